@@ -130,7 +130,7 @@ def stand(
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
-        *jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True),
+        *jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True),
         *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
         *jars.resolve([AVRO], exclude_bundled=True),
         *(path for package in packages for path in jars.resolve([package], exclude_bundled=True)),

@@ -131,7 +131,7 @@ def _worker(directory: Path, kafka: EmbeddedKafka) -> Iterator[_Worker]:
     from airflow_kafka_spark.testing import _processes as processes
     from tests.support.debezium.record import JARS
 
-    (port,) = processes.free_ports(1)
+    (port,) = processes.find_free_ports(1)
     plugins, settings, log = directory / "plugins", directory / "worker.properties", directory / "worker.log"
     plugins.mkdir()
     (plugins / "debezium").symlink_to(JARS)

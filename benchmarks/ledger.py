@@ -68,7 +68,7 @@ def _fill(kafka: Any) -> None:
     """Write what two years leave: a record of each partition in each hour, and the ledger."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
+    from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
@@ -91,7 +91,7 @@ def _fill(kafka: Any) -> None:
     with KafkaHook() as hook:
         topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
     for name, record in _records(topic_ids):
-        producer.produce(LEDGER, record.value, record.key, partition=partition_of(name.encode(), LEDGER_PARTITIONS))
+        producer.produce(LEDGER, record.value, record.key, partition=choose_partition(name.encode(), LEDGER_PARTITIONS))
         producer.poll(0)
     assert producer.flush(120) == 0
 
@@ -106,9 +106,9 @@ def _records(topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _windows() -> Iterator[tuple[str, Any]]:
-    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, position_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, make_position_record, make_window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
-    from airflow_kafka_spark.windows.plan import Position, next_position
+    from airflow_kafka_spark.windows.plan import Position, find_next_position
     from airflow_kafka_spark.windows.report import Report
 
     for index in range(PIPELINES - OF_INTERVALS):
@@ -117,16 +117,19 @@ def _windows() -> Iterator[tuple[str, Any]]:
             at = (END + number * HOUR).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             ranges = tuple(OffsetRange(f"topic-{index}", p, 40 * number - 40, 40 * number) for p in range(PARTITIONS))
             window = Window(name, number, ranges, f"flow/scheduled__{at}/task_{index}", at)
-            position = next_position(position, window)
+            position = find_next_position(position, window)
             report = Report(window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=name)
-            yield name, window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict()))
-            yield name, position_record(name, position, number)
+            yield (
+                name,
+                make_window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict())),
+            )
+            yield name, make_position_record(name, position, number)
 
 
 def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval import IntervalState
     from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, group_into_archives
-    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, archive_record, interval_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, archive_record, make_interval_record, make_window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.report import Report
 
@@ -144,14 +147,14 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
                 yield name, archive_record(name, archive)
                 old.clear()
         else:
-            yield name, interval_record(name, state)
+            yield name, make_interval_record(name, state)
         if not is_old:
             lane = interval.ledger_name(name)
             bounds = (interval.start_ms, interval.end_ms)
             window = Window(lane, 1, ranges, run, "", topic_ids=ids, interval=bounds)
             report = Report(window, records_read=50, records_written=50, timings={"total": 3.0}, group_id=name)
-            yield name, window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
-    yield from ((name, interval_record(name, state)) for state in old)
+            yield name, make_window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
+    yield from ((name, make_interval_record(name, state)) for state in old)
 
 
 def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:

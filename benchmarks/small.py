@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from airflow_kafka_spark.hooks.spark.jars import cache_directory
+from airflow_kafka_spark.hooks.spark.jars import find_cache_directory
 from airflow_kafka_spark.testing import EmbeddedKafka
 from benchmarks import events
 from benchmarks.bench import SCHEMA
@@ -60,7 +60,7 @@ def _measure(kafka: EmbeddedKafka, name: str, turn: int, directory: Path) -> dic
     connection = {"conn_type": "spark", "host": "local[2]", "extra": {"keep_alive": "5m"} if name == WARM else {}}
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
-        "PYTHONPYCACHEPREFIX": str(cache_directory() / "bytecode"),
+        "PYTHONPYCACHEPREFIX": str(find_cache_directory() / "bytecode"),
         "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.connection_json(),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -88,12 +88,12 @@ def _write(kafka: Any) -> int:
     """Write a ledger as operators leave it, and return the number of its records."""
     from confluent_kafka import Producer
 
-    from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
+    from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
-    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, position_record, window_record
+    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, make_position_record, make_window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
-    from airflow_kafka_spark.windows.plan import Position, next_position
+    from airflow_kafka_spark.windows.plan import Position, find_next_position
     from airflow_kafka_spark.windows.report import Report
 
     producer, count = Producer({**kafka.connection_extra(), "queue.buffering.max.messages": 1_000_000}), 0
@@ -106,19 +106,19 @@ def _write(kafka: Any) -> int:
     for index in range(PIPELINES):
         dag, task = index // (PIPELINES // DAGS), index % (PIPELINES // DAGS)
         name, position = f"flow_{dag}.task_{task}", Position()
-        home = partition_of(name.encode(), LEDGER_PARTITIONS)
+        home = choose_partition(name.encode(), LEDGER_PARTITIONS)
         for number in range(1, WINDOWS + 1):
             at = (began + timedelta(hours=number)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             ranges = tuple(
                 OffsetRange(f"bench-{task % TOPICS}", partition, 40 * number - 40, 40 * number) for partition in range(PARTITIONS)
             )
             window = Window(name, number, ranges, f"flow_{dag}/scheduled__{at}/task_{task}", at)
-            position = next_position(position, window)
+            position = find_next_position(position, window)
             report = Report(
                 window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=f"g{dag}-{task}"
             )
             entry = WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict())
-            for record in (window_record(entry), position_record(name, position, number)):
+            for record in (make_window_record(entry), make_position_record(name, position, number)):
                 producer.produce(LEDGER, record.value, record.key, partition=home)
                 count += 1
         producer.poll(0)

@@ -15,9 +15,9 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 # Hundreds of processes import the same modules: where Python shall leave no bytecode beside them, it is kept elsewhere.
 # Before Airflow is imported, which takes four seconds to compile.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    from airflow_kafka_spark.hooks.spark.jars import cache_directory
+    from airflow_kafka_spark.hooks.spark.jars import find_cache_directory
 
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache_directory() / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(find_cache_directory() / "bytecode")
     sys.dont_write_bytecode = False
 
 import contextlib
@@ -135,7 +135,7 @@ def _prepare_spark(*, several: bool) -> None:
         # Spark 3 hands a worker to the next task that was killed while it was idle, as the engine does between two attempts.
         options += ["--conf", "spark.python.worker.reuse=false"]
     found = []
-    for package in (jars.spark_kafka_connector(), DRIVER):
+    for package in (jars.find_spark_kafka_connector(), DRIVER):
         with contextlib.suppress(KafkaSparkError):  # without Java, a network or this release: the tests that need it say so
             found += jars.resolve([package], exclude_bundled=True)
     if found:

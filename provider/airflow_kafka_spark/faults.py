@@ -96,7 +96,7 @@ def reached(point: str) -> None:
     if not wanted:
         return
     faults = dict((name, action) for name, _, action in (item.partition(":") for item in wanted.split(",")))
-    if point not in faults or not _first(f".{point}" if len(faults) > 1 else ""):
+    if point not in faults or not _is_first(f".{point}" if len(faults) > 1 else ""):
         return
     action = faults[point]
     if action == "raise":
@@ -104,7 +104,7 @@ def reached(point: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
 
 
-def _first(suffix: str) -> bool:
+def _is_first(suffix: str) -> bool:
     """Return True in the only process that may fire this fault."""
     once = os.environ.get(ONCE)
     if not once:

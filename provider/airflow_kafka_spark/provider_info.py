@@ -188,35 +188,35 @@ _UNLESS_OFFICIAL = {
 }
 
 
-def _option(description: str, example: str | None, default: str = "") -> dict[str, Any]:
+def _make_option(description: str, example: str | None, default: str = "") -> dict[str, Any]:
     return {"description": description, "version_added": "0.1.0", "type": "string", "example": example, "default": default}
 
 
 _OPTIONS = {
-    "deployment": _option(
+    "deployment": _make_option(
         "Name of this Airflow deployment among all deployments that share a Kafka cluster. The ledger records it with each\n"
         "pipeline. So the same DAGs in another deployment are refused, instead of taking windows from this one. It must be\n"
         "equal on all workers, and must not change. Default: `[api] base_url`. If neither is set, deployments are not\n"
         "distinguished.\n",
         "production-eu",
     ),
-    "ledgers": _option(
+    "ledgers": _make_option(
         "Ledgers whose pipelines the page `Kafka pipelines` shows in addition to those of the DAGs: a list of\n"
         "`<connection>/<ledger topic>`, separated by commas.\n",
         "kafka_default/airflow-windows,kafka_east/airflow-windows",
         "kafka_default/airflow-windows",
     ),
-    "topic_url": _option(
+    "topic_url": _make_option(
         "Address of the link `Topic` of a task, with the placeholders `{topic}` and `{connection}`. By default there is no such\n"
         "link.\n",
         "https://kafka-ui.example.org/ui/clusters/main/all-topics/{topic}",
     ),
-    "table_url": _option(
+    "table_url": _make_option(
         "Address of the link `Table` of a task, with the placeholders `{uri}`, `{scheme}`, `{host}`, `{path}`, `{name}` or\n"
         "`{table}`. By default there is no such link.\n",
         "https://catalog.example.org/tables/{name}",
     ),
-    "history_server_url": _option(
+    "history_server_url": _make_option(
         "Address of Spark's history server, to which the link `Spark UI` leads. By default the link leads to the UI of the\n"
         "session, if there is one.\n",
         "http://history.example.org:18080",

@@ -22,7 +22,7 @@ from airflow.providers.common.compat.sdk import (
 )
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogBehind, Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import with_sound_arguments
+from airflow_kafka_spark.errors.arguments import replace_wrong_arguments
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class KafkaSensor(BaseSensorOperator):
 
         :raises ValidationError: they do not; names all other problems, too.
         """
-        sound, wrong = with_sound_arguments(self)
+        sound, wrong = replace_wrong_arguments(self)
         if not wrong:
             return
         others: Sequence[Problem] = ()
@@ -377,7 +377,7 @@ class KafkaIntervalSensor(KafkaSensor):
         end: Instant = self.end
         problems: list[Problem] = []
         if end is None:
-            end, problems = _end_of_run(context)
+            end, problems = _find_end_of_run(context)
         if problems:
             from airflow_kafka_spark.triggers import raise_problems
 
@@ -386,7 +386,7 @@ class KafkaIntervalSensor(KafkaSensor):
         return KafkaIntervalTrigger(topics=self.topics, end=end, grace=self.grace, **asdict(polling))
 
 
-def _end_of_run(context: Mapping[str, Any]) -> tuple[datetime | None, list[Problem]]:
+def _find_end_of_run(context: Mapping[str, Any]) -> tuple[datetime | None, list[Problem]]:
     dag_run = context.get("dag_run")
     start, end = (getattr(dag_run, f"data_interval_{side}", None) for side in ("start", "end"))
     if start is None or end is None:
@@ -564,7 +564,7 @@ class SourceLogSensor(BaseSensorOperator):
             return PokeReturnValue(False)
         behind = self.source.bytes_behind(position)
         if behind is None:
-            raise ValidationError([_no_log(self.source)])
+            raise ValidationError([_make_no_log_problem(self.source)])
         self.log.info("%s bytes of the log lie behind the last window of pipeline %s", f"{behind:,}", self.pipeline)
         if self.fail_above_bytes is not None and behind > self.fail_above_bytes:
             raise LogBehind(self.pipeline, behind, self.fail_above_bytes)
@@ -574,9 +574,9 @@ class SourceLogSensor(BaseSensorOperator):
     def _refuse_wrong_arguments(self) -> None:
         from airflow_kafka_spark.sources.base import RowSource
 
-        sound, problems = with_sound_arguments(self)
+        sound, problems = replace_wrong_arguments(self)
         if isinstance(self.source, RowSource) and type(self.source).bytes_behind is RowSource.bytes_behind:
-            problems.append(_no_log(self.source))
+            problems.append(_make_no_log_problem(self.source))
         if not sound.pipeline.strip():
             problems.append(Problem("pipeline", "it is empty", "Name the pipeline, as `<dag_id>.<task_id>`"))
         limits = {"at_most_bytes": sound.at_most_bytes, "fail_above_bytes": sound.fail_above_bytes}
@@ -589,6 +589,6 @@ class SourceLogSensor(BaseSensorOperator):
             raise ValidationError(problems)
 
 
-def _no_log(source: RowSource) -> Problem:
+def _make_no_log_problem(source: RowSource) -> Problem:
     found = f"it is a {type(source).__name__}, which reads no log of a database"
     return Problem("source", found, "Give the PostgresCdcSource or MySqlCdcSource of the pipeline")

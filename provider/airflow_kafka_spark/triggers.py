@@ -23,14 +23,14 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem, TopicMissing, ValidationError
-from airflow_kafka_spark.errors.arguments import choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import TOLERANCE_SECONDS
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.ledger.topic import LedgerReader
 from airflow_kafka_spark.sources.kafka.topics import Subscription
-from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, worst_verdict
+from airflow_kafka_spark.windows.lag import Lag, Per, Status, Threshold, Verdict, find_worst_verdict
 from airflow_kafka_spark.windows.memory import WindowCriteria, find_completed
-from airflow_kafka_spark.windows.times import now_ms, parse_iso
+from airflow_kafka_spark.windows.times import get_current_milliseconds, parse_iso
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -184,7 +184,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
                 pause = polling.poll_interval
                 try:
                     hook = hook or await connect(polling.kafka_conn_id)
-                    observed = await in_thread(probe.check, hook)
+                    observed = await run_in_thread(probe.check, hook)
                     budget.reset()
                     line = observed.line
                     self.log.info("%s", line)
@@ -202,10 +202,10 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
                 # The last check comes when the time is over, as with a sensor that pokes.
                 await asyncio.sleep(min(pause, left))
         except KafkaSparkError as error:
-            return {"status": "error", **failure_of(error)}
+            return {"status": "error", **describe_failure(error)}
         finally:
             if hook is not None:
-                await in_thread(hook.close)
+                await run_in_thread(hook.close)
 
     def valid_probe(self) -> ProbeT:
         """Return a new probe.
@@ -229,7 +229,7 @@ def raise_problems(problems: Sequence[Problem]) -> None:
 # --- threads and connections --------------------------------------------------------------------------------------------
 
 
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
+async def run_in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a blocking function in another thread, and return its result. Its log lines keep the context of the caller."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args))
@@ -246,10 +246,10 @@ async def connect(conn_id: str) -> KafkaHook:
 
     with require_connection(conn_id, "`kafka`", option="kafka_conn_id"):
         connection = await BaseHook.aget_connection(conn_id)
-    return await in_thread(_hook_of, conn_id, connection)
+    return await run_in_thread(_make_hook, conn_id, connection)
 
 
-def _hook_of(conn_id: str, connection: Connection) -> KafkaHook:
+def _make_hook(conn_id: str, connection: Connection) -> KafkaHook:
     # Called in a thread, because importing the client takes some time.
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
@@ -263,14 +263,14 @@ def _hook_of(conn_id: str, connection: Connection) -> KafkaHook:
 # --- failures that a trigger hands to its sensor ---------------------------------------------------------------------------
 
 
-def failure_of(error: KafkaSparkError) -> dict[str, Any]:
+def describe_failure(error: KafkaSparkError) -> dict[str, Any]:
     """Return an error as JSON."""
     facts = {name: value for name, value in vars(error).items() if _is_json(value)}
     return {"kind": type(error).__name__, "message": str(error), "facts": facts}
 
 
 def raise_failure(event: Mapping[str, Any]) -> NoReturn:
-    """Raise the error that :func:`failure_of` was given, as one of the same class.
+    """Raise the error that :func:`describe_failure` was given, as one of the same class.
 
     :raises KafkaSparkError: always.
     """
@@ -310,7 +310,7 @@ def parse_count(where: str, value: Count, problems: list[Problem]) -> int | None
 
     :param problems: list to which any other value adds a problem; the result is then None.
     """
-    if value is None or _rendered_nothing(value):
+    if value is None or _is_rendered_to_nothing(value):
         return None
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
@@ -325,7 +325,7 @@ def parse_seconds(where: str, value: Duration, problems: list[Problem]) -> float
 
     :param problems: list to which any other value adds a problem; the result is then None.
     """
-    if value is None or _rendered_nothing(value):
+    if value is None or _is_rendered_to_nothing(value):
         return None
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -345,7 +345,7 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
 
     :param problems: list to which any other value adds a problem; the result is then None.
     """
-    if value is None or _rendered_nothing(value):
+    if value is None or _is_rendered_to_nothing(value):
         return None
     found: datetime | None = None
     try:
@@ -363,7 +363,7 @@ def parse_instant(where: str, value: Instant, problems: list[Problem]) -> dateti
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def _rendered_nothing(value: object) -> bool:
+def _is_rendered_to_nothing(value: object) -> bool:
     return isinstance(value, str) and value.strip().lower() in _RENDERED_NONE
 
 
@@ -422,7 +422,7 @@ class LagProbe:
         """The lag at the last check."""
 
     def _argument_problems(self, group_id: str | None, pipeline: str | None, subscription: Subscription) -> list[Problem]:
-        problems = choice_problems("per", self.threshold.per, ("total", "partition"))
+        problems = find_choice_problems("per", self.threshold.per, ("total", "partition"))
         for name, value in (("group_id", group_id), ("pipeline", pipeline)):
             if value is not None and (not isinstance(value, str) or value != value.strip()):
                 problems.append(Problem(name, f"`{value}` is not a name"))
@@ -439,7 +439,7 @@ class LagProbe:
         if not most and not least and not self._problems:
             problems.append(Problem("at_most_records", "nothing to wait for is given", f"Give one of {', '.join(_THRESHOLDS)}"))
         for status in self.fail_on:
-            problems += choice_problems("fail_on", status, tuple(s.value for s in Status if s is not Status.OK))
+            problems += find_choice_problems("fail_on", status, tuple(s.value for s in Status if s is not Status.OK))
         return problems
 
     def problems(self) -> list[Problem]:
@@ -451,7 +451,7 @@ class LagProbe:
         :raises ConsumerUnhealthy: the threshold is not reached, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
-        self.lag, verdict, done = lag, worst_verdict(verdicts), self.threshold.reached(lag)
+        self.lag, verdict, done = lag, find_worst_verdict(verdicts), self.threshold.reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
@@ -572,7 +572,7 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
             while True:
                 try:
                     hook = hook or await connect(self.polling.kafka_conn_id)
-                    observed = await in_thread(probe.check, hook)
+                    observed = await run_in_thread(probe.check, hook)
                     if not saved:
                         saved = await self._save_last_event(last_event)
                     now, committed = time.time(), probe.lag.committed if probe.lag else {}
@@ -589,7 +589,7 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
                 await asyncio.sleep(self.polling.poll_interval)
         finally:
             if hook is not None:
-                await in_thread(hook.close)
+                await run_in_thread(hook.close)
 
     # --- the last event ---
 
@@ -675,7 +675,7 @@ class IntervalProbe:
         left = [tp for tp in partitions if tp not in self._passed]
         end_ms = round(self.end.timestamp() * 1000)
         # A timestamp in the future proves nothing: a partition with only such records is idle once ``grace`` is over.
-        latest = max(now_ms(), end_ms) + round(TOLERANCE_SECONDS * 1000)
+        latest = max(get_current_milliseconds(), end_ms) + round(TOLERANCE_SECONDS * 1000)
         for tp, there in (hook.records_for_times(left, end_ms) if left else {}).items():
             if there is not None and there.timestamp <= latest:
                 self._passed[tp] = there.offset

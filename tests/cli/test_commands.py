@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC as LEDGER
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.oracle import wait_stable
@@ -50,9 +50,15 @@ def name(kafka, hook, unique):
         producer.flush(60)
     with Ledger(hook, name, "dag/run1/task", group_id=name) as ledger:
         log = read_log(hook, [topic])
-        window = Window(name, 1, (OffsetRange(topic, 0, 0, 4),), "dag/run1/task", utc_now(), log.cluster_id, log.topic_ids)
+        window = Window(name, 1, (OffsetRange(topic, 0, 0, 4),), "dag/run1/task", format_utc_now(), log.cluster_id, log.topic_ids)
         entry = ledger.plan(window)
-        report = {"group_id": name, "completed_at": utc_now(), "records_read": 4, "records_written": 4, "timings": {"total": 2.0}}
+        report = {
+            "group_id": name,
+            "completed_at": format_utc_now(),
+            "records_read": 4,
+            "records_written": 4,
+            "timings": {"total": 2.0},
+        }
         ledger.close(report, entry.window.ends)
     wait_stable(kafka.connection_extra(), LEDGER)
     return name

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
-from airflow_kafka_spark.hooks.kafka.transactions import fencing_producer, send_offsets
+from airflow_kafka_spark.hooks.kafka.transactions import make_fencing_producer, send_offsets
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.group import offset_metadata
-from airflow_kafka_spark.windows.memory import marker_record
+from airflow_kafka_spark.ledger.group import make_offset_metadata
+from airflow_kafka_spark.windows.memory import make_marker_record
 from airflow_kafka_spark.windows.model import Landed, Marker, TargetTopic
 from tests.support.control import forget, pause, rename, resume
 from tests.support.piped import Piped
@@ -21,11 +21,11 @@ TARGET = TargetTopic("out", "id", 1)
 def publish_split(piped: Piped, ledger: Ledger, split: int) -> None:
     """Write a marker and commit a partition's offset in one transaction, as the task of a split between topics does."""
     window, claim, tp = ledger.claimed.window, ledger.ledger_claim, piped.tp(split)
-    producer = fencing_producer(piped.hook.producer_config(), f"{ledger.split_prefix}{split}", 30, ClientEvents())
+    producer = make_fencing_producer(piped.hook.producer_config(), f"{ledger.split_prefix}{split}", 30, ClientEvents())
     producer.begin_transaction()
-    metadata = offset_metadata(window, tp.topic, ledger.claim_hint)
+    metadata = make_offset_metadata(window, tp.topic, ledger.claim_hint)
     send_offsets(producer, piped.hook.consumer_config(), piped.name, [(tp, window.ends[tp], metadata)], 30)
-    record = marker_record(window.pipeline, Marker(window.number, split, (Landed("out", 0, split, split, 1),)))
+    record = make_marker_record(window.pipeline, Marker(window.number, split, (Landed("out", 0, split, split, 1),)))
     producer.produce(claim.topic, record.value, record.key, claim.partition)
     producer.commit_transaction(60)
 

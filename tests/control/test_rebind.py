@@ -14,7 +14,7 @@ from airflow_kafka_spark.control.pipelines import read_pipeline, show, to_json
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, Fenced, GroupOwned, PipelineUnknown
 from airflow_kafka_spark.ledger import attempt
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.group import owner_of
+from airflow_kafka_spark.ledger.group import find_group_owner
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
@@ -165,7 +165,7 @@ class Failing:
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "left open"])
 @pytest.mark.parametrize("purpose", ["binding", "owner"])
 def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, monkeypatch, purpose, is_committed):
-    real, failed = attempt.fencing_producer, []
+    real, failed = attempt.make_fencing_producer, []
 
     def fencing_producer(config, name, *arguments):
         producer = real(config, name, *arguments)
@@ -174,7 +174,7 @@ def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, m
         failed.append(name)
         return Failing(producer, is_committed=is_committed)
 
-    monkeypatch.setattr(attempt, "fencing_producer", fencing_producer)
+    monkeypatch.setattr(attempt, "make_fencing_producer", fencing_producer)
     binding = Binding(TASK, origin=Endpoint(details={"group": piped.name}))
     with interval_ledger(piped, 0, "run") as ledger:
         ledger.bind(lambda whole: binding)
@@ -241,7 +241,7 @@ def test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pi
     assert done.group_id == second
     with Ledger(piped.hook, two, "next", topic=piped.ledger_topic, group_id=first) as ledger:
         assert ledger.other_owner(first) is None
-    assert owner_of(two, piped.hook.committed(first, [piped.tp(0)])) is None
+    assert find_group_owner(two, piped.hook.committed(first, [piped.tp(0)])) is None
 
 
 def test_the_ledger_knows_a_group_of_a_pipeline_that_was_renamed_by_its_new_name(piped):

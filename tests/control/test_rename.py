@@ -10,11 +10,11 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import read_pipeline, to_json
-from airflow_kafka_spark.control.preview import PlanOptions, preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import ChangeRefused, Fenced, GroupOwned, PipelineRenamed, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
-from airflow_kafka_spark.operators.binding import Run, decide_binding, writer_of
+from airflow_kafka_spark.operators.binding import Run, decide_binding, make_writer
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
@@ -34,7 +34,7 @@ def named(moved, tmp_path):
         given = {"topics": moved.topic, "group_id": moved.name, "pipeline": name, "kafka_conn_id": moved.hook.conn_id}
         operator = make("files", str(tmp_path / "table"), **{**given, **moved.place, **options})
         with operator.open_ledger(RUN) as ledger:
-            ledger.bind(lambda whole: decide_binding(name, whole, Binding(writer_of(RUN)), is_free=False))
+            ledger.bind(lambda whole: decide_binding(name, whole, Binding(make_writer(RUN)), is_free=False))
             return operator.plan(ledger, RUN)
 
     return planned
@@ -57,7 +57,7 @@ def test_a_second_pipeline_does_not_begin_where_the_group_of_the_first_one_stand
     with pytest.raises(GroupOwned):
         named(other, starting_offsets="earliest")
     with pytest.raises(GroupOwned):
-        preview(moved.hook, other, PlanOptions([moved.topic], moved.name), **moved.place)
+        preview_window(moved.hook, other, PlanOptions([moved.topic], moved.name), **moved.place)
     assert [(r.start, r.end) for r in named(other, group_id=unique("own")).ranges] == [(2, 20), (0, 20)]
     assert [r.start for r in named(moved.name).ranges] == [10, 10]
 

@@ -13,7 +13,7 @@ from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
 from airflow_kafka_spark.control.pipelines import to_json
 from airflow_kafka_spark.errors import ResendRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
@@ -54,7 +54,7 @@ def fail(moved, dead, bad, *ends, with_context=True):
     with moved.ledger() as ledger:
         entry = ledger.plan(moved.window(ledger, *ends))
         send(moved, ledger, dead, bad, with_context)
-        report = {"group_id": moved.name, "completed_at": utc_now(), "timings": {"total": 1.0}}
+        report = {"group_id": moved.name, "completed_at": format_utc_now(), "timings": {"total": 1.0}}
         ledger.close(report, entry.window.ends)
     moved.settle()
 
@@ -111,9 +111,11 @@ def test_dead_letters_of_a_data_interval_are_sent_again_once(moved, dead, ask):
     with IntervalLedger(moved.hook, moved.name, "run-hour", hour, topic=moved.ledger_topic) as ledger:
         log, ranges = read_log(moved.hook, [moved.topic]), tuple(OffsetRange(moved.topic, p, 12, 16) for p in range(2))
         bounds = (hour.start_ms, hour.end_ms)
-        ledger.plan(Window(ledger.pipeline, 1, ranges, ledger.run, utc_now(), log.cluster_id, log.topic_ids, interval=bounds))
+        ledger.plan(
+            Window(ledger.pipeline, 1, ranges, ledger.run, format_utc_now(), log.cluster_id, log.topic_ids, interval=bounds)
+        )
         send(moved, ledger, dead, [13, 14])
-        ledger.close({"completed_at": utc_now()}, {})
+        ledger.close({"completed_at": format_utc_now()}, {})
     # A letter of another window between them is left alone.
     assert ask(window=None, name=hour.name).sent_of == hour.name
     assert came_back(moved) == [record(13), record(14)]
@@ -185,6 +187,6 @@ def test_what_cannot_be_sent_again_is_refused_and_nothing_is_sent(moved, dead, a
 def test_rows_of_a_source_are_not_sent_again(moved, dead, ask):
     with moved.ledger() as ledger:
         entry = ledger.plan(moved.window(ledger, 11, 11, source=SourcePlan(({"from": 1},))))
-        ledger.close({"completed_at": utc_now(), "dead_letters": []}, entry.window.ends)
+        ledger.close({"completed_at": format_utc_now(), "dead_letters": []}, entry.window.ends)
     with pytest.raises(ResendRefused, match="reads rows from a source"):
         ask()

@@ -10,10 +10,10 @@ from confluent_kafka import Consumer, Producer
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline, show, to_json
-from airflow_kafka_spark.control.preview import PlanOptions, preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
 from airflow_kafka_spark.windows.model import Marker, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.control import forget, reset
@@ -135,15 +135,15 @@ class TestReset:
 
     def test_tasks_of_a_window_that_is_given_up_cannot_publish_any_more(self, moved):
         """A task of it sleeps with its transaction open, its marker in the ledger."""
-        from airflow_kafka_spark.windows.memory import marker_record
+        from airflow_kafka_spark.windows.memory import make_marker_record
 
         window = moved.open_window(15, 15, target=TargetTopic("copy", "id", 2))
-        identity = transactional_id_of(moved.ledger_topic, moved.name, "split.1")
+        identity = make_transactional_id(moved.ledger_topic, moved.name, "split.1")
         task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
         task.init_transactions(60)
         task.begin_transaction()
         partition = read_pipeline(moved.hook, moved.name, moved.ledger_topic).partition
-        record = marker_record(moved.name, Marker(window.number, 1))
+        record = make_marker_record(moved.name, Marker(window.number, 1))
         task.produce(moved.ledger_topic, record.value, record.key, partition)
         task.flush(60)
         reset(moved.hook, moved.name, "earliest", why="a test", discard_open=True, **moved.place)
@@ -270,7 +270,7 @@ class TestForget:
 class TestLooking:
     def test_an_unknown_pipeline_is_said_and_no_ledger_is_made(self, hook, moved, unique):
         absent = unique("no-ledger")
-        for look in (show, list_windows, preview, lambda *a, **k: reset(*a, "earliest", why="x", **k)):
+        for look in (show, list_windows, preview_window, lambda *a, **k: reset(*a, "earliest", why="x", **k)):
             with pytest.raises(PipelineUnknown):
                 look(hook, moved.name, ledger_topic=absent)
             with pytest.raises(PipelineUnknown):
@@ -295,30 +295,32 @@ class TestLooking:
 
     def test_looking_disturbs_nobody(self, moved):
         with moved.ledger() as at_work:
-            for look in (show, list_windows, preview):
+            for look in (show, list_windows, preview_window):
                 look(moved.hook, moved.name, **moved.place)
             at_work.plan(moved.window(at_work, 11, 11))
 
     def test_plan_tells_ranges_records_bytes_and_age_of_the_next_window(self, moved):
         before = moved.everything()
-        found = preview(moved.hook, moved.name, **moved.place)
+        found = preview_window(moved.hook, moved.name, **moved.place)
         assert [(r.start, r.end, r.bytes, r.oldest) for r in found.ranges] == [(10, 20, 1000, BASE + 10_000)] * 2
         assert (found.number, found.begins, found.offsets, found.bytes, found.run) == (2, "ledger", 20, 2000, None)
         assert found.age > 0
         assert moved.everything() == before
-        capped = preview(moved.hook, moved.name, PlanOptions(ending_offsets="2025-06-15T15:06:55Z", max_records=4), **moved.place)
+        capped = preview_window(
+            moved.hook, moved.name, PlanOptions(ending_offsets="2025-06-15T15:06:55Z", max_records=4), **moved.place
+        )
         assert [(r.start, r.end) for r in capped.ranges] == [(10, 12)] * 2
 
     def test_plan_of_a_window_that_is_open_is_that_window(self, moved):
         window = moved.open_window(15, 10)
-        found = preview(moved.hook, moved.name, **moved.place)
+        found = preview_window(moved.hook, moved.name, **moved.place)
         assert (found.number, found.begins, found.run) == (window.number, "open window", window.run)
         assert [(r.start, r.end) for r in found.ranges] == [(10, 15), (10, 10)]
 
     def test_plan_of_a_new_pipeline_says_where_it_would_begin(self, moved, unique):
         options = PlanOptions([moved.topic], unique("new"), "2025-06-15T15:06:58Z")
-        found = preview(moved.hook, unique("new"), options, **moved.place)
+        found = preview_window(moved.hook, unique("new"), options, **moved.place)
         assert ([(r.start, r.end) for r in found.ranges], found.begins) == ([(18, 20)] * 2, "starting_offsets")
         options = PlanOptions([moved.topic], moved.name)
-        of_group = preview(moved.hook, moved.name, options, **{**moved.place, "ledger_topic": unique("lost")})
+        of_group = preview_window(moved.hook, moved.name, options, **{**moved.place, "ledger_topic": unique("lost")})
         assert ([r.start for r in of_group.ranges], of_group.begins, of_group.number) == ([10, 10], "group", 2)

@@ -26,7 +26,7 @@ from airflow_kafka_spark.cli import pack
 from airflow_kafka_spark.cli.definition import main as cli
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
-from airflow_kafka_spark.testing._processes import free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import find_free_ports, read_tail, wait_until
 from tests.support import pipelines
 from tests.support.cluster import OURS, Driver, connection, standalone
 from tests.support.connect import spark_connect
@@ -147,7 +147,7 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
     """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand, or
     to one of the next few."""
     once = tmp_path / "fired"
-    port, blocks = free_ports(2)
+    port, blocks = find_free_ports(2)
     eager = {
         **OURS,
         **SMALL,
@@ -236,7 +236,7 @@ def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_n
     worker = ancestors(executor)[0]
     os.kill(worker, signal.SIGPWR)
     log = places / "cluster.log"
-    assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 180), tail(log)
+    assert wait_until(lambda: "Telling app of decommission executors" in log.read_text(), 180), read_tail(log)
     for process in (worker, executor):
         os.kill(process, signal.SIGKILL)
     report = driver.result()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.formats.tasks.text import csv_header, csv_lines, json_lines
+from airflow_kafka_spark.formats.tasks.text import format_csv_header, format_csv_lines, format_json_lines
 
 UTC = dt.timezone.utc
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -72,7 +72,7 @@ def in_json(name, value):
 @given(ROWS, st.integers(0, 5))
 def test_json_lines_are_what_was_given_and_nulls_are_left_out(rows, skipped):
     """Also of a slice, whose buffers begin somewhere else."""
-    text = json_lines(batch_of(rows, SCHEMA).slice(skipped)).to_pybytes().decode()
+    text = format_json_lines(batch_of(rows, SCHEMA).slice(skipped)).to_pybytes().decode()
     found = [json.loads(line, parse_float=Decimal) for line in text.split("\n")[:-1]]
     assert found == [{k: in_json(k, v) for k, v in row.items() if v is not None} for row in rows[skipped:]]
 
@@ -82,7 +82,8 @@ def test_json_lines_are_what_was_given_and_nulls_are_left_out(rows, skipped):
 def test_csv_lines_are_what_was_given(rows, skipped, delimiter):
     schema = pa.schema([f for f in SCHEMA if f.name in ("id", "text", "money", "at", "day")])
     text = (
-        csv_header(schema.names, delimiter) + csv_lines(batch_of(rows, schema).slice(skipped), delimiter).to_pybytes()
+        format_csv_header(schema.names, delimiter)
+        + format_csv_lines(batch_of(rows, schema).slice(skipped), delimiter).to_pybytes()
     ).decode()
     header, *found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     assert header == schema.names
@@ -95,7 +96,7 @@ def test_csv_lines_are_what_was_given(rows, skipped, delimiter):
 
 def test_an_empty_text_is_not_null_in_csv():
     batch = pa.record_batch({"a": pa.array(["", None]), "b": pa.array([None, ""])})
-    assert csv_lines(batch).to_pybytes() == b'"",\n,""\n'
+    assert format_csv_lines(batch).to_pybytes() == b'"",\n,""\n'
 
 
 @pytest.mark.parametrize(
@@ -120,17 +121,17 @@ def test_an_empty_text_is_not_null_in_csv():
 )  # fmt: skip
 def test_values_are_written_as_spark_writes_them(values, kind, expected):
     batch = pa.record_batch({"x": pa.array([*values, None], kind)})
-    lines = json_lines(batch).to_pybytes().decode().splitlines()
+    lines = format_json_lines(batch).to_pybytes().decode().splitlines()
     assert lines == [*(f'{{"x":{text}}}' for text in expected), "{}"]
 
 
 def test_names_of_columns_are_escaped():
     batch = pa.record_batch({'a"b': pa.array([1]), "c,d\n": pa.array([2])})
-    assert json.loads(json_lines(batch).to_pybytes()) == {'a"b': 1, "c,d\n": 2}
-    assert csv_header(batch.schema.names) == b'"a""b","c,d\n"\n'
+    assert json.loads(format_json_lines(batch).to_pybytes()) == {'a"b': 1, "c,d\n": 2}
+    assert format_csv_header(batch.schema.names) == b'"a""b","c,d\n"\n'
 
 
 def test_no_rows_are_no_bytes():
     batch = pa.RecordBatch.from_pylist([], SCHEMA)
-    assert json_lines(batch).size == 0
-    assert csv_lines(batch.select(["id", "text"])).size == 0
+    assert format_json_lines(batch).size == 0
+    assert format_csv_lines(batch.select(["id", "text"])).size == 0

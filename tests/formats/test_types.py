@@ -20,9 +20,9 @@ from airflow_kafka_spark.formats.types import (
     Primitive,
     Struct,
     Text,
-    arrow_schema,
-    columns_of,
+    parse_columns,
     parse_ddl,
+    to_arrow_schema,
 )
 
 
@@ -57,7 +57,7 @@ def one(text: str) -> Column:
 def test_each_type_by_each_of_its_names_in_any_case(names: str, arrow: pa.DataType) -> None:
     for name in names.split():
         for spelled in (name, name.upper() if "<" not in name else name, name.title() if "<" not in name else name):
-            assert arrow_schema(parse_ddl(f"c {spelled}")) == pa.schema([("c", arrow)])
+            assert to_arrow_schema(parse_ddl(f"c {spelled}")) == pa.schema([("c", arrow)])
 
 
 def test_the_whole_of_it() -> None:
@@ -82,7 +82,7 @@ def test_the_whole_of_it() -> None:
 
 
 def test_not_null_is_not_nullable_in_arrow_also_inside() -> None:
-    schema = arrow_schema(parse_ddl("a int NOT NULL, s struct<b: int NOT NULL, c: array<struct<d: int NOT NULL>>>"))
+    schema = to_arrow_schema(parse_ddl("a int NOT NULL, s struct<b: int NOT NULL, c: array<struct<d: int NOT NULL>>>"))
     assert schema.field("a").nullable is False
     assert schema.field("s").nullable is True
     assert schema.field("s").type.field("b").nullable is False
@@ -169,7 +169,7 @@ def test_a_struct_type_of_pyspark_is_read_whole() -> None:
             ],
         ]
     )
-    columns = columns_of(schema)
+    columns = parse_columns(schema)
     assert columns[:6] == (
         Column("id", Primitive("bigint"), False),
         Column("c", Text(), True, "who"),

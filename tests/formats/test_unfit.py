@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.tasks.text import rows_as_json
+from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
@@ -91,5 +91,5 @@ def one(value: Any, type_: pa.DataType) -> pa.Array:
     ids=lambda found: found if isinstance(found, str) else "",
 )
 def test_what_is_shown_of_a_value_is_json_whatever_it_is(column: pa.Array, told: str) -> None:
-    (found,) = rows_as_json([("c", column)])
+    (found,) = format_rows_as_json([("c", column)])
     assert found.decode() == f'{{"c":{told}}}' and json.loads(found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.hooks.spark.health import unreachable_reason
+from airflow_kafka_spark.hooks.spark.health import find_unreachable_reason
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -90,6 +90,8 @@ def test_spark_makes_the_executors_pod_of_the_documented_connection_and_template
 def test_without_hadoops_configuration_yarn_is_said_to_be_unreachable(monkeypatch, name):
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
-    assert unreachable_reason("yarn") == "Neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set in the environment of this process"
+    assert (
+        find_unreachable_reason("yarn") == "Neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set in the environment of this process"
+    )
     monkeypatch.setenv(name, "/etc/hadoop/conf")
-    assert unreachable_reason("yarn") == ""
+    assert find_unreachable_reason("yarn") == ""

@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl
+from airflow_kafka_spark.formats.types import parse_ddl, to_arrow_schema
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from tests.formats.contract import CHECKS, Case
 from tests.support.registry import EmbeddedRegistry, guarded, serializer
@@ -180,7 +180,7 @@ ROW = {"id": 1, "amount": Decimal("-1.50"), "at": datetime(2026, 1, 2, 3, 4, 5, 
 def written(avro: Avro, ddl: str = COLUMNS, rows: Sequence[dict[str, Any]] = (ROW,)) -> list[bytes]:
     """The rows as a task writes them; the encoder travels to it."""
     assert avro.encoding_problems("value", [c.name for c in parse_ddl(ddl)]) == []
-    batch = pa.RecordBatch.from_pylist(list(rows), schema=arrow_schema(parse_ddl(ddl)))
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(parse_ddl(ddl)))
     encoder = pickle.loads(pickle.dumps(avro.struct_encoder(parse_ddl(ddl))))
     return encoder.encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 

@@ -14,10 +14,10 @@ from airflow_kafka_spark.hooks.storage import (
     AzureAccess,
     GcsAccess,
     S3Access,
-    azure_access,
-    gcs_access,
-    local_path,
-    scheme_of,
+    find_azure_access,
+    find_gcs_access,
+    make_local_path,
+    parse_scheme,
     store_error,
 )
 
@@ -43,12 +43,12 @@ def test_no_secret_is_shown():
     ],
 )
 def test_paths_and_uris_are_told_apart(text, scheme, path):
-    assert scheme_of(text) == scheme
+    assert parse_scheme(text) == scheme
     if path.startswith("/"):
-        assert local_path(text) == path
+        assert make_local_path(text) == path
     else:
         with pytest.raises(ValueError, match=path):
-            local_path(text)
+            make_local_path(text)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_a_wasb_connection_gives_the_credentials_of_the_account_that_the_path_names(connect, fields, expected):
     connect(conn_type="wasb", **fields)
-    found = azure_access(HOST, "store")
+    found = find_azure_access(HOST, "store")
     assert found == expected
     assert not {"k", "sv=1", "a==", "s"} & set(repr(found).replace("'", " ").split())
 
@@ -82,10 +82,12 @@ def test_a_wasb_connection_gives_the_credentials_of_the_account_that_the_path_na
 def test_a_wasb_connection_of_another_account_is_refused(connect):
     connect(conn_type="wasb", login="other", password="k")
     with pytest.raises(ValueError, match="leads to the storage account `other`; expected `shop`"):
-        azure_access(HOST, "store")
+        find_azure_access(HOST, "store")
 
 
-@pytest.mark.parametrize(("access", "kind"), [(partial(azure_access, HOST), "wasb"), (gcs_access, "google_cloud_platform")])
+@pytest.mark.parametrize(
+    ("access", "kind"), [(partial(find_azure_access, HOST), "wasb"), (find_gcs_access, "google_cloud_platform")]
+)
 def test_a_connection_of_another_type_gives_no_credentials(connect, access, kind):
     connect(conn_type="postgres", login="shop", password="k")
     with pytest.raises(ConnectionInvalid, match=f"it is of type `postgres`. Use a connection of type `{kind}`"):
@@ -94,14 +96,14 @@ def test_a_connection_of_another_type_gives_no_credentials(connect, access, kind
 
 def test_a_google_connection_gives_the_key_of_its_service_account(connect, tmp_path: Path):
     connect(conn_type="google_cloud_platform", extra={"keyfile_dict": KEY})
-    assert gcs_access("store") == GcsAccess(json.dumps(KEY)) and "not shown" not in repr(gcs_access("store"))
+    assert find_gcs_access("store") == GcsAccess(json.dumps(KEY)) and "not shown" not in repr(find_gcs_access("store"))
     path = tmp_path / "key.json"
     path.write_text(json.dumps(KEY))
     connect(conn_type="google_cloud_platform", extra={"extra__google_cloud_platform__key_path": str(path)})
-    assert gcs_access("store") == GcsAccess(json.dumps(KEY))
+    assert find_gcs_access("store") == GcsAccess(json.dumps(KEY))
     connect(conn_type="google_cloud_platform", extra={"impersonation_chain": "other@shop"})
     with pytest.raises(ValueError, match="has `impersonation_chain`; expected `keyfile_dict` or `key_path`"):
-        gcs_access("store")
+        find_gcs_access("store")
 
 
 # --- errors of clients ----------------------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from airflow_kafka_spark.control.lifecycle import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
+from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
-from airflow_kafka_spark.ledger.open_transactions import transaction_of_record, transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import identify_transaction, make_transactional_id
 from airflow_kafka_spark.ledger.topic import LedgerTopic, may_lose_records
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
@@ -32,16 +32,16 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     WindowEntry,
     archive_record,
-    change_record,
-    dead_key,
-    group_key,
-    group_record,
-    interval_key,
-    interval_record,
-    marker_record,
-    position_record,
-    window_key,
-    window_record,
+    make_change_record,
+    make_dead_letters_key,
+    make_group_key,
+    make_group_record,
+    make_interval_key,
+    make_interval_record,
+    make_marker_record,
+    make_position_record,
+    make_window_key,
+    make_window_record,
 )
 from airflow_kafka_spark.windows.model import Marker, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -308,11 +308,11 @@ def open_split(hook, kafka, pipeline, ledger_topic_name):
     def open_one(owner: str, number: int, split: int) -> Producer:
         place = LedgerTopic(hook, ledger_topic_name)
         assert place.find_existing()
-        settings = {"transactional.id": transactional_id_of(ledger_topic_name, owner, f"split.{split}")}
+        settings = {"transactional.id": make_transactional_id(ledger_topic_name, owner, f"split.{split}")}
         producer = Producer({**kafka.connection_extra(), **settings, "transaction.timeout.ms": 600_000})
         producer.init_transactions(60)
         producer.begin_transaction()
-        key, value = marker_record(owner, Marker(number, split))[:2]
+        key, value = make_marker_record(owner, Marker(number, split))[:2]
         producer.produce(ledger_topic_name, value, key, place.read(pipeline).partition)
         producer.flush(60)
         return producer
@@ -383,9 +383,9 @@ def test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command
         entry = ledger.memory.entries[1]
         producer = ledger._closer if kind == "claim" else ledger._planner
         records = {
-            "position": [position_record(pipeline, ledger.memory.position, 1)],
-            "claim": [window_record(replace(entry, state=State.PLANNED))],
-            "new name": [change_record("other", Change(1, "rename", "ann", "why", "at", {}, {}, name=pipeline))],
+            "position": [make_position_record(pipeline, ledger.memory.position, 1)],
+            "claim": [make_window_record(replace(entry, state=State.PLANNED))],
+            "new name": [make_change_record("other", Change(1, "rename", "ann", "why", "at", {}, {}, name=pipeline))],
         }
         producer.begin_transaction()
         ledger.send(producer, records[kind])
@@ -416,7 +416,7 @@ def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic,
     with attempt() as ledger:
         partition = ledger.topic.read(pipeline).partition
     producer = Producer(kafka.connection_extra())
-    producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), window_key(pipeline, 2), partition)
+    producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), make_window_key(pipeline, 2), partition)
     producer.flush(60)
     with pytest.raises(LedgerUnreadable, match="version 99"), attempt():
         pass
@@ -426,7 +426,7 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
     with attempt() as ledger:
         partition = ledger.topic.partition_of(pipeline)  # the group has the pipeline's name here
         producer = Producer(kafka.connection_extra())
-        producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), group_key(pipeline), partition)
+        producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), make_group_key(pipeline), partition)
         producer.flush(60)
         with pytest.raises(LedgerUnreadable, match=f"group `{pipeline}` has a record of version 99"):
             ledger.other_owner(pipeline)
@@ -436,7 +436,7 @@ def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partition
     attempt, kafka, hook, pipeline, topic, ledger_topic_name
 ):
     names = (f"{pipeline}-group-{number}" for number in itertools.count())
-    group = next(name for name in names if partition_of(name.encode(), 40) > 0)
+    group = next(name for name in names if choose_partition(name.encode(), 40) > 0)
     hook.create_topic(ledger_topic_name, 1, 1, {"cleanup.policy": "compact"})
     with attempt(group_id=group) as ledger:
         ledger.plan(window(pipeline, topic, 1))
@@ -504,11 +504,11 @@ def write_history(kafka, name, partition, pipeline, topic, first, last, keep=100
 
     for number in range(first, last + 1):
         entry = WindowEntry(window(pipeline, topic, number, f"run{number}"), State.PLANNED, Attempt(1, "t", f"run{number}", ""))
-        send(window_record(entry))
-        send(window_record(WindowEntry(entry.window, State.COMPLETE, entry.attempt, {"n": number})))
-        send(position_record(pipeline, Position(entry.window.ends, {topic: "id"}, "c"), number))
+        send(make_window_record(entry))
+        send(make_window_record(WindowEntry(entry.window, State.COMPLETE, entry.attempt, {"n": number})))
+        send(make_position_record(pipeline, Position(entry.window.ends, {topic: "id"}, "c"), number))
         if number > keep:
-            send(LedgerRecord(window_key(pipeline, number - keep), None))
+            send(LedgerRecord(make_window_key(pipeline, number - keep), None))
     producer.flush(60)
 
 
@@ -614,31 +614,34 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
 @pytest.mark.parametrize(
     ("record", "ids"),
     [
-        (window_record(PLANNED), ["l.p.plan", "l.p.close"]),
-        (window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.plan", "l.p.close"]),
-        (LedgerRecord(window_key("p", 2), None), ["l.p.plan", "l.p.close"]),
-        (LedgerRecord(window_key(HOUR.ledger_name("p"), 1), None), [*OF_HOUR, "l.p.group", "l.p.plan"]),
-        (position_record("p", Position(), 1), ["l.p.plan", "l.p.close"]),
-        (change_record("p", Change(1, "reset", "ann", "why", "at", {}, {})), ["l.p.plan", "l.p.close"]),
-        (change_record("p", Change(1, "rename", "ann", "why", "at", {}, {}, name="o")), ["l.p.plan", "l.p.close", "l.o.plan"]),
-        (marker_record("p", Marker(2, 5)), ["l.p.split.5"]),
-        (LedgerRecord(dead_key("p", 2), b"{}"), ["l.p.dead"]),
-        (interval_record("p", IntervalState(HOUR, State.PLANNED, ())), OF_HOUR),
-        (interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), OF_HOUR),
-        (LedgerRecord(interval_key("p", HOUR), None), [*OF_HOUR, "l.p.plan", "l.p.close", "l.p.group"]),
-        (interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
+        (make_window_record(PLANNED), ["l.p.plan", "l.p.close"]),
+        (make_window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.plan", "l.p.close"]),
+        (LedgerRecord(make_window_key("p", 2), None), ["l.p.plan", "l.p.close"]),
+        (LedgerRecord(make_window_key(HOUR.ledger_name("p"), 1), None), [*OF_HOUR, "l.p.group", "l.p.plan"]),
+        (make_position_record("p", Position(), 1), ["l.p.plan", "l.p.close"]),
+        (make_change_record("p", Change(1, "reset", "ann", "why", "at", {}, {})), ["l.p.plan", "l.p.close"]),
+        (
+            make_change_record("p", Change(1, "rename", "ann", "why", "at", {}, {}, name="o")),
+            ["l.p.plan", "l.p.close", "l.o.plan"],
+        ),
+        (make_marker_record("p", Marker(2, 5)), ["l.p.split.5"]),
+        (LedgerRecord(make_dead_letters_key("p", 2), b"{}"), ["l.p.dead"]),
+        (make_interval_record("p", IntervalState(HOUR, State.PLANNED, ())), OF_HOUR),
+        (make_interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), OF_HOUR),
+        (LedgerRecord(make_interval_key("p", HOUR), None), [*OF_HOUR, "l.p.plan", "l.p.close", "l.p.group"]),
+        (make_interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
         (archive_record("p", IntervalArchive.of([IntervalState(HOUR, State.COMPLETE, ())])), ["l.p.group"]),
         (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
         (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
         (LedgerRecord(b'["p","binding"]', None), ["l.p.plan", "l.p.close", "l.p.binding"]),
-        (group_record("g", "p"), ["l.g.owner"]),
-        (LedgerRecord(group_key("g"), b'{"v":1,"pipeline":"p","by":"p.x"}'), ["l.p.x.plan"]),
+        (make_group_record("g", "p"), ["l.g.owner"]),
+        (LedgerRecord(make_group_key("g"), b'{"v":1,"pipeline":"p","by":"p.x"}'), ["l.p.x.plan"]),
         (LedgerRecord(b"not ours", b"{}"), []),
         (LedgerRecord(b"", None), []),
     ],
 )
 def test_a_record_tells_under_which_transactional_ids_it_may_have_been_written(record, ids):
-    assert list(transaction_of_record(record, 0).ids("l")) == ids
+    assert list(identify_transaction(record, 0).ids("l")) == ids
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
 from airflow_kafka_spark.ledger.boundaries import Boundaries
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows import interval_boundaries as boundaries
-from airflow_kafka_spark.windows.interval_boundaries import interval_ranges
+from airflow_kafka_spark.windows.interval_boundaries import plan_interval_ranges
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
-from airflow_kafka_spark.windows.times import now_ms
+from airflow_kafka_spark.windows.times import get_current_milliseconds
 
 BEGIN = 1_750_000_000_000
 MINUTE = 60_000
@@ -162,7 +162,7 @@ class TestTimestampsInTheFuture:
         config = {"message.timestamp.after.max.ms": 2**63 - 1}
         return Topic(kafka, hook, unique("orders"), unique("ledger"), config=config)
 
-    @pytest.mark.parametrize("future", [BEGIN * 1000, now_ms() + 86_400_000], ids=["microseconds", "tomorrow"])
+    @pytest.mark.parametrize("future", [BEGIN * 1000, get_current_milliseconds() + 86_400_000], ids=["microseconds", "tomorrow"])
     def test_a_record_from_the_future_decides_no_boundary(self, topic, future):
         topic.produce(0, 30, future, 59, 61, 90, 119, 125, partition=0)
         topic.produce(0, 61, 125, partition=1)
@@ -177,7 +177,7 @@ class TestTimestampsInTheFuture:
     def test_an_instant_that_nothing_but_the_future_is_behind_waits_for_grace(self, topic):
         topic.produce(0, BEGIN * 1000, partition=0)
         topic.produce(0, partition=1)
-        minutes, waited = (now_ms() - BEGIN) / MINUTE, []
+        minutes, waited = (get_current_milliseconds() - BEGIN) / MINUTE, []
 
         def pause(seconds):
             if seconds:
@@ -215,7 +215,7 @@ class TestWhatRetentionHasRemoved:
         log = read_log(topic.hook, [topic.name])
         found = topic.boundaries.decide([topic.name], instants, lambda: log, grace=0)[topic.name]
         starts, ends = ({topic.name: found[instant]} for instant in instants)
-        planned = interval_ranges([topic.name], starts, ends, log, Position(), data_loss)
+        planned = plan_interval_ranges([topic.name], starts, ends, log, Position(), data_loss)
         return [(r.start, r.end) for r in planned.ranges], [(g.partition, g.start, g.end) for g in planned.gaps]
 
     @pytest.fixture
@@ -251,12 +251,16 @@ class TestWhatRetentionHasRemoved:
 
     def test_an_idle_partition_has_lost_nothing_once_its_pipelines_are_under_way(self, topic):
         topic.hook.delete_records({topic.tp(0): 20, topic.tp(1): 20})
-        now = (now_ms() - BEGIN) // MINUTE
+        now = (get_current_milliseconds() - BEGIN) // MINUTE
         with pytest.raises(BeginningDeleted):
             self.window(topic, now - 2, now - 1)
-        topic.boundaries.decide([topic.name], [now_ms() + 50], lambda: read_log(topic.hook, [topic.name]), grace=0)
-        begun = now_ms()
-        while now_ms() <= begun:
+        topic.boundaries.decide(
+            [topic.name], [get_current_milliseconds() + 50], lambda: read_log(topic.hook, [topic.name]), grace=0
+        )
+        begun = get_current_milliseconds()
+        while get_current_milliseconds() <= begun:
             pass
-        found = topic.boundaries.decide([topic.name], [now_ms()], lambda: read_log(topic.hook, [topic.name]), grace=0)
+        found = topic.boundaries.decide(
+            [topic.name], [get_current_milliseconds()], lambda: read_log(topic.hook, [topic.name]), grace=0
+        )
         assert all(not b.earliest for b in found[topic.name].values())

@@ -16,7 +16,7 @@ from airflow_kafka_spark.ledger.interval import NUMBER, IntervalLedger
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.memory import key_prefix
+from airflow_kafka_spark.windows.memory import make_key_prefix
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.control import forget, replay
 
@@ -143,7 +143,7 @@ class TestArchives:
         forget(hook, hourly.name, why="test", ledger_topic=hourly.ledger)
         topic = LedgerTopic(hook, hourly.ledger)
         topic.ensure()
-        mine = (key_prefix(hourly.name),)
+        mine = (make_key_prefix(hourly.name),)
         left = [r.key for p in topic.partitions for r in topic.newest(p, 0, mine, mine) if r.value is not None]
         assert [key.split(b",")[1] for key in left] == [b'"change"']
 

@@ -12,11 +12,11 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark.errors import ClusterChanged, KafkaUnavailable, PipelineUnknown, TopicMissing, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
-from airflow_kafka_spark.ledger.lag import LagMeter, peek
+from airflow_kafka_spark.ledger.lag import LagMeter, peek_spans
 from airflow_kafka_spark.ledger.topic import LedgerReader, LedgerTopic
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
-from airflow_kafka_spark.windows.lag import BacklogHead, Status, worst_verdict
-from airflow_kafka_spark.windows.memory import interval_record
+from airflow_kafka_spark.windows.lag import BacklogHead, Status, find_worst_verdict
+from airflow_kafka_spark.windows.memory import make_interval_record
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
 from tests.support.lag import commit, consuming, delete_group, now_ms, produce, transact, transaction
 from tests.support.waiting import eventually
@@ -44,7 +44,7 @@ def topic(kafka, unique):
 def measured(hook, topic, group, **options):
     """The state of partition 0, and the status."""
     lag, verdicts = LagMeter((topic,), group, **options).measure(hook)
-    return lag.partitions[TopicPartition(topic, 0)], worst_verdict(verdicts)
+    return lag.partitions[TopicPartition(topic, 0)], find_worst_verdict(verdicts)
 
 
 # --- groups ---
@@ -64,7 +64,7 @@ def test_seconds_are_the_age_of_the_record_at_the_committed_offset(kafka, hook, 
 
 def test_the_timestamp_is_exactly_that_record_s(kafka, hook, topic):
     stamps = [produce(kafka, topic, age=age) for age in (50, 40, 30)]
-    found = peek(hook, {TopicPartition(topic, 0): (1, 3)})
+    found = peek_spans(hook, {TopicPartition(topic, 0): (1, 3)})
     assert found[TopicPartition(topic, 0)].head == BacklogHead(1, stamps[1])
 
 
@@ -143,7 +143,7 @@ def test_a_deleted_group_loses_its_offsets_and_its_status_says_so(kafka, hook, t
     delete_group(kafka, topic)
     lag, verdicts = meter.measure(hook)
     assert lag.records() == 5
-    assert worst_verdict(verdicts).status is Status.STOP
+    assert find_worst_verdict(verdicts).status is Status.STOP
 
 
 def test_an_offset_below_the_low_watermark_counts_from_there_and_what_is_lost_is_told(kafka, hook, topic):
@@ -160,7 +160,7 @@ def test_a_live_group_catches_up_and_shows_that_it_lives(kafka, hook, topic):
     with consuming(kafka, topic, topic, pause=0.02):
         eventually(lambda: meter.measure(hook)[0].active)
         eventually(lambda: meter.measure(hook)[0].records() == 0)
-    assert worst_verdict(meter.measure(hook)[1]).status is Status.OK
+    assert find_worst_verdict(meter.measure(hook)[1]).status is Status.OK
 
 
 def test_all_partitions_are_looked_at_by_one_consumer(kafka, hook, unique):
@@ -262,7 +262,7 @@ def test_offsets_of_another_cluster_are_refused(kafka, hook, topic, unique):
 def test_a_pipeline_of_data_intervals_stands_where_its_group_does(kafka, hook, topic, unique):
     pipeline, name = unique("pipe"), unique("ledger")
     day = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc))
-    done = interval_record(pipeline, IntervalState(day, State.COMPLETE, (OffsetRange(topic, 0, 0, 3),), "dag/run/task"))
+    done = make_interval_record(pipeline, IntervalState(day, State.COMPLETE, (OffsetRange(topic, 0, 0, 3),), "dag/run/task"))
     ledger = LedgerTopic(hook, name)
     ledger.ensure()
     producer = Producer(kafka.connection_extra())

@@ -60,11 +60,11 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-owner-of-a-group-read-before-the-fence",
         path="ledger/attempt.py",
-        old="""            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+        old="""            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
             recorded = self._recorded_owner(name)
 """,
         new="""            recorded = self._recorded_owner(name)
-            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
 """,
         breaks="Of two pipelines that take a group at once, one is refused.",
         tests=(f"{_MODEL}::test_two_new_pipelines_with_one_group",),
@@ -117,7 +117,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-forgets-intervals-that-are-not-fenced",
         path="control/lifecycle.py",
-        old="            if planned <= fenced and not _came_later(memory, keys):\n",
+        old="            if planned <= fenced and not _is_newer_key(memory, keys):\n",
         new="            if planned <= fenced:\n",
         breaks="An interval that is planned while its pipeline is forgotten is fenced, or stays in the ledger whole.",
         tests=(f"{_MODEL}::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
@@ -136,7 +136,7 @@ _OF_LEDGER = (
         name="ledger-close-without-offsets",
         path="ledger/attempt.py",
         old="""self._send_offsets(
-                producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
+                producer, self.group_id, offsets, lambda topic: make_offset_metadata(window, topic, hint), window.epochs
             )""",
         new="pass",
         breaks="The group's offsets move with the window's COMPLETE record.",
@@ -166,7 +166,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-hidden-records-passed-over",
         path="ledger/topic.py",
-        old="if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):",
+        old="if not _has_hidden_records(config, tp, message.offset(), end, mine, on_hidden):",
         new="if message.offset() < end:",
         breaks="A pipeline's records behind an open transaction are waited for.",
         tests=(f"{_LEDGER}::test_own_records_behind_another_pipelines_open_transaction_are_waited_for_not_looked_past",),
@@ -384,8 +384,8 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-past-the-window",
         path="sources/jdbc/windows.py",
-        old="_position(options, relation, start, last, complete=not remaining)",
-        new="_position(options, relation, start, end, complete=not remaining)",
+        old="_make_position(options, relation, start, last, complete=not remaining)",
+        new="_make_position(options, relation, start, end, complete=not remaining)",
         breaks="The position of a table is the last row of the window, not the last row of the table.",
         tests=("tests/sources/jdbc/test_windows.py::test_incrementing_windows_follow_each_other",),
     ),
@@ -400,11 +400,11 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-moved-with-the-plan",
         path="ledger/attempt.py",
-        old="offsets = self.send(producer, [window_record(entry), *self.companion_records(entry)])",
-        new="""position = position_record(
-                self.pipeline, next_position(self.memory.position, entry.window), self.memory.last_number
+        old="offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])",
+        new="""position = make_position_record(
+                self.pipeline, find_next_position(self.memory.position, entry.window), self.memory.last_number
             )
-            offsets = self.send(producer, [window_record(entry), *self.companion_records(entry), position])""",
+            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
         tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),

@@ -91,7 +91,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-split-late-task-not-refused",
         path="sinks/postgres/tasks/write.py",
-        old="if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):",
+        old="if session.rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):",
         new="if self.load.number < 1:",
         breaks="A task of an older window writes nothing after its marker was deleted.",
         tests=(f"{_POSTGRES_FAULTS}::test_a_task_of_a_window_two_back_writes_nothing_though_its_marker_is_gone",),
@@ -158,7 +158,7 @@ _OF_OBJECTS = (
     Mutant(
         name="files-earlier-attempts-not-fenced",
         path="sinks/files/manifest.py",
-        old="if any(sequence_of(marker) > newest.sequence for marker in left):",
+        old="if any(parse_sequence(marker) > newest.sequence for marker in left):",
         new="if not left:",
         breaks="An attempt commits nothing once a later one has begun.",
         tests=(f"{_MANIFEST}::test_an_attempt_that_begins_later_fences_the_earlier_one_which_commits_nothing",),
@@ -331,8 +331,8 @@ _OF_PUBLISHING = (
     Mutant(
         name="kafka-to-kafka-offset-one-too-far",
         path="operators/kafka_to_kafka.py",
-        old="(tp, ends[tp], offset_metadata(window, tp.topic, hint))",
-        new="(tp, ends[tp] + 1, offset_metadata(window, tp.topic, hint))",
+        old="(tp, ends[tp], make_offset_metadata(window, tp.topic, hint))",
+        new="(tp, ends[tp] + 1, make_offset_metadata(window, tp.topic, hint))",
         breaks="The group's offset of a partition is the end of what was published.",
         tests=("tests/operators/test_kafka_to_kafka.py::test_a_copy_keeps_key_value_timestamp_and_headers_window_after_window",),
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_kafka_spark import formats, sinks, sources, transforms
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
+from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
 from airflow_kafka_spark.formats import Debezium, Json
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
@@ -211,29 +211,30 @@ def test_other_mistakes_are_named_beside_wrong_types_and_nothing_is_made_up():
 
 
 def test_an_entry_of_a_mapping_is_named_and_templates_and_subclasses_are_taken():
-    (problem,) = type_problems(KafkaSink(topic="b", topic_config={"a": "1", "retention.ms": 5}))  # type: ignore[dict-item]
+    (problem,) = find_type_problems(KafkaSink(topic="b", topic_config={"a": "1", "retention.ms": 5}))  # type: ignore[dict-item]
     expected = "its value for `'retention.ms'` is of type int; expected a mapping (dict) with a text as key and a text as value"
     assert problem.what == expected
 
     class Text(str):
         """As rendered templates are."""
 
-    assert type_problems(PostgresSink(Text("a"), Text("b"), mode=Text("append"), key=[Text("c")])) == []  # type: ignore[arg-type]
+    assert find_type_problems(PostgresSink(Text("a"), Text("b"), mode=Text("append"), key=[Text("c")])) == []  # type: ignore[arg-type]
 
     class Own(KafkaToSinkOperator):
         def __init__(self, *, pool: int = 0, **options: Any) -> None:
             super().__init__(**options)
 
     assert (
-        with_sound_arguments(Own(task_id="task", topics="a", group_id="g", value=Json("id int"), sink=FilesSink("/x")))[1] == []
+        replace_wrong_arguments(Own(task_id="task", topics="a", group_id="g", value=Json("id int"), sink=FilesSink("/x")))[1]
+        == []
     )
 
 
 def test_a_mapping_is_not_shown_and_lists_become_tuples():
     settings = KafkaSink(topic="b", producer_config=["sasl.password=secret-word"], key=["id"])  # type: ignore[arg-type]
-    (problem,) = type_problems(settings, "sink.")
+    (problem,) = find_type_problems(settings, "sink.")
     assert problem.where == "sink.producer_config" and "secret-word" not in str(problem)
-    sound, found = with_sound_types(settings, "sink.")
+    sound, found = replace_wrong_types(settings, "sink.")
     assert found == [problem] and sound.producer_config == {} and sound.key == ["id"]
     assert JdbcSource(conn_id="a", table="b", key="id").key == ("id",)
     assert JdbcSource(conn_id="a", table="b", key=["id", "line"]).key == ("id", "line")

@@ -28,7 +28,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.operators.binding import committed_before
+from airflow_kafka_spark.operators.binding import find_committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Condition, Filter
@@ -720,11 +720,11 @@ def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_someb
         return WindowEntry(replace(window, **facts), state, Attempt(1, "", "r", ""))
 
     memory = Memory("p", entries={2: entry(2), 3: entry(3, **known), 4: entry(4, State.PLANNED)})
-    assert committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
-    assert committed_before(Memory("p"), Binding(TASK, PLACE)) == 0
+    assert find_committed_before(memory, replace(Binding(TASK, PLACE), **found)) == number
+    assert find_committed_before(Memory("p"), Binding(TASK, PLACE)) == 0
 
 
 def test_windows_that_the_ledger_keeps_no_longer_went_where_the_pipeline_is_bound_to():
     there, elsewhere = Binding(TASK, PLACE), Binding(TASK, Endpoint({**PLACE.place, "table": "public.other"}, PLACE.details))
     whole = Memory("p", binding=there)
-    assert (committed_before(whole, there), committed_before(whole, elsewhere)) == (0, ELSEWHERE)
+    assert (find_committed_before(whole, there), find_committed_before(whole, elsewhere)) == (0, ELSEWHERE)

@@ -41,7 +41,7 @@ def values(pipeline) -> list[tuple[int, int, tuple]]:
 def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump_without_a_reset_is_refused(sunk):
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import ChangeLedger
-    from airflow_kafka_spark.windows.memory import position_record
+    from airflow_kafka_spark.windows.memory import make_position_record
     from airflow_kafka_spark.windows.plan import Position
 
     sunk.produce(300)
@@ -70,7 +70,7 @@ def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump
     with KafkaHook() as hook, ChangeLedger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
         known = ledger.memory.position
         back = Position({tp: offset - 5 for tp, offset in known.offsets.items()}, known.topic_ids, known.cluster_id)
-        ledger.commit_change([position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)
+        ledger.commit_change([make_position_record(sunk.name, back, 4)], {}, lambda topic: "", lambda memory: False)
     with pytest.raises(WindowConflict, match="was applied already"):
         sunk.run("run5")
     assert len(sunk.rows()) == 360 + 20

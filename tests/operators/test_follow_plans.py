@@ -11,8 +11,8 @@ from confluent_kafka import Producer
 from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import FollowBroken, FollowedMismatch
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
-from airflow_kafka_spark.windows.memory import marker_record
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
+from airflow_kafka_spark.windows.memory import make_marker_record
 from airflow_kafka_spark.windows.model import Landed, Marker, SourcePlan, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.support.control import forget, reset, skip
@@ -63,11 +63,11 @@ class Pair:
         with Ledger(self.hook, self.name, f"publish{self.runs}", topic=self.ledger_topic, **options) as ledger:
             number = ledger.memory.last_used + 1
             window = Window(
-                self.name, number, (), f"publish{self.runs}", utc_now(), source=SourcePlan(({"n": 1},), {"at": number})
+                self.name, number, (), f"publish{self.runs}", format_utc_now(), source=SourcePlan(({"n": 1},), {"at": number})
             )
             ledger.plan(window)
             landed = self.produce(*counts)
-            record, place = marker_record(self.name, Marker(number, 0, landed)), ledger.ledger_claim
+            record, place = make_marker_record(self.name, Marker(number, 0, landed)), ledger.ledger_claim
             producer = Producer(self.kafka.connection_extra())
             producer.produce(self.ledger_topic, record.value, record.key, place.partition)
             assert producer.flush(60) == 0

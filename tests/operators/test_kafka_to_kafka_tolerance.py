@@ -142,7 +142,7 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
     import pyarrow as pa
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+    from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
     from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import SCHEMA as LETTER
     from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, to_bytes
     from airflow_kafka_spark.sinks.kafka.tasks.publish import BadRecordPolicy, Publisher, RecordBatches
@@ -159,7 +159,7 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
 
     policy = BadRecordPolicy(dead, 1, Envelope(orders.name, {}), counted={0: 0})
     with KafkaHook() as hook, Ledger(hook, orders.name, "dag/run1/task", topic=orders.arguments["ledger_topic"]) as ledger:
-        ledger.plan(Window(orders.name, 1, (), "dag/run1/task", utc_now(), source=SourcePlan(({"n": 0},))))
+        ledger.plan(Window(orders.name, 1, (), "dag/run1/task", format_utc_now(), source=SourcePlan(({"n": 0},))))
         configs = hook.producer_config(), hook.consumer_config()
         publisher = Publisher(
             *configs,

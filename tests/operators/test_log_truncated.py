@@ -27,7 +27,7 @@ from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
-from airflow_kafka_spark.windows.times import instant_ms, iso
+from airflow_kafka_spark.windows.times import format_instant, to_milliseconds
 from tests.support.compacting import alter_config
 from tests.support.control import reset
 from tests.support.intervals import BEGIN, Intervals
@@ -163,7 +163,7 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
             hours.run(2)
         error = refused.value
         assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 22, 5)
-        assert error.interval == iso(instant_ms(BEGIN + timedelta(hours=2)))
+        assert error.interval == format_instant(to_milliseconds(BEGIN + timedelta(hours=2)))
         report = hours.run(2, data_loss="skip")
         assert (report["records_read"], report["gaps"]) == (13, [{"topic": flow.topic, "partition": 0, "start": 5, "end": 22}])
         assert hours.run(3)["records_read"] == 0, "the gap was decided once"

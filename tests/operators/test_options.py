@@ -18,7 +18,7 @@ from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, WindowOptions
-from airflow_kafka_spark.operators.publishing import cluster_problems, sink_problems
+from airflow_kafka_spark.operators.publishing import find_cluster_problems, find_sink_problems
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -75,17 +75,17 @@ class TestSinkOfAnOperatorThatPublishes:
 
     def test_another_connection_is_refused(self, make):
         made = make(KafkaSink(topic="b", conn_id="third"), kafka_conn_id="second")
-        assert [p.where for p in cluster_problems(made.sink, made.kafka_conn_id)] == ["sink.conn_id"]
+        assert [p.where for p in find_cluster_problems(made.sink, made.kafka_conn_id)] == ["sink.conn_id"]
 
     def test_a_template_of_the_connection_is_rendered_for_both(self, make):
         made = make(KafkaSink(topic="b-{{ x }}"), kafka_conn_id="{{ x }}")
         made.render_template_fields({"x": "second"})
         assert (made.kafka_conn_id, made.sink.conn_id, made.sink.topic) == ("second", "second", "b-second")
-        assert not cluster_problems(made.sink, made.kafka_conn_id)
+        assert not find_cluster_problems(made.sink, made.kafka_conn_id)
 
     def test_another_kind_of_sink_is_a_problem(self, make):
         made = make(FilesSink("/tmp/x"))
-        assert [p.where for p in sink_problems(made.sink)] == ["sink"]
+        assert [p.where for p in find_sink_problems(made.sink)] == ["sink"]
 
 
 def test_a_key_is_a_column_or_several():

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline
-from airflow_kafka_spark.control.preview import PlanOptions, preview
+from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import forget
 from tests.support.oracle import wait_stable
@@ -45,7 +45,7 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
     settle(files)
     assert read_pipeline(hook, files.name, f"ledger-{files.name}").memory.is_blank
 
-    unasked = preview(hook, files.name, PlanOptions([files.topic], files.name), **ledger)
+    unasked = preview_window(hook, files.name, PlanOptions([files.topic], files.name), **ledger)
     assert unasked.begins == "starting_offsets" and {r.start for r in unasked.ranges} == {0}
     assert "sink was not asked" in unasked.warnings[0] and f"plan {files.name} --dag-file FILE" in unasked.warnings[1]
 
@@ -76,7 +76,7 @@ def test_after_a_move_by_hand_the_sink_decides_the_number_only(files, hook):
 
     reset(hook, files.name, "earliest", why="a test", **ledger)
     settle(files)
-    unasked = preview(hook, files.name, **ledger)
+    unasked = preview_window(hook, files.name, **ledger)
     assert unasked.begins == "ledger" and "counts from that number" in unasked.warnings[0]
     found = files.make(**files.arguments).preview()
     assert (ranges(found), found.warnings) == (ranges(unasked), ())

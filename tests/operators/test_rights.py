@@ -30,8 +30,8 @@ from confluent_kafka.admin import (
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main
 from airflow_kafka_spark.control.base import ChangeRequest
-from airflow_kafka_spark.control.preview import preview
-from airflow_kafka_spark.control.replay import resend
+from airflow_kafka_spark.control.preview import preview_window
+from airflow_kafka_spark.control.replay import resend_dead_letters
 from airflow_kafka_spark.errors import RightMissing, ValidationError
 from airflow_kafka_spark.formats import Json, Raw
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -42,7 +42,7 @@ from airflow_kafka_spark.operators import (
     SourceToKafkaOperator,
 )
 from airflow_kafka_spark.operators.control import ACTIONS
-from airflow_kafka_spark.operators.visibility.configuration import argument_json
+from airflow_kafka_spark.operators.visibility.configuration import convert_argument
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
@@ -50,7 +50,7 @@ from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.transforms import Condition, Filter
 from airflow_kafka_spark.triggers import KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger
 from airflow_kafka_spark.ui.actions import ACTIONS as UI_ACTIONS
-from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform
+from airflow_kafka_spark.ui.actions import ActionContext, ActionRequest, perform_action
 from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
@@ -391,7 +391,7 @@ def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster,
             to = "earliest" if action == "reset" else None
             window = 1 if action == "resend" else 2
             asked = ActionRequest(action, f"airflow/{LEDGER}", "by-page", "a test", False, to=to, window=window)
-            assert perform(hook, asked, ActionContext(LEDGER, "ann", running=False)).done
+            assert perform_action(hook, asked, ActionContext(LEDGER, "ann", running=False)).done
             stable(cluster)
 
 
@@ -443,11 +443,11 @@ def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, unique
         watch.stop()
     with KafkaHook("viewer") as hook:
         assert hook.test_connection()[0]
-        assert preview(hook, "seen").offsets > 0
+        assert preview_window(hook, "seen").offsets > 0
         landed = Landed(DEAD, 0, 0, 0, 1)
         names = frozenset(record["topic"] for record in DeadLetterReader(frozenset({"files", "seen"}), [landed], 5).read(hook))
         assert names <= {DEAD}
-        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(argument_json(Json(schema=SCHEMA)))).read(hook)
+        shown = RecordReader(TopicPartition(READ, 0), 0, 5, TopicFormats(convert_argument(Json(schema=SCHEMA)))).read(hook)
         assert len(shown["records"]) == 5 and not shown["problem"]
     assert report["group_id"] == "seen"
 
@@ -458,12 +458,12 @@ def test_sending_dead_letters_again_names_each_right_that_is_missing_and_works_w
     with KafkaHook("airflow") as hook:
         for acl in sorted(rights_of_resend(), key=lambda acl: acl.name, reverse=True):
             with pytest.raises(RightMissing) as refused:
-                resend(hook, request, window=1)
+                resend_dead_letters(hook, request, window=1)
             assert (refused.value.name, refused.value.right) == (acl.name, acl.operation.name.title())
             cluster.grant([acl])
-        assert resend(hook, request, window=1).sent_again
+        assert resend_dead_letters(hook, request, window=1).sent_again
         stable(cluster)
-        assert not resend(hook, request, window=1).changed
+        assert not resend_dead_letters(hook, request, window=1).changed
     cluster.revoke(rights_of_resend())
 
 

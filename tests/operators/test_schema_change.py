@@ -12,8 +12,8 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.directory import column_types
-from airflow_kafka_spark.sinks.files.validation import changed_column_problems
+from airflow_kafka_spark.sinks.files.directory import list_column_types
+from airflow_kafka_spark.sinks.files.validation import find_changed_column_problems
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
@@ -36,7 +36,7 @@ def test_a_name_that_differs_in_case_only_is_no_new_column(table: Pipeline, tmp_
         connection.execute(f'CREATE TABLE "{table.place} cased" (id bigint, name text)')
     for evolves in (False, True):
         files = FilesSink(path=str(tmp_path / "lake"), auto_evolve=evolves)
-        found = list(changed_column_problems(files, column_types(there), other))
+        found = list(find_changed_column_problems(files, list_column_types(there), other))
         sink = PostgresSink(conn_id="warehouse", table=f'"{table.place} cased"', auto_evolve=evolves)
         found += sink.validate(Shape("pipeline", other))
         assert len(found) == 2 and all("`name`" in problem.what and "auto_evolve" not in problem.action for problem in found)

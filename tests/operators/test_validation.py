@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Debezium, Json, String
-from airflow_kafka_spark.hooks.spark.health import master_problem
+from airflow_kafka_spark.hooks.spark.health import find_master_problem
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Cast, Sql
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
@@ -69,7 +69,7 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
 
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
 def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
-    assert master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
+    assert find_master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
 
 
 def test_a_master_with_parentheses_starts_no_spark(files, monkeypatch):

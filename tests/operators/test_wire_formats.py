@@ -17,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
-from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
+from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.support.dead_letters import letters, told
@@ -63,7 +63,7 @@ def own_class(text: str, name: str = "") -> Any:
 
     (files,) = compile_schemas([SchemaDocument(text, (), "it")])
     assert isinstance(files, bytes), files
-    return GetMessageClass(message_in(files, name, "it"))
+    return GetMessageClass(find_message(files, name, "it"))
 
 
 def protobuf_serializer(client: SchemaRegistryClient, text: str, name: str, field: str) -> Callable[[str, dict[str, Any]], bytes]:

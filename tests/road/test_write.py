@@ -14,7 +14,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.road.tasks.account import Tolerance
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin
 from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
-from airflow_kafka_spark.road.watch import is_retryable, reason_of
+from airflow_kafka_spark.road.watch import find_reason, is_retryable
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
@@ -131,13 +131,14 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
     refused = SinkRejected("postgres://db/t", "a#1", "a value does not fit", samples=["t-0@1: x", "t-0@2: y"])
     said = [SPARK_SAID.format(error=f"airflow_kafka_spark.errors.sinks.{type(e).__name__}: {e}") for e in (ended, refused)]
     reason = f"Sink postgres://db/t failed while loading split 0 of window a#1: {SESSION_ENDED}."
-    assert str(SparkJobFailed("a#1", reason_of(RuntimeError(said[0])))).startswith(
+    assert str(SparkJobFailed("a#1", find_reason(RuntimeError(said[0])))).startswith(
         f"The Spark job of window a#1 failed: {reason} "
     )
-    assert reason_of(RuntimeError(said[1])).splitlines()[1:3] == ["  t-0@1: x", "  t-0@2: y"]
+    assert find_reason(RuntimeError(said[1])).splitlines()[1:3] == ["  t-0@1: x", "  t-0@2: y"]
     assert [is_retryable(RuntimeError(text)) for text in (*said, "Connection reset")] == [True, False, True]
     assert (
-        reason_of(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function"))) == "ValueError: of a user's function"
+        find_reason(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function")))
+        == "ValueError: of a user's function"
     )
 
 
@@ -150,4 +151,4 @@ jdk.internal.reflect.GeneratedMethodAccessor84.invoke(Unknown Source)
 
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.invalidInputInCastToNumberError(QueryExecutionErrors.scala:147)
 """
-    assert "[CAST_INVALID_INPUT] The value 'x'" in reason_of(RuntimeError(said))
+    assert "[CAST_INVALID_INPUT] The value 'x'" in find_reason(RuntimeError(said))

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowSensorTimeout, TaskDeferred
 
 from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.sensors import KafkaWindowSensor
 from airflow_kafka_spark.triggers import Polling
 from airflow_kafka_spark.windows.model import OffsetRange, Window
@@ -26,8 +26,8 @@ def upstream(unique, topic):
 
     def complete(number, run):
         with KafkaHook(timeout=20) as hook, Ledger(hook, name, run, topic=f"ledger-{name}") as ledger:
-            ledger.plan(Window(name, number, (OffsetRange(topic, 0, 0, 0),), run, utc_now(), hook.cluster_id()))
-            ledger.close({"completed_at": utc_now(), "records_read": number}, {})
+            ledger.plan(Window(name, number, (OffsetRange(topic, 0, 0, 0),), run, format_utc_now(), hook.cluster_id()))
+            ledger.close({"completed_at": format_utc_now(), "records_read": number}, {})
 
     complete.pipeline = name
     return complete

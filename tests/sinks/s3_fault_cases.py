@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import s3_access
+from airflow_kafka_spark.hooks.storage import find_s3_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import apply
@@ -39,7 +39,7 @@ class Place:
     feed: Feed
 
     def read(self) -> Counter[int]:
-        filesystem, files = s3_access("lake").filesystem(), sorted(self.named())
+        filesystem, files = find_s3_access("lake").filesystem(), sorted(self.named())
         tables = [pa.parquet.read_table(f"{self.bucket.name}/{file}", filesystem=filesystem, columns=["id"]) for file in files]
         return Counter(i for table in tables for i in table["id"].to_pylist())
 

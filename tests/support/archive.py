@@ -20,7 +20,7 @@ from airflow_kafka_spark.hooks.spark import class_archive
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, publish_archive
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
-from airflow_kafka_spark.testing.kafka import class_archive as kafka_archive
+from airflow_kafka_spark.testing.kafka import find_class_archive as kafka_archive
 
 # Short lives: what a better compiler would gain, they do not see.
 _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -110,7 +110,7 @@ class Driver:
         :raises AssertionError: it failed.
         """
         told = self._answer(seconds)
-        assert "report" in told, f"{told['error']}:\n{processes.tail(self._log, 40)}"
+        assert "report" in told, f"{told['error']}:\n{processes.read_tail(self._log, 40)}"
         return told["report"]
 
     def error(self, seconds: float = 400) -> str:
@@ -126,7 +126,7 @@ class Driver:
         try:
             told: dict[str, Any] = json.loads(self._answers.get(timeout=seconds))
         except Empty:
-            raise AssertionError(f"no answer after {seconds} s:\n{processes.tail(self._log, 40)}") from None
+            raise AssertionError(f"no answer after {seconds} s:\n{processes.read_tail(self._log, 40)}") from None
         return told
 
     def _listen(self) -> None:
@@ -161,7 +161,7 @@ def standalone(directory: Path) -> Iterator[str]:
     import pyspark
 
     start = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    (port,) = processes.free_ports(1)
+    (port,) = processes.find_free_ports(1)
     url = f"spark://127.0.0.1:{port}"
     supervisor = processes.SupervisorClient("Spark")
     try:
@@ -187,7 +187,7 @@ def standalone(directory: Path) -> Iterator[str]:
         # One that is not answered at once registers again.
         registered = re.compile(r"Registering worker (127[.\d]+)")
         up = processes.wait_until(lambda: len(set(registered.findall(log.read_text()))) == 2, 300, every=0.1)
-        assert up, processes.tail(log, 30)
+        assert up, processes.read_tail(log, 30)
         yield url
     finally:
         supervisor.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from airflow_kafka_spark.testing._processes import SupervisorClient, free_ports, tail, wait_until
+from airflow_kafka_spark.testing._processes import SupervisorClient, find_free_ports, read_tail, wait_until
 from tests.support import connect_daemon
 
 _PATHS = [os.getcwd(), str(Path(__file__).with_name("in_scheduler")), os.environ.get("PYTHONPATH", "")]
@@ -35,7 +35,7 @@ def spark_connect(
     :param jars: the options of spark-submit that name further jars.
     :param env: further environment of the server and its workers.
     """
-    home, (port,) = Path(pyspark.__file__).parent, free_ports(1)
+    home, (port,) = Path(pyspark.__file__).parent, find_free_ports(1)
     conf = {
         "spark.connect.grpc.binding.port": port,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -57,7 +57,7 @@ def spark_connect(
         daemon = [sys.executable, "-m", "tests.support.connect_daemon", "--serve"]
         supervisor.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
         supervisor.spawn([*submit, "--master", master, *jars, *options, "spark-internal"], log=log, env=environment)
-        assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), tail(log)
+        assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), read_tail(log)
         yield port
     finally:
         supervisor.close()

@@ -37,7 +37,7 @@ from airflow_kafka_spark.ledger import attempt as ledger
 from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
-from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
 from airflow_kafka_spark.operators.publishing import publish_splits
@@ -46,10 +46,10 @@ from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publish
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, marker_record, window_key
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, make_marker_record, make_window_key
 from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
-from airflow_kafka_spark.windows.times import instant_of
+from airflow_kafka_spark.windows.times import to_instant
 
 PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
 TP = TopicPartition(TOPIC, 0)
@@ -566,14 +566,14 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
     name = f"{ledger.split_prefix}{split}"
     epoch = _ask("fence", name)
     claimed = ClaimedWindow(place)
-    claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (window_key(window.pipeline, window.number),)), HIGH)
+    claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (make_window_key(window.pipeline, window.number),)), HIGH)
     publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
     if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
     marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)
-    record = marker_record(window.pipeline, marker)
+    record = make_marker_record(window.pipeline, marker)
     # There is one partition, so that its offset is moved by the close. Of the offset that a split commits, the hint counts here.
-    group = ledger.group_id, (window.ranges[0].start, offset_metadata(window, TOPIC, ledger.claim_hint))
+    group = ledger.group_id, (window.ranges[0].start, make_offset_metadata(window, TOPIC, ledger.claim_hint))
     if not _ask("publish", name, epoch, window.pipeline, window.number, offset, record.key, record.value, group):
         raise Fenced(PIPELINE, "publishing")
     if not _ask("commit", name, epoch):
@@ -625,7 +625,7 @@ def attempt(
         made.__dict__["kafka"] = HOOK
         made.takes = takes
         _OPERATORS[key] = made
-    start, end = (instant_of(hour * HOUR), instant_of((hour + length) * HOUR)) if hour is not None else (None, None)
+    start, end = (to_instant(hour * HOUR), to_instant((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
     dag_run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
     # Runs of actors take turns, and an operator keeps what it reports.
@@ -644,7 +644,7 @@ def modelled(*more: Any) -> Iterator[None]:
         return Producer(name, _ask("fence", name))
 
     patches = [
-        patch.object(ledger, "fencing_producer", fencing_producer),
+        patch.object(ledger, "make_fencing_producer", fencing_producer),
         patch.object(ledger, "produce_all", _produce_all),
         patch.object(ledger, "send_offsets", _send_offsets),
         patch.object(ledger, "ThreadPoolExecutor", Pool),
@@ -653,16 +653,16 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
-        patch.object(position, "split_count", lambda window: window.span),
+        patch.object(position, "count_splits", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
-        patch.object(binding, "deployment", lambda: ""),
-        *(patch.object(m, "utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
+        patch.object(binding, "get_deployment", lambda: ""),
+        *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
         # Who loses against somebody else tries again; twice shows what happens then.
         # Nobody is at work meanwhile.
         *(patch.object(m, "wait_for_others", lambda again: None) for m in (ledger, interval_ledger, control_base)),
         *(patch.object(m, name, 2) for m, name in ((base, "PLAN_TRIES"), (control_base, "TRIES"))),
-        patch.object(control_base, "_user", lambda: "somebody"),
+        patch.object(control_base, "_find_user", lambda: "somebody"),
         *more,
     ]
     for p in patches:

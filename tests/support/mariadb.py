@@ -39,7 +39,7 @@ class EmbeddedMariaDB:
         self.password = secrets.token_hex(8)
 
     def __enter__(self) -> EmbeddedMariaDB:
-        directory = processes.own_directory("mariadb")
+        directory = processes.make_own_directory("mariadb")
         self._supervisor = processes.SupervisorClient("MariaDB")
         self._supervisor.own(directory)
         account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
@@ -55,7 +55,7 @@ class EmbeddedMariaDB:
             log=self.log,
             user=ids,
         )
-        assert made.wait(300) == 0, processes.tail(self.log, 30)
+        assert made.wait(300) == 0, processes.read_tail(self.log, 30)
         # With its first words it makes the user that tests connect as, for who can connect at all is decided by the password.
         first = directory / "init.sql"
         statements = (
@@ -66,14 +66,14 @@ class EmbeddedMariaDB:
         first.write_text("".join(f"{statement};\n" for statement in statements))
         if ids:
             os.chown(first, *ids)
-        (self.port,) = processes.free_ports(1)
+        (self.port,) = processes.find_free_ports(1)
         options = [f"--port={self.port}", f"--bind-address={self.host}", f"--socket={directory}/socket", f"--init-file={first}"]
         # Zero dates are allowed: tables of earlier times hold them.
         options += ["--skip-name-resolve", "--innodb-buffer-pool-size=64M", "--sql-mode="]
         command = [server, "--no-defaults", *data, *options, *self.options]
         process = self._supervisor.spawn(command, log=self.log, user=ids, exit_signal=signal.SIGKILL)
         processes.wait_until(lambda: self._accepts() or not process.running, 300, every=0.2)
-        assert self._accepts(), processes.tail(self.log, 30)
+        assert self._accepts(), processes.read_tail(self.log, 30)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

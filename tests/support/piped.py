@@ -8,7 +8,7 @@ from typing import Any
 from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.control import reset
@@ -46,7 +46,7 @@ class Piped:
         ranges = tuple(OffsetRange(self.topic, p, position.offsets.get(self.tp(p), 0), end) for p, end in enumerate(ends))
         number = ledger.memory.last_number + 1
         given = {"cluster_id": log.cluster_id, "topic_ids": log.topic_ids, "moved": position.moved, **facts}
-        return Window(self.name, number, ranges, f"run{self.run}", utc_now(), **given)
+        return Window(self.name, number, ranges, f"run{self.run}", format_utc_now(), **given)
 
     def settle(self) -> None:
         """A reader that does not fence may not see records yet whose commit was acknowledged."""
@@ -58,7 +58,7 @@ class Piped:
             entry = ledger.plan(self.window(ledger, *ends))
             report = {
                 "group_id": self.name,
-                "completed_at": utc_now(),
+                "completed_at": format_utc_now(),
                 "records_read": entry.window.span,
                 "timings": {"total": 1.5},
             }

@@ -34,12 +34,12 @@ _ATTEMPTS = 3
 
 def application() -> Path:
     """The unpacked server, fetched for the first caller."""
-    root = jars.cache_directory()
+    root = jars.find_cache_directory()
     target = root / "test-packages" / f"apicurio-registry-{RELEASE}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with jars._locked(root, (RUNNER,)) as lock:
+    with jars._lock_directory(root, (RUNNER,)) as lock:
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
                 with tarfile.open(_fetched(Path(temporary), lock)) as archive:
@@ -56,7 +56,7 @@ def _fetched(into: Path, lock: int) -> Path:
         f'<dependency org="io.apicurio" name="apicurio-registry-app" rev="{RELEASE}" transitive="false" conf="default->default">'
         f"{artifact}</dependency></dependencies></ivy-module>"
     )
-    command = [str(jars.find_java()), "-cp", f"{jars.pyspark_jars()}/*", "org.apache.ivy.Main"]
+    command = [str(jars.find_java()), "-cp", f"{jars.find_pyspark_jars()}/*", "org.apache.ivy.Main"]
     settings = os.environ.get(jars.IVY_SETTINGS_ENV)
     if not settings:
         # The application stands alone; the description of it names a parent that not every mirror has.
@@ -91,10 +91,10 @@ class EmbeddedRegistry:
     def __enter__(self) -> EmbeddedRegistry:
         home = application()
         for attempt in range(1, _ATTEMPTS + 1):
-            self._directory = processes.own_directory("registry")
+            self._directory = processes.make_own_directory("registry")
             self._supervisor = processes.SupervisorClient("schema registry")
             self._supervisor.own(self._directory)
-            self.port = processes.free_ports(1)[0]
+            self.port = processes.find_free_ports(1)[0]
             self._log = self._directory / "registry.log"
             command = [jars.find_java(), "-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
             command += ["-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={self.port}", "-Dquarkus.log.level=WARN"]
@@ -105,7 +105,7 @@ class EmbeddedRegistry:
             server = self._supervisor.spawn([*command, "-jar", home / RUNNER], log=self._log)
             if self._waits_for(server):
                 return self
-            told = processes.tail(self._log)
+            told = processes.read_tail(self._log)
             self._supervisor.close()
             if attempt == _ATTEMPTS:
                 raise ServerFailed("schema registry", told)

@@ -41,7 +41,7 @@ def packages() -> Path | None:
     if all(importlib.util.find_spec(name) for name in ("moto", "s3fs")):
         return None
     wanted = f"{sys.implementation.cache_tag}-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:12]}"
-    target = jars.cache_directory() / "test-packages" / wanted
+    target = jars.find_cache_directory() / "test-packages" / wanted
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
@@ -58,14 +58,14 @@ def packages() -> Path | None:
 def spark_jars() -> tuple[Path, ...]:
     """Jars with which Spark opens ``s3a://``, and which it does not include."""
     wanted = tuple(sorted((HADOOP, *SDK)))
-    without = jars._bundled(str(jars.pyspark_jars())) | {"bundle"}
-    root = jars.cache_directory()
-    directory = root / "jars" / jars._directory_name(wanted, without)
-    if jars._published(directory) is None:
-        with jars._locked(root, wanted) as lock:
-            if jars._published(directory) is None:
+    without = jars._list_bundled_artifacts(str(jars.find_pyspark_jars())) | {"bundle"}
+    root = jars.find_cache_directory()
+    directory = root / "jars" / jars._make_directory_name(wanted, without)
+    if jars._find_published(directory) is None:
+        with jars._lock_directory(root, wanted) as lock:
+            if jars._find_published(directory) is None:
                 jars._fetch(wanted, without, root, directory, lock)
-    found = jars._published(directory)
+    found = jars._find_published(directory)
     assert found
     return found
 
@@ -87,17 +87,17 @@ class EmbeddedS3:
     """Ends with this process. It knows the users that :meth:`user` made, and checks what they sign."""
 
     def __enter__(self) -> EmbeddedS3:
-        directory = processes.own_directory("s3")
+        directory = processes.make_own_directory("s3")
         self._supervisor = processes.SupervisorClient("S3")
         self._supervisor.own(directory)
         self.log = directory / "log"
-        (port,) = processes.free_ports(1)
+        (port,) = processes.find_free_ports(1)
         self.url = f"http://{processes.LOOPBACK}:{port}"
         # So many calls are let in without anybody to sign them: those that make the first user.
         env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1", "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)}
         command = [sys.executable, "-m", "tests.support.moto_server", "-H", processes.LOOPBACK, "-p", str(port)]
         self._process = self._supervisor.spawn(command, log=self.log, env=env)
-        assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.tail(self.log)
+        assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.read_tail(self.log)
         self._first: tuple[str, str] = ("nobody", "nothing")
         self._first = self.user("everybody", EVERYTHING)
         return self

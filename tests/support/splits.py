@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import SourcePlan, Window
@@ -65,7 +65,7 @@ def splits(kafka: EmbeddedKafka, unique: Callable[[str], str], count: int, trans
         Reader(kafka.connection_extra(), topic) as reader,
     ):
         plan = SourcePlan(tuple({"n": n} for n in range(count)))
-        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", utc_now(), source=plan))
+        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", format_utc_now(), source=plan))
         publisher = Publisher(
             config=hook.producer_config(),
             reading=hook.consumer_config(),

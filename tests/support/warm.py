@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.hooks.spark.warm import client
-from airflow_kafka_spark.hooks.spark.warm.process import peer_credentials
+from airflow_kafka_spark.hooks.spark.warm.process import read_peer_credentials
 from airflow_kafka_spark.testing._processes import wait_until
 
 EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
@@ -36,7 +36,7 @@ def is_on() -> bool:
 def used_here() -> int | None:
     """Return the warm Spark process that this process is attached to; None if it is attached to none."""
     attached = client._attached
-    return None if attached is None else peer_credentials(attached.connection)[0]
+    return None if attached is None else read_peer_credentials(attached.connection)[0]
 
 
 def jvm_of(log: Path) -> int | None:

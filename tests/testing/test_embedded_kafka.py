@@ -43,9 +43,9 @@ def odd() -> Iterator[Odd]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        chosen = processes.free_ports
+        chosen = processes.find_free_ports
         answers = iter([[port, *chosen(2)]])
-        patch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
+        patch.setattr(processes, "find_free_ports", lambda count: next(answers, None) or chosen(count))
         thread = threading.Thread(target=kafka.start)
         thread.start()
         thread.join()
@@ -280,7 +280,7 @@ def test_a_given_data_directory_is_kept_for_a_later_instance_and_a_broker_that_c
 
 
 def test_a_port_is_not_chosen_again_soon_for_its_server_may_not_listen_yet() -> None:
-    chosen = [port for _ in range(25) for port in processes.free_ports(4)]
+    chosen = [port for _ in range(25) for port in processes.find_free_ports(4)]
     assert len(set(chosen)) == 100
 
 

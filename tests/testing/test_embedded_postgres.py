@@ -215,9 +215,9 @@ def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.Monk
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        chosen = processes.free_ports
+        chosen = processes.find_free_ports
         answers = iter([[port]])
-        monkeypatch.setattr(processes, "free_ports", lambda count: next(answers, None) or chosen(count))
+        monkeypatch.setattr(processes, "find_free_ports", lambda count: next(answers, None) or chosen(count))
         with EmbeddedPostgres() as postgres:
             assert postgres.port != port and setting(postgres, "fsync") == "on"
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 from airflow_kafka_spark.transforms import apply_chain
 
@@ -164,7 +164,7 @@ def _outcome(spark: SparkSession, case: Case) -> Outcome:
     except Exception as error:
         return Outcome(given, error=error)
     try:
-        program = program_of(frame, given.schema)
+        program = make_program(frame, given.schema)
     except Unknown:
         program = None
     return Outcome(given, made, types, program)

@@ -14,7 +14,7 @@ from pyspark.errors import ArithmeticException, NumberFormatException, SparkRunt
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
 from airflow_kafka_spark.road.arrow.tasks.functions import ExpressionFailed
 from airflow_kafka_spark.road.arrow.tasks.program import Program
 from airflow_kafka_spark.transforms import (
@@ -290,7 +290,7 @@ def assert_same(found: pa.Table, wanted: pa.Table) -> None:
 
 def assert_alike(made: DataFrame, given: pa.Table) -> None:
     """Check that Arrow makes of rows what Spark makes of them."""
-    assert_same(in_arrow(program_of(made, given.schema), given), made.toArrow())
+    assert_same(in_arrow(make_program(made, given.schema), given), made.toArrow())
 
 
 def test_every_expression_known_here_gives_what_spark_gives(edges) -> None:
@@ -300,7 +300,7 @@ def test_every_expression_known_here_gives_what_spark_gives(edges) -> None:
 def test_sql_fails_for_the_values_for_which_spark_fails_and_for_no_others(edges) -> None:
     spark, failed = edges.frame.sparkSession, 0
     for text in FALLIBLE:
-        program = program_of(edges.frame.select(F.expr(text).alias("x")), edges.table.schema)
+        program = make_program(edges.frame.select(F.expr(text).alias("x")), edges.table.schema)
         assert program.fallible
         refused: dict[int, str] = {}
         for n in range(edges.table.num_rows):
@@ -322,7 +322,7 @@ def test_sql_fails_for_the_values_for_which_spark_fails_and_for_no_others(edges)
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_what_is_not_known_here_is_left_to_spark(edges, text) -> None:
     with pytest.raises(Unknown):
-        program_of(edges.frame.select(F.expr(text)), edges.table.schema)
+        make_program(edges.frame.select(F.expr(text)), edges.table.schema)
 
 
 def test_a_plan_that_is_no_chain_of_columns_and_filters_is_left_to_spark(edges) -> None:
@@ -334,7 +334,7 @@ def test_a_plan_that_is_no_chain_of_columns_and_filters_is_left_to_spark(edges) 
         frame.limit(3),
     ):
         with pytest.raises(Unknown):
-            program_of(made, edges.table.schema)
+            make_program(made, edges.table.schema)
 
 
 def test_what_nobody_needs_may_be_unknown(edges) -> None:
@@ -351,7 +351,7 @@ def test_a_filter_keeps_what_spark_keeps(edges, condition) -> None:
 
 def test_a_filter_that_keeps_nothing_leaves_empty_columns(edges) -> None:
     made = edges.frame.where("i32 < 0 AND i32 > 0").select("s", F.lit(1).alias("one"))
-    found = in_arrow(program_of(made, edges.table.schema), edges.table)
+    found = in_arrow(make_program(made, edges.table.schema), edges.table)
     assert (edges.table.num_rows > 0, found.num_rows, found.column_names) == (True, 0, ["s", "one"])
 
 
@@ -387,7 +387,7 @@ def test_a_program_grows_with_the_length_of_its_chain_and_not_faster(spark) -> N
     given = table_of([], RECORDS)
 
     def size(times: int) -> int:
-        return len(program_of(apply_chain(spark.createDataFrame(given), five * times), given.schema).nodes)
+        return len(make_program(apply_chain(spark.createDataFrame(given), five * times), given.schema).nodes)
 
     once = size(1)
     assert 20 < once < size(4) < 5 * once

@@ -17,7 +17,7 @@ from airflow_kafka_spark.triggers import (
     KafkaWindowTrigger,
     Polling,
     RetryBudget,
-    failure_of,
+    describe_failure,
     raise_failure,
 )
 from tests.support.lag import produce
@@ -158,7 +158,7 @@ def test_every_error_comes_through_as_what_it_was():
     known = [TopicMissing("c", ["t"]), KafkaUnavailable("c", "looking", "no"), KafkaRefused("c", "looking", "CODE", "no")]
     for error in known:
         with pytest.raises(type(error)) as caught:
-            raise_failure(failure_of(error))
+            raise_failure(describe_failure(error))
         assert str(caught.value) == str(error)
         assert caught.value.retryable == error.retryable
         assert caught.value.conn_id == "c"

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import again, fire, first
@@ -24,12 +24,12 @@ class Upstream:
         ledger = Ledger(hook, self.name, run, topic=self.ledger_topic)
         ledger.__enter__()
         self.number += 1
-        ledger.plan(Window(self.name, self.number, (OffsetRange(self.topic, 0, 0, 0),), run, utc_now(), hook.cluster_id()))
+        ledger.plan(Window(self.name, self.number, (OffsetRange(self.topic, 0, 0, 0),), run, format_utc_now(), hook.cluster_id()))
         return ledger
 
     def complete(self, run):
         with KafkaHook(timeout=20) as hook:
-            self.plan(hook, run).close({"completed_at": utc_now(), "records_read": self.number}, {})
+            self.plan(hook, run).close({"completed_at": format_utc_now(), "records_read": self.number}, {})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_it_fires_once_the_run_s_window_is_complete_and_brings_its_report(hook, 
         ledger = await asyncio.to_thread(upstream.plan, hook, run)
         await asyncio.sleep(1)
         assert not waiting.done(), "the window is planned, not complete"
-        await asyncio.to_thread(ledger.close, {"completed_at": utc_now(), "records_read": 42}, {})
+        await asyncio.to_thread(ledger.close, {"completed_at": format_utc_now(), "records_read": 42}, {})
         return await waiting
 
     value = asyncio.run(completed_later())["value"]
@@ -72,7 +72,7 @@ def test_a_pipeline_that_has_never_run_is_waited_for_and_no_ledger_is_made(hook,
 
 def test_only_windows_completed_since_count(upstream):
     upstream.complete("dag/run1/task")
-    since = utc_now()
+    since = format_utc_now()
     event = fire(trigger(upstream, since=since, give_up_at=time.time() + 1))
     assert "its last complete window is 1" in event["line"]
     upstream.complete("dag/run2/task")

@@ -16,7 +16,7 @@ from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
-from airflow_kafka_spark.windows.memory import dead_record
+from airflow_kafka_spark.windows.memory import make_dead_letters_record
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, SourcePlan, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 from airflow_kafka_spark.windows.times import Latency
@@ -132,7 +132,7 @@ class Past:
         assert producer.flush(60) == 0
         landed = Landed(topic, 0, 0, len(letters), len(letters))
         offsets = {TopicPartition("ui-orders", 0): ((7, 7 + len(letters)),)}
-        record = dead_record(pipeline, DeadLetters(window, topic, (Batch(0, "t", offsets, (landed,)),)))
+        record = make_dead_letters_record(pipeline, DeadLetters(window, topic, (Batch(0, "t", offsets, (landed,)),)))
         self.write_record(pipeline, record.key, record.value)
 
     def write_record(self, pipeline: str, key: bytes, value: bytes | None, topic: str = "airflow-windows") -> None:

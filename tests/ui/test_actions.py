@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.ui.actions import ActionContext, parse_request, perform
+from airflow_kafka_spark.ui.actions import ActionContext, parse_request, perform_action
 from tests.support.waiting import eventually
 from tests.ui.past import Past
 
@@ -22,7 +22,7 @@ def open_window(kafka, unique):
 
 def act(hook, name, action, **more):
     request = parse_request(action, {"ledger": "kafka_default/airflow-windows", "pipeline": name, "why": "test", **more})
-    return perform(hook, request, ActionContext("airflow-windows", "ann", running=False))
+    return perform_action(hook, request, ActionContext("airflow-windows", "ann", running=False))
 
 
 def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):

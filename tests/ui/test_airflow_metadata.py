@@ -33,7 +33,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     PipelineTask,
     TaskError,
     TaskInstanceKey,
-    _tasks_of,
+    _list_tasks,
     read_configuration,
     read_failed_tasks,
     read_task_states,
@@ -44,7 +44,7 @@ LEDGER = LedgerName("kafka_default", "airflow-windows")
 
 
 def tasks_of(dag):
-    return {task.task_id: task for task in _tasks_of(dag.dag_id, DagSerialization.to_dict(dag))}
+    return {task.task_id: task for task in _list_tasks(dag.dag_id, DagSerialization.to_dict(dag))}
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def test_tasks_that_move_nothing_are_not_in_it(found):
 
 def test_a_dag_that_is_not_understood_is_left_out():
     task = {"_task_module": "airflow_kafka_spark.operators.kafka_to_sink"}
-    assert _tasks_of("d", {"dag": {"tasks": [{"__type": "operator", "__var": task}]}}) == ()
-    assert _tasks_of("d", {}) == ()
+    assert _list_tasks("d", {"dag": {"tasks": [{"__type": "operator", "__var": task}]}}) == ()
+    assert _list_tasks("d", {}) == ()
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["with the store", "before Airflow 3.3"])

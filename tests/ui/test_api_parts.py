@@ -10,10 +10,10 @@ import pytest
 from airflow_kafka_spark.errors import ChangeRefused, KafkaUnavailable, PipelineUnknown
 from airflow_kafka_spark.ui.access import Access
 from airflow_kafka_spark.ui.actions import parse_request
-from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
+from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, parse_task_of_run
 from airflow_kafka_spark.ui.app import read_bundle
-from airflow_kafka_spark.ui.previews import preview_bytes, run_with_timeout
-from airflow_kafka_spark.ui.responses import RequestRefused, redact, status_of
+from airflow_kafka_spark.ui.previews import format_bytes_preview, run_with_timeout
+from airflow_kafka_spark.ui.responses import RequestRefused, find_status, redact_text
 from airflow_kafka_spark.ui.views import ListQuery, list_page
 
 EVERY = dict(readable=frozenset("ab"), editable=frozenset("a"), known=frozenset("abc"), sees_pages=True, edits_all=False)
@@ -67,7 +67,7 @@ def test_the_script_is_all_files_in_the_order_of_their_names_in_one_scope(tmp_pa
     ],
 )
 def test_a_run_names_its_task(run, task):
-    assert task_of_run(run) == task
+    assert parse_task_of_run(run) == task
 
 
 def test_the_address_of_a_task_is_quoted():
@@ -77,28 +77,28 @@ def test_the_address_of_a_task_is_quoted():
 
 
 def test_texts_are_cut_and_bytes_are_hex():
-    assert preview_bytes(None) is None
-    assert preview_bytes(b"") == {"text": "", "bytes": 0, "cut": False, "binary": False}
+    assert format_bytes_preview(None) is None
+    assert format_bytes_preview(b"") == {"text": "", "bytes": 0, "cut": False, "binary": False}
     # The limit falls into the middle of a character.
-    found = preview_bytes(b"a" + "ä".encode() * 9000)
+    found = format_bytes_preview(b"a" + "ä".encode() * 9000)
     assert (len(found["text"]), found["bytes"], found["cut"], found["binary"]) == (4096, 18001, True, False)
-    found = preview_bytes("\N{PILE OF POO}".encode() * 5000, most=10)
+    found = format_bytes_preview("\N{PILE OF POO}".encode() * 5000, most=10)
     assert (found["text"], found["cut"]) == ("\N{PILE OF POO}" * 10, True)
-    found = preview_bytes(b"\x00" * 10_000)
+    found = format_bytes_preview(b"\x00" * 10_000)
     assert (len(found["text"]), found["cut"], found["binary"]) == (4096, True, True)
-    assert preview_bytes(b"ab\xff")["text"] == "6162ff"
+    assert format_bytes_preview(b"ab\xff")["text"] == "6162ff"
 
 
 def test_an_error_without_its_secrets():
-    told = redact("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
+    told = redact_text("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
     assert "hunter2" not in told
     assert "@host/db" in told
 
 
 def test_what_kafka_does_not_answer_is_503_and_what_is_refused_409():
-    assert status_of(KafkaUnavailable("c", "doing", "why")) == 503
-    assert status_of(PipelineUnknown("p", "t")) == 404
-    assert status_of(ChangeRefused("x")) == 409
+    assert find_status(KafkaUnavailable("c", "doing", "why")) == 503
+    assert find_status(PipelineUnknown("p", "t")) == 404
+    assert find_status(ChangeRefused("x")) == 409
 
 
 def test_nobody_waits_longer_than_allowed():

@@ -12,7 +12,7 @@ from airflow.timetables.events import EventsTimetable
 from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.timetables.trigger import CronTriggerTimetable, MultipleCronTriggerTimetable
 
-from airflow_kafka_spark.ui.airflow_metadata import DagSchedule, end_of, timetable_of
+from airflow_kafka_spark.ui.airflow_metadata import DagSchedule, find_end_date, load_timetable
 from airflow_kafka_spark.windows.lag import Timetabled, Unscheduled
 
 HOUR = 3600.0
@@ -24,7 +24,7 @@ def at(text):
 
 def schedule_of(schedule, next_run="2026-01-07T11:00", interval=("2026-01-07T10:00", "2026-01-07T11:00"), **facts):
     """The schedule of a DAG as its serialized form and its row tell it."""
-    timetable = timetable_of(
+    timetable = load_timetable(
         DagSerialization.to_dict(DAG("d", schedule=schedule, start_date=datetime(2026, 1, 1), max_active_runs=1))
     )
     given = {"next_run": at(next_run), "next_interval": tuple(map(at, interval)) if interval else None, **facts}
@@ -113,14 +113,14 @@ def test_behind_the_end_of_a_dag_no_interval_is_due_however_much_time_passes(sch
 
 def test_the_end_of_a_dag_is_that_of_its_serialized_form():
     dag = DAG("d", schedule=HOURLY, start_date=datetime(2026, 1, 1), end_date=datetime(2026, 1, 7, 8, tzinfo=timezone.utc))
-    assert end_of(DagSerialization.to_dict(dag)) == at("2026-01-07T08:00")
-    assert end_of(DagSerialization.to_dict(DAG("d", schedule=HOURLY))) is None
-    assert end_of({}) is None
+    assert find_end_date(DagSerialization.to_dict(dag)) == at("2026-01-07T08:00")
+    assert find_end_date(DagSerialization.to_dict(DAG("d", schedule=HOURLY))) is None
+    assert find_end_date({}) is None
 
 
 def test_a_timetable_that_cannot_be_loaded_is_left_out():
-    assert timetable_of({"dag": {"timetable": {"__type": "nowhere.Timetable", "__var": {}}}}) is None
-    assert timetable_of({}) is None
+    assert load_timetable({"dag": {"timetable": {"__type": "nowhere.Timetable", "__var": {}}}}) is None
+    assert load_timetable({}) is None
 
 
 class Broken:

@@ -6,17 +6,17 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from airflow_kafka_spark.ui.airflow_metadata import AirflowState
-from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize
-from airflow_kafka_spark.ui.views import dead_letters_json, stored_windows, window_json, windows_before
+from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize_pipeline
+from airflow_kafka_spark.ui.views import count_dead_letters, describe_window, list_stored_windows, list_windows_before
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     Attempt,
     LedgerRecord,
     WindowEntry,
-    interval_record,
-    position_record,
-    window_key,
-    window_record,
+    make_interval_record,
+    make_position_record,
+    make_window_key,
+    make_window_record,
 )
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -40,38 +40,38 @@ def replace_offset(record, offset):
 
 def test_an_attempt_at_an_open_window_is_a_sign_of_life_that_does_not_tell_a_position():
     snapshot = LedgerSnapshot()
-    put(snapshot, window_record(entry("p", 1)), 1)
-    put(snapshot, window_record(entry("p", 2, State.PLANNED)), 2)
-    done, begun = summarize(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
+    put(snapshot, make_window_record(entry("p", 1)), 1)
+    put(snapshot, make_window_record(entry("p", 2, State.PLANNED)), 2)
+    done, begun = summarize_pipeline(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
     assert (done.committed, done.has_offset) == (2, True)
     assert (begun.active, begun.has_offset, begun.time) == (True, False, datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp())
 
 
 def test_intervals_that_end_in_any_order_and_replays_do_not_go_back():
     snapshot = LedgerSnapshot()
-    put(snapshot, window_record(entry("p", 1)), 1)
-    put(snapshot, window_record(entry("p", 2)), 2)
+    put(snapshot, make_window_record(entry("p", 1)), 1)
+    put(snapshot, make_window_record(entry("p", 2)), 2)
     again = entry("p", 1)
     report = {"completed_at": "2026-01-01T01:00:00Z"}
-    put(snapshot, window_record(replace(again, report=report, window=replace(again.window, replay=1))), 3)
-    seen = summarize(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
+    put(snapshot, make_window_record(replace(again, report=report, window=replace(again.window, replay=1))), 3)
+    seen = summarize_pipeline(snapshot.pipelines["p"]).past[TopicPartition("t", 0)]
     assert [s.committed for s in seen] == [3, None]
 
 
 def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
     snapshot = LedgerSnapshot()
-    put(snapshot, window_record(entry("p", 3, State.PLANNED)), 0)
+    put(snapshot, make_window_record(entry("p", 3, State.PLANNED)), 0)
     for number in range(4, 1004):
-        put(snapshot, window_record(entry("p", number)), number)
+        put(snapshot, make_window_record(entry("p", number)), number)
     pipeline = snapshot.pipelines["p"]
     assert pipeline.windows_total == 1001
-    told = stored_windows(pipeline)
+    told = list_stored_windows(pipeline)
     assert len(told) == MAX_WINDOWS
     # The one that is open is not let go of, however old it is.
     assert [t.entry.window.number for t in told] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
-    assert [t.entry.window.number for t in windows_before(told, "990")][:2] == [989, 988]
+    assert [t.entry.window.number for t in list_windows_before(told, "990")][:2] == [989, 988]
     for number in range(3, 1004):
-        snapshot.add(0, LedgerRecord(window_key("p", number), None, number + 2000))
+        snapshot.add(0, LedgerRecord(make_window_key("p", number), None, number + 2000))
     assert snapshot.pipelines == {}
 
 
@@ -85,16 +85,16 @@ def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are
         "captured": [{"sink": "file:///gone", "records": 3}],
         "records_routed": 13,
     }
-    put(snapshot, window_record(replace(done, report=told)), 1)
-    put(snapshot, window_record(entry("p", 2)), 2)
-    second, first = stored_windows(snapshot.pipelines["p"])
+    put(snapshot, make_window_record(replace(done, report=told)), 1)
+    put(snapshot, make_window_record(entry("p", 2)), 2)
+    second, first = list_stored_windows(snapshot.pipelines["p"])
     assert (second.landed, second.elsewhere) == ((), [])
     assert [(part.topic_partition, part.records) for part in first.landed] == [(("dead", 0), 2), (("dead", 1), 2)]
-    assert dead_letters_json([second, first]) == {
+    assert count_dead_letters([second, first]) == {
         "total": 4,
         "windows": [{"number": 1, "name": "1", "records": 4, "topic": "dead"}],
     }
-    shown = window_json(first, AirflowState({}, {}))
+    shown = describe_window(first, AirflowState({}, {}))
     assert shown["records_routed"] == 13
     assert shown["routed"] == [{"to": "file:///gone", "records": 3}, {"to": "small", "records": 10}]
     assert [part["records"] for part in shown["dead_letters"]] == [2, 2]
@@ -109,18 +109,18 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
         assert parse_ledger_name(lane) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
         moved = entry(lane, 1, state, bounds)
-        put(snapshot, window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
-        put(snapshot, interval_record("a.b", IntervalState(interval, state, ())), 2 * hour + 1)
+        put(snapshot, make_window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
+        put(snapshot, make_interval_record("a.b", IntervalState(interval, state, ())), 2 * hour + 1)
     assert list(snapshot.pipelines) == ["a.b"]
     pipeline = snapshot.pipelines["a.b"]
     assert pipeline.intervals == (3, 2)
-    assert [t.name for t in stored_windows(pipeline)] == [
+    assert [t.name for t in list_stored_windows(pipeline)] == [
         "20260101T020000Z-20260101T030000Z", "20260101T010000Z-20260101T020000Z", "20260101T000000Z-20260101T010000Z",
     ]  # fmt: skip
-    assert [t.name for t in windows_before(stored_windows(pipeline), "20260101T010000Z-20260101T020000Z")] == [
+    assert [t.name for t in list_windows_before(list_stored_windows(pipeline), "20260101T010000Z-20260101T020000Z")] == [
         "20260101T000000Z-20260101T010000Z"
     ]
-    found = summarize(pipeline)
+    found = summarize_pipeline(pipeline)
     assert found.has_intervals
     assert found.open.window.interval is not None
     assert found.problem == ""
@@ -133,20 +133,20 @@ def test_names_that_only_resemble_those_of_intervals_are_pipelines():
 
 def test_a_snapshot_decodes_again_when_a_record_was_added():
     snapshot = LedgerSnapshot()
-    put(snapshot, window_record(entry("p", 1)), 1)
+    put(snapshot, make_window_record(entry("p", 1)), 1)
     pipeline: PipelineSnapshot = snapshot.pipelines["p"]
     first = pipeline.memory()
     assert pipeline.memory() is first
-    put(snapshot, window_record(entry("p", 2)), 2)
+    put(snapshot, make_window_record(entry("p", 2)), 2)
     assert sorted(pipeline.memory().entries) == [1, 2]
 
 
 def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
     snapshot = LedgerSnapshot()
-    put(snapshot, window_record(entry("p", 1, State.PLANNED)), 1)
-    found = summarize(snapshot.pipelines["p"])
+    put(snapshot, make_window_record(entry("p", 1, State.PLANNED)), 1)
+    found = summarize_pipeline(snapshot.pipelines["p"])
     assert (found.last, found.open.window.number) == (None, 1)
     assert found.read_position.offsets == {TopicPartition("t", 0): 1}
     # What was complete before says where it stands, not the window that is open.
-    put(snapshot, position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
-    assert summarize(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}
+    put(snapshot, make_position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
+    assert summarize_pipeline(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}

@@ -19,7 +19,15 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskInstanceState,
 )
 from airflow_kafka_spark.ui.snapshot import PipelineSummary
-from airflow_kafka_spark.ui.views import ListQuery, PipelineItem, WindowView, endpoint_name, list_page, pipeline_row, windows_csv
+from airflow_kafka_spark.ui.views import (
+    ListQuery,
+    PipelineItem,
+    WindowView,
+    format_endpoint,
+    format_windows_as_csv,
+    list_page,
+    make_pipeline_row,
+)
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.lag import Status, Verdict
@@ -41,7 +49,7 @@ def summary(name="p", *, state=State.COMPLETE, **facts):
 
 def row(found, state="failed", tasks=(), error=None, failed=None):
     airflow = AirflowState({TASK: TaskInstanceState(state, error=error)}, {"d": False}, {("d", "t"): failed} if failed else {})
-    return pipeline_row(PipelineItem(LEDGER, "p", found, tasks=tasks), airflow, ACCESS, now=0.0)
+    return make_pipeline_row(PipelineItem(LEDGER, "p", found, tasks=tasks), airflow, ACCESS, now=0.0)
 
 
 def test_a_failed_pipeline_shows_its_last_attempt_with_the_log_of_that():
@@ -110,7 +118,7 @@ def test_the_status_of_data_intervals_names_what_was_left_out():
         (Verdict(Status.OK), ""),
     ):
         item = PipelineItem(LEDGER, "p", found, verdict=verdict)
-        shown = pipeline_row(item, AirflowState({}, {"d": False}), ACCESS, now=0.0)
+        shown = make_pipeline_row(item, AirflowState({}, {"d": False}), ACCESS, now=0.0)
         assert (shown["status"], shown["reason"]) == (verdict.status.value, reason)
 
 
@@ -192,7 +200,7 @@ def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
     ],
 )
 def test_sources_and_sinks_are_named_by_connection_and_table(uri, asset, name):
-    assert endpoint_name(uri, asset) == name
+    assert format_endpoint(uri, asset) == name
 
 
 def test_a_row_names_the_sink_by_the_connection_of_its_task():
@@ -224,7 +232,7 @@ def window_view(number, state, report=None, **facts):
 
 
 def test_windows_are_exported_with_a_column_for_each_fact():
-    text = windows_csv([window_view(8, State.PLANNED), window_view(7, State.COMPLETE, REPORT, interval=(0, 3_600_000))])
+    text = format_windows_as_csv([window_view(8, State.PLANNED), window_view(7, State.COMPLETE, REPORT, interval=(0, 3_600_000))])
     planned, complete = csv.DictReader(io.StringIO(text))
     assert (planned["window"], planned["state"], planned["records_read"], planned["total_seconds"]) == ("8", "PLANNED", "", "")
     assert (complete["state"], complete["interval_start"], complete["interval_end"]) == (
@@ -239,4 +247,4 @@ def test_windows_are_exported_with_a_column_for_each_fact():
 
 
 def test_no_window_is_a_header():
-    assert len(windows_csv([]).splitlines()) == 1
+    assert len(format_windows_as_csv([]).splitlines()) == 1

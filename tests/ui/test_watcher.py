@@ -15,7 +15,7 @@ from airflow_kafka_spark.ui.snapshot import PipelineSummary
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.lag import BacklogHead, Lag, Observation, PartitionLag, Periodic, Status, Timetabled, Unscheduled
-from airflow_kafka_spark.windows.memory import window_key
+from airflow_kafka_spark.windows.memory import make_window_key
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.support.control import reset
 from tests.support.waiting import eventually
@@ -97,8 +97,8 @@ def test_records_that_nobody_can_read_hide_nothing_else(past, watch, kafka):
     past.write_record("fine", b'["fine","window",99999999999999999999]', b"{}", topic)
     past.write_record("fine", b'{"a":1}', b"{}", topic)
     past.write_record("fine", b'[null,"boundary","t",1,"k"]', b"{}", topic)
-    past.write_record("newer", window_key("newer", 2), b'{"v":9,"state":"PLANNED"}', topic)
-    past.write_record("broken", window_key("broken", 2), b'{"v":1,"state":"PLANNED","window":{}}', topic)
+    past.write_record("newer", make_window_key("newer", 2), b'{"v":9,"state":"PLANNED"}', topic)
+    past.write_record("broken", make_window_key("broken", 2), b'{"v":1,"state":"PLANNED","window":{}}', topic)
     state, message = state_is(watch, "unreadable")
     assert "cannot be read" in message
     newer = eventually(lambda: (s := watch.summaries.get("newer")) and s.problem and s)

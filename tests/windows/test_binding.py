@@ -11,16 +11,16 @@ from airflow_kafka_spark.windows.binding import (
     Binding,
     Endpoint,
     Writer,
+    add_details,
     binding_from_json,
     binding_to_json,
     compare_endpoints,
     compare_locations,
     compare_writers,
-    with_details,
 )
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.codec import window_from_json, window_to_json
-from airflow_kafka_spark.windows.memory import Memory, binding_record, control_record, fold_records
+from airflow_kafka_spark.windows.memory import Memory, fold_records, make_binding_record, make_control_record
 from airflow_kafka_spark.windows.model import Window
 
 TASK = Writer("dag", "task", -1, "run1", "prod")
@@ -86,13 +86,13 @@ def test_it_is_written_with_the_window_and_read_again_and_a_missing_one_is_not_k
     assert window_from_json(told).binding is None
     later = {**binding_to_json(binding), "unheard": 1, "writer": {**vars(TASK), "unheard": 2}}
     assert binding_from_json(later) == binding
-    assert fold_records("p", [binding_record("p", binding)]).binding == binding
+    assert fold_records("p", [make_binding_record("p", binding)]).binding == binding
     assert fold_records("p", []).binding is None
 
 
 def test_a_decision_counts_for_what_was_bound_before_it_and_for_an_open_window_that_it_names():
     def decision(number, window=0):
-        return control_record("p", Change(number, "rebind", "ann", "x", "now", window=window))
+        return make_control_record("p", Change(number, "rebind", "ann", "x", "now", window=window))
 
     old, new = Binding(TASK), Binding(TASK, decided=2)
     memory: Memory = fold_records("p", [decision(1), decision(2)])
@@ -107,5 +107,5 @@ def test_an_open_window_is_bound_to_what_an_attempt_adds_and_to_what_it_had():
         return Binding(TASK, Endpoint({"topic": "t"}, details))
 
     first = bound(windows_table="w", dead_letters="", mode="append")
-    after = with_details(first, bound(windows_table="w", dead_letters="d", mode=""))
+    after = add_details(first, bound(windows_table="w", dead_letters="d", mode=""))
     assert after == bound(windows_table="w", dead_letters="d", mode="append")

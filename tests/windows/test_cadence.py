@@ -14,9 +14,9 @@ from airflow_kafka_spark.windows.lag import (
     Status,
     Timetabled,
     Unscheduled,
-    cadence_of_windows,
+    derive_cadence,
+    find_usual_period,
     judge_partition,
-    usual_period,
 )
 
 HOUR = 3600.0
@@ -47,32 +47,32 @@ def windows(count, *, kind="scheduled", hours=1, seconds=10.0, interval=False):
 
 @pytest.mark.parametrize("given", [windows(6), windows(6, interval=True), windows(6, kind="manual", interval=True)])
 def test_a_catch_up_does_not_say_how_often_a_pipeline_runs(given):
-    assert cadence_of_windows(given) == Periodic(HOUR)
+    assert derive_cadence(given) == Periodic(HOUR)
     # Six hourly intervals were moved in a minute; five minutes later there are new records.
     past = [Observation(window.completed_at, 60 + n, active=True) for n, window in enumerate(given)]
     now = Observation(past[-1].time + 216, past[-1].committed, 15, 216.0)
-    assert judge_partition([*past, now], cadence_of_windows(given)).status is Status.OK
+    assert judge_partition([*past, now], derive_cadence(given)).status is Status.OK
     assert judge_partition([*past, now], Periodic(10.0)).status is Status.STOP
 
 
 def test_runs_that_nobody_schedules_have_none_to_miss():
     for kind in ("manual", "asset_triggered", "backfill"):
-        assert cadence_of_windows(windows(6, kind=kind)) == Unscheduled()
+        assert derive_cadence(windows(6, kind=kind)) == Unscheduled()
     silent = [Observation(0.0, 7, active=True), Observation(900 * HOUR, 7, 50, 800 * HOUR)]
     assert judge_partition(silent, Unscheduled()).status is Status.OK
 
 
 def test_names_of_another_kind_tell_by_the_time_between_completions():
     known = [CompletedWindow(at, "dag/run/task") for at in (0.0, 10.0, 30.0, 35.0)]
-    assert cadence_of_windows(known) == Periodic(20.0)
-    assert cadence_of_windows(known[:2]) is None
-    assert cadence_of_windows(windows(1)) is None
-    assert cadence_of_windows([]) is None
+    assert derive_cadence(known) == Periodic(20.0)
+    assert derive_cadence(known[:2]) is None
+    assert derive_cadence(windows(1)) is None
+    assert derive_cadence([]) is None
 
 
 def test_the_usual_period_is_the_longest_one_once_there_are_enough():
-    assert usual_period([0.0, 10.0]) is None
-    assert usual_period([0.0, 10.0, 30.0, 35.0]) == 20.0
+    assert find_usual_period([0.0, 10.0]) is None
+    assert find_usual_period([0.0, 10.0, 30.0, 35.0]) == 20.0
 
 
 def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():

@@ -13,12 +13,12 @@ from airflow_kafka_spark.windows.codec import position_from_json, position_to_js
 from airflow_kafka_spark.windows.continuity import (
     drop_recreated_topics,
     find_contradictions,
+    has_same_ranges,
     refuse_foreign,
     refuse_gap,
-    same_ranges,
 )
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Gap, OffsetRange, Window
-from airflow_kafka_spark.windows.plan import Position, next_position
+from airflow_kafka_spark.windows.plan import Position, find_next_position
 
 
 def window(
@@ -80,11 +80,11 @@ def test_offsets_that_went_elsewhere_or_that_windows_without_records_have_skippe
     empty = window(5, ("t", 0, 22, 22), gaps=(Gap("t", 0, 20, 22),))
     position = Position()
     for skipped in (empty.gaps, (), ()):
-        position = next_position(position, replace(empty, gaps=skipped))
+        position = find_next_position(position, replace(empty, gaps=skipped))
     more = replace(window(6, ("t", 0, 24, 24)), gaps=(Gap("t", 0, 22, 24), Gap("t", 1, 0, 1)))
-    assert next_position(position, more).passed == (Gap("t", 0, 20, 24), Gap("t", 1, 0, 1))
+    assert find_next_position(position, more).passed == (Gap("t", 0, 20, 24), Gap("t", 1, 0, 1))
     kept = position_from_json(position_to_json(position))
-    assert (kept.passed, next_position(kept, later).passed) == (empty.gaps, ())
+    assert (kept.passed, find_next_position(kept, later).passed) == (empty.gaps, ())
     assert window_from_json(window_to_json(replace(later, passed=kept.passed))).passed == empty.gaps
 
 
@@ -169,9 +169,9 @@ def test_only_a_window_that_begins_where_somebody_moved_the_pipeline_may_jump(st
 
 
 def test_same_ranges_does_not_mind_their_order():
-    assert same_ranges(BEFORE.ranges, reversed(BEFORE.ranges))
-    assert not same_ranges(BEFORE.ranges, BEFORE.ranges[:1])
-    assert not same_ranges(BEFORE.ranges, AFTER.ranges)
+    assert has_same_ranges(BEFORE.ranges, reversed(BEFORE.ranges))
+    assert not has_same_ranges(BEFORE.ranges, BEFORE.ranges[:1])
+    assert not has_same_ranges(BEFORE.ranges, AFTER.ranges)
 
 
 steps = st.lists(

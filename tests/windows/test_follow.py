@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import FollowBroken
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import position_from_json, position_to_json
-from airflow_kafka_spark.windows.follow import follow, published_behind, reached_of
+from airflow_kafka_spark.windows.follow import count_published_behind, follow, reached_of
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import (
     FollowedWindow,
@@ -48,21 +48,21 @@ def upstream(*entries: WindowEntry, total: int, last: int = 0, **facts) -> Memor
 )
 def test_records_behind_an_offset_are_those_of_whole_windows_or_not_known(start, behind):
     found = upstream(entry(8, 100, 2), entry(9, 102, 3), entry(10, 105, 4), total=109)
-    assert published_behind(found, found.published, TP, start) == behind
+    assert count_published_behind(found, found.published, TP, start) == behind
 
 
 def test_a_window_that_was_given_up_lies_between_others_and_one_of_which_that_is_not_known_does_not():
     given_up = Change(1, "skip", "ann", "", "", discarded=(9,), landed=(Landed("t", 0, 102, 102, 1),))
     found = upstream(entry(8, 100, 2), entry(10, 103, 1), total=50, changes={1: given_up})
-    assert published_behind(found, found.published, TP, 100) == 4
+    assert count_published_behind(found, found.published, TP, 100) == 4
     found = replace(found, changes={1: replace(given_up, landed=None)})
-    assert published_behind(found, found.published, TP, 100) is None
-    assert published_behind(found, found.published, TP, 103) == 1, "what lies before does not matter"
+    assert count_published_behind(found, found.published, TP, 100) is None
+    assert count_published_behind(found, found.published, TP, 103) == 1, "what lies before does not matter"
 
 
 def test_what_lies_in_a_topic_of_the_same_name_that_is_gone_is_not_counted():
     found = upstream(entry(1, 0, 50), entry(2, 50, 50), entry(3, 10, 5), total=105)
-    assert published_behind(found, found.published, TP, 5) == 5
+    assert count_published_behind(found, found.published, TP, 5) == 5
     assert add_landed({TP: Published(100, 100)}, [Landed("t", 0, 10, 14, 5)]) == {TP: Published(15, 105)}
 
 

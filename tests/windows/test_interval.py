@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
-    contiguous_offsets,
     exclude_other_intervals,
+    find_contiguous_offsets,
     find_missing_intervals,
     find_overlapping,
-    topic_start,
+    find_topic_start,
 )
-from airflow_kafka_spark.windows.memory import fold_records, interval_record
+from airflow_kafka_spark.windows.memory import fold_records, make_interval_record
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -79,43 +79,43 @@ class TestInterval:
 class TestContiguous:
     def test_the_group_follows_the_intervals_that_are_complete_without_a_hole(self):
         known = [done(0, (0, 10)), done(1, (10, 20)), done(3, (30, 40))]
-        assert contiguous_offsets(known, {T0: 0}) == {T0: 20}
+        assert find_contiguous_offsets(known, {T0: 0}) == {T0: 20}
 
     def test_an_interval_that_is_not_complete_is_a_hole(self):
         known = [done(0, (0, 10)), done(1, (10, 20), state=State.PLANNED), done(2, (20, 30))]
-        assert contiguous_offsets(known, {T0: 0}) == {T0: 10}
+        assert find_contiguous_offsets(known, {T0: 0}) == {T0: 10}
 
     def test_an_interval_without_records_is_no_hole(self):
-        assert contiguous_offsets([done(0, (0, 10)), done(2, (10, 15))], {T0: 0}) == {T0: 15}
+        assert find_contiguous_offsets([done(0, (0, 10)), done(2, (10, 15))], {T0: 0}) == {T0: 15}
 
     def test_it_never_goes_back(self):
-        assert contiguous_offsets([done(0, (0, 10))], {T0: 500}) == {T0: 500}
+        assert find_contiguous_offsets([done(0, (0, 10))], {T0: 500}) == {T0: 500}
 
     def test_what_an_interval_has_passed_over_because_it_was_deleted_is_no_hole(self):
         known = [done(0, (0, 10)), replace(done(1, (15, 20)), gaps=(Gap("t", 0, 10, 15),)), done(2, (20, 30))]
-        assert contiguous_offsets(known, {T0: 0}) == {T0: 30}
-        record = interval_record("p", known[1])
+        assert find_contiguous_offsets(known, {T0: 0}) == {T0: 30}
+        record = make_interval_record("p", known[1])
         assert fold_records("p", [record]).intervals[hour(1).name].gaps == known[1].gaps
 
     def test_one_partition_that_lags_holds_the_others(self):
-        assert contiguous_offsets([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
+        assert find_contiguous_offsets([done(1, (5, 10), (7, 9))], {T0: 5, T1: 6}) == {T0: 5, T1: 6}
 
     def test_a_schedule_begins_with_its_first_interval_whatever_lies_before_it(self):
         known = [done(5, (100, 110)), done(6, (110, 120))]
-        assert contiguous_offsets(known, {T0: 0}) == {T0: 0}
-        assert contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
-        assert contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
-        assert contiguous_offsets(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
+        assert find_contiguous_offsets(known, {T0: 0}) == {T0: 0}
+        assert find_contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 120}
+        assert find_contiguous_offsets(known, {T0: 0}, NEW_YEAR + timedelta(hours=4, minutes=30)) == {T0: 120}
+        assert find_contiguous_offsets(known[1:], {T0: 0}, NEW_YEAR + timedelta(hours=5)) == {T0: 0}
 
     def test_offsets_of_a_topic_that_was_created_anew_since_do_not_count(self):
         old = [replace(k, topic_ids={"t": "old"}) for k in (done(0, (0, 10)), done(1, (10, 20)))]
         new = replace(done(2, (0, 5)), topic_ids={"t": "new"})
-        assert contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
-        assert contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
-        assert contiguous_offsets(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
+        assert find_contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 5}
+        assert find_contiguous_offsets([*old, new], {T0: 0}, NEW_YEAR, {"t": "old"}) == {T0: 20}
+        assert find_contiguous_offsets(old, {T0: 0}, NEW_YEAR, {"t": "new"}) == {T0: 0}
 
     def test_a_partition_that_came_later_is_part_of_it(self):
-        assert contiguous_offsets([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
+        assert find_contiguous_offsets([done(0, (0, 10)), done(1, (10, 20), (0, 7))], {T0: 0, T1: 0}) == {T0: 20, T1: 7}
 
     @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
     def test_in_whatever_order_intervals_complete_it_ends_at_the_first_hole(self, sizes, data):
@@ -126,7 +126,7 @@ class TestContiguous:
         reached = {T0: 0}
         for number in order:
             complete.append(known[number])
-            before, reached = reached[T0], contiguous_offsets(complete, reached)
+            before, reached = reached[T0], find_contiguous_offsets(complete, reached)
             there = {k.interval for k in complete}
             hole = next((ends[n] - sizes[n] for n in range(len(sizes)) if sizes[n] and hour(n) not in there), ends[-1])
             assert before <= reached[T0] == hole
@@ -158,21 +158,21 @@ class TestATopicThatJoins:
         return IntervalState(hour(number), State.COMPLETE, ranges, topic_ids={topic: f"id-{topic}" for topic in ends})
 
     def test_a_topic_that_every_interval_has_is_taken_up_at_the_start(self):
-        assert topic_start("a", "id-a", hour(1), []) == hour(1).start
-        assert topic_start("a", "id-a", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+        assert find_topic_start("a", "id-a", hour(1), []) == hour(1).start
+        assert find_topic_start("a", "id-a", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
 
     def test_a_topic_that_no_interval_has_is_taken_up_at_its_first_record(self):
-        assert topic_start("b", "id-b", hour(1), [self.state(0, a=(0, 5))]) is None
-        assert topic_start("b", "id-b", hour(0), [self.state(0, a=(0, 5))]) == hour(0).start, "its own earlier plan"
+        assert find_topic_start("b", "id-b", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert find_topic_start("b", "id-b", hour(0), [self.state(0, a=(0, 5))]) == hour(0).start, "its own earlier plan"
 
     def test_a_topic_that_was_replaced_is_another_one(self):
-        assert topic_start("a", "other", hour(1), [self.state(0, a=(0, 5))]) is None
-        assert topic_start("a", "", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
+        assert find_topic_start("a", "other", hour(1), [self.state(0, a=(0, 5))]) is None
+        assert find_topic_start("a", "", hour(1), [self.state(0, a=(0, 5))]) == hour(1).start
 
     def test_intervals_directly_before_that_do_not_have_it_are_made_up_for(self):
         known = [self.state(0, a=(0, 5), b=(0, 2)), self.state(1, a=(5, 6)), self.state(2, a=(6, 7))]
-        assert topic_start("b", "id-b", hour(3), known) == hour(1).start
-        assert topic_start("b", "id-b", hour(4), known) == hour(4).start
+        assert find_topic_start("b", "id-b", hour(3), known) == hour(1).start
+        assert find_topic_start("b", "id-b", hour(4), known) == hour(4).start
 
     @given(st.data())
     def test_in_whatever_order_intervals_are_planned_and_whenever_a_topic_joins_each_offset_is_in_one(self, data):
@@ -187,12 +187,12 @@ class TestATopicThatJoins:
             if turn < joins:
                 known.append(self.state(number, a=(number, number + 1)))
                 continue
-            begin = topic_start("b", "id-b", hour(number), known)
+            begin = find_topic_start("b", "id-b", hour(number), known)
             start = 0 if begin is None else ends[round((begin - NEW_YEAR) / timedelta(hours=1))]
             natural = (OffsetRange("b", 0, start, ends[number + 1]),)
             (left,) = exclude_other_intervals(natural, {"b": "id-b"}, known)
             known.append(self.state(number, a=(number, number + 1), b=(left.start, left.end)))
         moved = sorted(o for k in known for r in k.ranges if r.topic == "b" for o in range(r.start, r.end))
         assert moved == [*range(0 if joins else ends[0], ends[-1])]
-        group = contiguous_offsets(known, {TopicPartition("a", 0): 0, TopicPartition("b", 0): 0 if joins else ends[0]})
+        group = find_contiguous_offsets(known, {TopicPartition("a", 0): 0, TopicPartition("b", 0): 0 if joins else ends[0]})
         assert group == {TopicPartition("a", 0): count + 1, TopicPartition("b", 0): ends[-1]}

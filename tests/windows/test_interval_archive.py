@@ -14,14 +14,14 @@ from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
-    contiguous_offsets,
     exclude_other_intervals,
+    find_contiguous_offsets,
     find_overlapping,
     find_sharing_intervals,
-    topic_start,
+    find_topic_start,
 )
 from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, group_into_archives
-from airflow_kafka_spark.windows.memory import archive_record, fold_records, interval_record, known_topic_ids
+from airflow_kafka_spark.windows.memory import archive_record, fold_records, list_known_topic_ids, make_interval_record
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -131,7 +131,7 @@ def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatc
     (read,) = fold_records("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
     assert read.has_holes and read.only_in_time
     monkeypatch.setattr(interval_archive, "unpack_values", None)
-    assert contiguous_offsets([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
+    assert find_contiguous_offsets([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
 
 
 def test_few_intervals_are_not_worth_an_archive():
@@ -169,9 +169,9 @@ def test_intervals_of_a_schedule_with_holes_are_archived(length, monkeypatch):
     new = hour(24 * days)
     assert not find_overlapping(new, known.spans)
     assert not list(find_sharing_intervals([OffsetRange("t", 0, days * 100, days * 100 + 10)], {"t": "id"}, known.spans))
-    assert topic_start("t", "id", new, known.spans) == new.start
+    assert find_topic_start("t", "id", new, known.spans) == new.start
     assert not taken_apart
-    assert contiguous_offsets(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
+    assert find_contiguous_offsets(known.spans, {TopicPartition("t", p): 0 for p in range(50)}, topic_ids={"t": "id"}) == {
         TopicPartition("t", p): 10 for p in range(50)
     }
     assert len(taken_apart) == 1, "the one that holds what comes next"
@@ -189,11 +189,11 @@ def test_the_ledger_remembers_archives():
     states = chain(0, 30)
     made = group_into_archives(states[:20])
     records = [archive_record("p", archive)._replace(offset=70 + n) for n, (archive, _) in enumerate(made)]
-    records += [interval_record("p", state)._replace(offset=90) for state in states[20:]]
+    records += [make_interval_record("p", state)._replace(offset=90) for state in states[20:]]
     memory = fold_records("p", records)
     assert dict(memory.intervals) == {s.interval.name: s for s in states}
     assert memory.oldest_offset == 20, "the first record of the oldest interval that has one of its own"
-    assert known_topic_ids(memory) == {"t": ("id",)}
+    assert list_known_topic_ids(memory) == {"t": ("id",)}
     assert fold_records("p", records[:1]).oldest_offset == 70, "a reader that begins behind it would miss it"
     assert fold_records("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
 
@@ -256,12 +256,12 @@ def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, 
     assert split(states).complete == len(states)
     assert exclude_other_intervals(wanted, topic_ids, spans) == exclude_other_intervals(wanted, topic_ids, states)
     if not find_overlapping(mine, states):
-        assert topic_start("t", topic_ids["t"], mine, spans) == topic_start("t", topic_ids["t"], mine, states)
+        assert find_topic_start("t", topic_ids["t"], mine, spans) == find_topic_start("t", topic_ids["t"], mine, states)
     # The group stands where it stands once old intervals are archived: it has followed them as far as it goes.
     position = {TopicPartition("t", p): committed for p in (0, 1)}
     for begin in (None, hour(first).start):
-        reached = contiguous_offsets(states, position, begin, topic_ids)
-        assert contiguous_offsets(spans, reached, begin, topic_ids) == reached
+        reached = find_contiguous_offsets(states, position, begin, topic_ids)
+        assert find_contiguous_offsets(spans, reached, begin, topic_ids) == reached
 
 
 def test_an_archive_says_how_it_was_made():

@@ -20,13 +20,13 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     archive_from_record,
     archive_to_record,
     boundary_from_record,
-    boundary_prefix,
     boundary_to_record,
+    find_last_expired_boundary,
     find_removable_boundaries,
     fit_proposal,
-    interval_ranges,
-    last_expired_boundary,
-    propose,
+    make_boundary_prefix,
+    plan_interval_ranges,
+    propose_boundary,
     resolve_proposals,
     select_near_boundaries,
     to_archive,
@@ -48,7 +48,7 @@ def log(**bounds: tuple[int, int]) -> Log:
 
 
 def between(one: Boundary, other: Boundary, current: Log, position: Position | None = None, data_loss="fail"):
-    return interval_ranges(["t"], {"t": one}, {"t": other}, current, position or Position(), data_loss)
+    return plan_interval_ranges(["t"], {"t": one}, {"t": other}, current, position or Position(), data_loss)
 
 
 class TestSettle:
@@ -154,7 +154,7 @@ class TestPrune:
         partitions = sorted({p for b in proposals for p in b.offsets})
         lows = {p: data.draw(st.integers(0, 40)) for p in partitions}
         settled, removed = resolve_proposals(proposals), find_removable_boundaries((), proposals, "id", lows).proposals
-        horizon = last_expired_boundary(settled, lows)
+        horizon = find_last_expired_boundary(settled, lows)
         later = data.draw(random_proposals(most=6))
         for count in range(len(removed) + 1):
             left = [p for n, p in enumerate(proposals) if n not in removed[:count]]
@@ -203,8 +203,10 @@ class TestArchives:
             now = resolve_proposals([*select_near_boundaries(read, [*wanted, *(p.instant for p in left)], lows), *left])
             assert all(stand_alike(now[instant], settled[instant], partitions) for instant in now)
             assert {i for i in wanted if i in settled} <= now.keys()
-            gone = last_expired_boundary(settled, lows)
-            assert (gone.instant if gone else None) == (found.instant if (found := last_expired_boundary(now, lows)) else None)
+            gone = find_last_expired_boundary(settled, lows)
+            assert (gone.instant if gone else None) == (
+                found.instant if (found := find_last_expired_boundary(now, lows)) else None
+            )
             # What is proposed next stands where it would have stood.
             later = at(data.draw(st.integers(0, 12)), **{f"p{p}": data.draw(st.integers(0, 40)) for p in partitions})
             near = select_near_boundaries(read, [later.instant, *(p.instant for p in left)], lows)
@@ -213,7 +215,7 @@ class TestArchives:
         # Removing what is not needed leaves the others where they are.
         gone_too = find_removable_boundaries(read, left, "id", lows).archives
         rest = [archive for n, archive in enumerate(read) if n not in gone_too]
-        horizon = last_expired_boundary(settled, lows)
+        horizon = find_last_expired_boundary(settled, lows)
         now = resolve_proposals([*select_near_boundaries(rest, range(13), lows), *left])
         assert all(stand_alike(now[i], b, partitions) for i, b in settled.items() if horizon is None or i >= horizon.instant)
 
@@ -304,7 +306,7 @@ class TestWhatWasDeletedBeforeItWasDecided:
 
     def propose(self, instant: int, found: int, low: int, *settled: Boundary, now: int = 1000) -> Boundary:
         at_instant = InstantInLog("t", "id", instant, {0: found}, {0: low})
-        return propose(at_instant, {b.instant: b for b in settled}, by="a test", now=now)
+        return propose_boundary(at_instant, {b.instant: b for b in settled}, by="a test", now=now)
 
     def test_an_older_record_that_is_left_shows_where_the_instant_lies(self):
         assert not self.propose(100, found=7, low=5).earliest
@@ -408,8 +410,8 @@ class TestRecords:
         boundary = Boundary("t", "id", 123, {0: 5, 1: 7}, "dag/run/task")
         key, value = boundary_to_record(boundary, "token")
         assert boundary_from_record(key, value) == boundary
-        assert key.startswith(boundary_prefix("t"))
-        assert not key.startswith(boundary_prefix("t2"))
+        assert key.startswith(make_boundary_prefix("t"))
+        assert not key.startswith(make_boundary_prefix("t2"))
         assert key != boundary_to_record(boundary, "other")[0], "compaction must not drop the first one"
 
     def test_a_boundary_and_an_archive_of_a_later_release_are_refused(self):

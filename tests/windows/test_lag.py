@@ -20,8 +20,8 @@ from airflow_kafka_spark.windows.lag import (
     Status,
     Threshold,
     Verdict,
+    find_worst_verdict,
     judge_partition,
-    worst_verdict,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -272,7 +272,7 @@ def test_a_history_forgets_what_no_verdict_looks_back_on():
 
 def test_the_worst_status_wins_and_says_where():
     verdicts = {TopicPartition("t", n): Verdict(each, "why") for n, each in enumerate([Status.OK, Status.STALL, Status.WARN])}
-    assert worst_verdict(verdicts) == Verdict(Status.STALL, "t-1: why")
-    assert worst_verdict({}) == Verdict(Status.OK)
+    assert find_worst_verdict(verdicts) == Verdict(Status.STALL, "t-1: why")
+    assert find_worst_verdict({}) == Verdict(Status.OK)
     ranks = sorted(Status, key=lambda each: each.rank)
     assert ranks == [Status.OK, Status.WARN, Status.STALL, Status.STOP, Status.REWIND]

@@ -19,18 +19,18 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     NewerVersion,
     WindowEntry,
-    change_key,
-    change_record,
-    control_record,
     fold_records,
-    group_record,
-    interval_record,
-    known_topic_ids,
-    marker_record,
-    owner_of_group,
-    position_record,
-    window_key,
-    window_record,
+    list_known_topic_ids,
+    make_change_key,
+    make_change_record,
+    make_control_record,
+    make_group_record,
+    make_interval_record,
+    make_marker_record,
+    make_position_record,
+    make_window_key,
+    make_window_record,
+    parse_group_owner,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -49,9 +49,9 @@ def test_the_newest_record_of_a_window_counts():
     memory = fold_records(
         "p",
         log(
-            window_record(entry(1, State.PLANNED)),
-            window_record(entry(1, State.COMPLETE)),
-            window_record(entry(2, State.PLANNED)),
+            make_window_record(entry(1, State.PLANNED)),
+            make_window_record(entry(1, State.COMPLETE)),
+            make_window_record(entry(2, State.PLANNED)),
         ),
     )
     assert memory.open_entry.window.number == 2
@@ -64,27 +64,27 @@ def test_other_pipelines_are_not_mine_even_when_their_name_begins_like_mine():
     memory = fold_records(
         "p",
         log(
-            window_record(entry(1, State.PLANNED, "p2")),
-            window_record(entry(1, State.PLANNED, 'p","window')),
-            position_record("p2", Position(), 9),
+            make_window_record(entry(1, State.PLANNED, "p2")),
+            make_window_record(entry(1, State.PLANNED, 'p","window')),
+            make_position_record("p2", Position(), 9),
         ),
     )
     assert not memory.exists and not memory.entries
 
 
 def test_a_tombstone_forgets_a_window():
-    memory = fold_records("p", log(window_record(entry(1, State.COMPLETE)), LedgerRecord(window_key("p", 1), None)))
+    memory = fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), LedgerRecord(make_window_key("p", 1), None)))
     assert memory.exists and not memory.entries
 
 
 def test_the_position_is_remembered():
     position = Position({TopicPartition("t", 3): 8}, {"t": "id"}, "c")
-    memory = fold_records("p", log(position_record("p", Position(), 1), position_record("p", position, 2)))
+    memory = fold_records("p", log(make_position_record("p", Position(), 1), make_position_record("p", position, 2)))
     assert (memory.position, memory.last_number) == (position, 2)
 
 
 def test_a_record_of_a_newer_version_is_refused_not_guessed_at():
-    record = window_record(entry(1, State.COMPLETE))
+    record = make_window_record(entry(1, State.COMPLETE))
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": 2}).encode())
     with pytest.raises(NewerVersion, match="version 2"):
         fold_records("p", log(newer))
@@ -99,7 +99,7 @@ def test_a_newer_record_of_any_kind_is_refused_before_its_content_is_read(kind):
     key = json.dumps(["p", kind, 1], separators=(",", ":")).encode()
     newer = LedgerRecord(key, json.dumps({"v": version, "what": "this release does not know"}).encode())
     with pytest.raises(NewerVersion, match=f"version {version} at offset 1"):
-        fold_records("p", log(window_record(entry(1, State.COMPLETE)), newer))
+        fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer))
 
 
 @pytest.mark.parametrize("count", [2, 20_000])
@@ -108,23 +108,23 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
     starts = [rng.randrange(10**10) for _ in range(count)]
     landed = tuple(Landed("warehouse.public.orders_by_region_and_day" * 3, p, at, at + 9, 10) for p, at in enumerate(starts))
     marker = Marker(1, 0, landed=landed, bytes=5, routed=landed)
-    record = marker_record("shop.publish", marker)
+    record = make_marker_record("shop.publish", marker)
     assert len(record.value or b"") < 1_000_000, "the default of `message.max.bytes` of a producer"
     assert fold_records("shop.publish", [record]).markers == {(1, 0): marker}
 
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():
-    newer = LedgerRecord(window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
-    assert fold_records("p", log(window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+    newer = LedgerRecord(make_window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
+    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
-    record = group_record("g", "p")
-    assert owner_of_group(record) == "p"
-    assert owner_of_group(record._replace(value=None)) is None
+    record = make_group_record("g", "p")
+    assert parse_group_owner(record) == "p"
+    assert parse_group_owner(record._replace(value=None)) is None
     newer = record._replace(value=json.dumps({**json.loads(record.value), "v": VERSION + 1}).encode())
     with pytest.raises(NewerVersion):
-        owner_of_group(newer)
+        parse_group_owner(newer)
 
 
 CHANGE = Change(
@@ -133,49 +133,51 @@ CHANGE = Change(
 
 
 def test_what_was_changed_by_hand_is_remembered():
-    memory = fold_records("p", log(change_record("p", CHANGE), change_record("p", replace(CHANGE, number=4))))
+    memory = fold_records("p", log(make_change_record("p", CHANGE), make_change_record("p", replace(CHANGE, number=4))))
     assert memory.changes == {3: CHANGE, 4: replace(CHANGE, number=4)}
     assert memory.exists and memory.is_blank
-    assert not fold_records("p", log(change_record("p", CHANGE), LedgerRecord(change_key("p", 3), None))).changes
+    assert not fold_records("p", log(make_change_record("p", CHANGE), LedgerRecord(make_change_key("p", 3), None))).changes
 
 
 def test_a_pause_counts_until_it_is_ended_and_history_is_in_the_order_of_numbers():
     paused, resumed = replace(CHANGE, action="pause", number=4), replace(CHANGE, action="resume", number=5)
-    memory = fold_records("p", log(change_record("p", CHANGE), control_record("p", paused, PAUSE_VERSION)))
+    memory = fold_records("p", log(make_change_record("p", CHANGE), make_control_record("p", paused, PAUSE_VERSION)))
     assert memory.is_paused and memory.pause == paused and memory.next_change == 5
-    ended = log(change_record("p", CHANGE), control_record("p", paused), control_record("p", resumed))
+    ended = log(make_change_record("p", CHANGE), make_control_record("p", paused), make_control_record("p", resumed))
     memory = fold_records("p", ended)
     assert not memory.is_paused and [c.number for c in memory.history] == [5, 4, 3]
 
 
 def test_a_release_that_knows_no_pauses_does_not_pass_over_one_and_reads_everything_else():
-    pause = json.loads(control_record("p", CHANGE, PAUSE_VERSION).value)
+    pause = json.loads(make_control_record("p", CHANGE, PAUSE_VERSION).value)
     assert pause["v"] > VERSION, "such a release refuses it"
-    skip = json.loads(change_record("p", replace(CHANGE, action="skip")).value)
+    skip = json.loads(make_change_record("p", replace(CHANGE, action="skip")).value)
     assert (
         set(skip["change"]) == {"number", "action", "who", "why", "at", "before", "after", "discarded"} and skip["v"] == VERSION
     )
     newer = {**skip, "change": {**skip["change"], "mood": "good"}}
-    record = change_record("p", CHANGE)._replace(value=json.dumps(newer).encode())
+    record = make_change_record("p", CHANGE)._replace(value=json.dumps(newer).encode())
     assert fold_records("p", log(record)).changes[3].action == "skip"
 
 
 def test_a_replay_that_is_asked_for_counts_until_the_window_is_moved_again():
     done = entry(1, State.COMPLETE)
     asked = replace(CHANGE, action="replay", window=1)
-    memory = fold_records("p", log(control_record("p", asked), window_record(done)))
+    memory = fold_records("p", log(make_control_record("p", asked), make_window_record(done)))
     assert memory.replay_asked(done.window) == asked and memory.oldest_offset == 0
     assert memory.replay_asked(replace(done.window, replay=1)) is None
 
 
 def test_a_window_and_a_position_say_that_they_were_moved_by_hand():
     moved = replace(entry(1, State.PLANNED), window=replace(entry(1, State.PLANNED).window, moved=3))
-    memory = fold_records("p", log(position_record("p", Position({TopicPartition("t", 0): 4}, moved=3), 0), window_record(moved)))
+    memory = fold_records(
+        "p", log(make_position_record("p", Position({TopicPartition("t", 0): 4}, moved=3), 0), make_window_record(moved))
+    )
     assert (memory.position.moved, memory.entries[1].window.moved) == (3, 3)
 
 
 def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
-    records = [position_record("p", Position({TopicPartition("t", 0): 4}), 1), window_record(entry(1, State.COMPLETE))]
+    records = [make_position_record("p", Position({TopicPartition("t", 0): 4}), 1), make_window_record(entry(1, State.COMPLETE))]
     assert not fold_records("p", log(*records)).is_blank
     memory = fold_records("p", log(*records, *(record._replace(value=None) for record in records)))
     assert memory.is_blank and not memory.position.offsets
@@ -184,13 +186,13 @@ def test_a_forgotten_pipeline_is_blank_though_its_tombstones_are_there():
 def test_a_topic_is_known_by_every_id_under_which_it_was_read_the_last_one_last():
     def moved(hour: int, **ids: str) -> LedgerRecord:
         interval = Interval.of_ms(hour * 3_600_000, (hour + 1) * 3_600_000)
-        return interval_record("p", IntervalState(interval, State.COMPLETE, (), topic_ids=ids))
+        return make_interval_record("p", IntervalState(interval, State.COMPLETE, (), topic_ids=ids))
 
     memory = fold_records("p", log(moved(5, t="a", u="x"), moved(3, t="b"), moved(4, t=""), moved(6, t="a")))
-    assert known_topic_ids(memory) == {"t": ("a", "b"), "u": ("x",)}
+    assert list_known_topic_ids(memory) == {"t": ("a", "b"), "u": ("x",)}
     position = Position({TopicPartition("t", 0): 4}, {"t": "first"})
-    assert known_topic_ids(replace(memory, position=position))["t"] == ("first", "a", "b")
-    assert known_topic_ids(fold_records("p", ())) == {}
+    assert list_known_topic_ids(replace(memory, position=position))["t"] == ("first", "a", "b")
+    assert list_known_topic_ids(fold_records("p", ())) == {}
 
 
 def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
@@ -200,26 +202,28 @@ def test_kinds_of_records_that_a_later_release_may_add_are_passed_over():
 
 @pytest.mark.parametrize("name", ["a/b", "ü", 'quote"d', "with space", "a.b-c_d"])
 def test_any_name_is_found_again(name):
-    assert fold_records(name, log(window_record(entry(1, State.PLANNED, name)))).open_entry is not None
+    assert fold_records(name, log(make_window_record(entry(1, State.PLANNED, name)))).open_entry is not None
 
 
 def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
     planned = entry(1, State.PLANNED)
-    first = fold_records("p", log(window_record(planned))).entries[1]
+    first = fold_records("p", log(make_window_record(planned))).entries[1]
     assert first.first == 0
     again = replace(first, attempt=replace(first.attempt, number=2))
-    assert fold_records("p", log(window_record(planned), window_record(again))).entries[1].first == 0
+    assert fold_records("p", log(make_window_record(planned), make_window_record(again))).entries[1].first == 0
     unknown = replace(planned, attempt=replace(planned.attempt, number=2))
-    assert fold_records("p", log(window_record(unknown))).entries[1].first == -1, "written by an earlier release"
+    assert fold_records("p", log(make_window_record(unknown))).entries[1].first == -1, "written by an earlier release"
 
 
 def test_what_an_open_window_has_is_moved_by_nobody_else():
-    memory = fold_records("p", log(position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
+    memory = fold_records("p", log(make_position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
     assert memory.claimed_position.offsets == {TopicPartition("t", 0): 5}
-    records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(entry(7, State.PLANNED)))
+    records = log(
+        make_position_record("p", Position({TopicPartition("t", 0): 5}), 6), make_window_record(entry(7, State.PLANNED))
+    )
     assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 8}
     replayed = replace(entry(3, State.PLANNED), window=replace(entry(3, State.PLANNED).window, replay=1))
-    records = log(position_record("p", Position({TopicPartition("t", 0): 5}), 6), window_record(replayed))
+    records = log(make_position_record("p", Position({TopicPartition("t", 0): 5}), 6), make_window_record(replayed))
     assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
 
 
@@ -227,5 +231,5 @@ def test_whoever_begins_at_the_oldest_record_that_counts_sees_all_intervals():
     state = IntervalState(
         Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc)), State.COMPLETE, ()
     )
-    memory = fold_records("p", log(interval_record("p", state), window_record(entry(1, State.COMPLETE))))
+    memory = fold_records("p", log(make_interval_record("p", state), make_window_record(entry(1, State.COMPLETE))))
     assert memory.oldest_offset == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.windows.times import Timed, parts_of_move, split_seconds
+from airflow_kafka_spark.windows.times import Timed, split_move_seconds, split_seconds
 
 WORK = {"read": 6.0, "decode": 3.0, "write": 3.0, "wait": 0.0}
 
@@ -30,13 +30,13 @@ PARTS = ("session", "workers", "read", "decode", "write", "wait")
     ],
 )
 def test_the_parts_of_a_move_add_up_to_it(move, jobs, work, began, parts):
-    found = parts_of_move(move, jobs, 100.0, work, began)
+    found = split_move_seconds(move, jobs, 100.0, work, began)
     assert found == pytest.approx(dict(zip(PARTS, parts, strict=True)))
     assert sum(found.values()) == pytest.approx(move)
 
 
 def test_without_a_job_there_are_no_parts():
-    assert parts_of_move(0.0, [], 0.0, {}, 0.0) == {}
+    assert split_move_seconds(0.0, [], 0.0, {}, 0.0) == {}
 
 
 def test_a_task_that_reads_decodes_all_that_it_neither_reads_nor_writes():

@@ -10,9 +10,9 @@ from airflow_kafka_spark.windows.dead_letters import (
     Captured,
     DeadLetters,
     OffsetSet,
+    compute_digest,
     dead_letters_from_json,
     dead_letters_to_json,
-    digest_of,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -35,9 +35,11 @@ def test_digests_are_the_same_for_the_same_records_only(one, other, gone):
     first, second = (TopicPartition("t", number) for number in (0, 1))
     mixed = OffsetSet(one | gone)
     mixed.discard(gone - one)
-    assert digest_of({second: OffsetSet(other), first: OffsetSet(one)}) == digest_of({first: mixed, second: OffsetSet(other)})
-    assert (digest_of({first: OffsetSet(one)}) == digest_of({first: OffsetSet(other)})) == (one == other)
-    assert (digest_of({first: OffsetSet(one)}) == digest_of({second: OffsetSet(one)})) == (not one)
+    assert compute_digest({second: OffsetSet(other), first: OffsetSet(one)}) == compute_digest(
+        {first: mixed, second: OffsetSet(other)}
+    )
+    assert (compute_digest({first: OffsetSet(one)}) == compute_digest({first: OffsetSet(other)})) == (one == other)
+    assert (compute_digest({first: OffsetSet(one)}) == compute_digest({second: OffsetSet(one)})) == (not one)
 
 
 def test_half_of_a_million_scattered_offsets_are_small_on_their_way():

@@ -16,12 +16,12 @@ from airflow_kafka_spark.windows.plan import (
     PartitionLog,
     Position,
     check_readable,
+    find_lost_topics,
+    find_next_position,
     limit_ranges,
-    lost_topics,
     make_splits,
-    next_position,
+    make_whole_splits,
     plan_ranges,
-    whole_splits,
 )
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -136,7 +136,7 @@ class TestReadingAPlannedWindow:
         with pytest.raises(TopicRecreated):
             check_readable(self.planned, found, "fail")
         check_readable(self.planned, found, "skip")
-        assert lost_topics(self.planned, found) == ("t",)
+        assert find_lost_topics(self.planned, found) == ("t",)
         assert make_splits(self.planned, 100, without=("t",)) == ()
 
 
@@ -187,7 +187,7 @@ def test_windows_tile_the_log_with_no_gap_but_the_recorded_ones_and_no_overlap(s
             lost.setdefault((gap.topic, gap.partition), []).append((gap.start, gap.end))
         for r in planned.ranges:
             covered.setdefault(r.topic_partition, []).append((r.start, r.end))
-        position = next_position(position, window(*planned.ranges, number=number))
+        position = find_next_position(position, window(*planned.ranges, number=number))
     compared = 0
     for tp, ranges in covered.items():
         pieces = sorted(ranges + lost.get(tp, []))
@@ -201,9 +201,9 @@ def test_windows_tile_the_log_with_no_gap_but_the_recorded_ones_and_no_overlap(s
 class TestAPipelineThatWasMovedByHand:
     def test_says_so_until_a_window_has_reached_the_sink(self):
         moved = replace(at(p0=3), moved=2)
-        empty = next_position(moved, replace(window(OffsetRange("t", 0, 3, 3)), moved=2))
+        empty = find_next_position(moved, replace(window(OffsetRange("t", 0, 3, 3)), moved=2))
         assert empty.moved == 2, "a sink has seen nothing of an empty window"
-        assert next_position(empty, replace(window(OffsetRange("t", 0, 3, 4)), moved=2)).moved == 0
+        assert find_next_position(empty, replace(window(OffsetRange("t", 0, 3, 4)), moved=2)).moved == 0
 
 
 class TestALogThatWasCutOffAndHasGrownAgain:
@@ -242,9 +242,9 @@ class TestALogThatWasCutOffAndHasGrownAgain:
 
     def test_the_position_has_the_epochs_of_the_window_and_an_end_of_unknown_epoch_has_none(self):
         position = replace(at(p0=10, p1=7), epochs={T0: 3, T1: 2})
-        known = next_position(position, replace(window(OffsetRange("t", 0, 10, 12)), epochs={T0: 5}))
+        known = find_next_position(position, replace(window(OffsetRange("t", 0, 10, 12)), epochs={T0: 5}))
         assert known.epochs == {T0: 5, T1: 2}
-        assert next_position(position, window(OffsetRange("t", 0, 10, 12))).epochs == {T1: 2}
+        assert find_next_position(position, window(OffsetRange("t", 0, 10, 12))).epochs == {T1: 2}
 
     def test_ledgers_tell_epochs_and_older_records_have_none(self):
         planned = replace(window(OffsetRange("t", 0, 4, 10), OffsetRange("t", 1, 0, 3)), epochs={T1: 3})
@@ -258,4 +258,4 @@ def test_each_split_carries_the_leader_epoch_with_which_its_partition_was_planne
     planned = replace(window(OffsetRange("t", 0, 0, 40), OffsetRange("t", 1, 5, 15)), epochs={T0: 7})
     splits = make_splits(planned, 10)
     assert {(split.range.partition, split.epoch) for split in splits} == {(0, 7), (1, -1)}
-    assert [split.epoch for split in whole_splits(planned)] == [7, -1]
+    assert [split.epoch for split in make_whole_splits(planned)] == [7, -1]

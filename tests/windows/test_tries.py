@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from airflow_kafka_spark.windows.model import MAX_RUNS, Tries, tries_from_json, tries_to_json, with_tries
+from airflow_kafka_spark.windows.model import MAX_RUNS, Tries, record_tries, tries_from_json, tries_to_json
 from tests.support.runs import Counters
 
 
@@ -59,6 +59,6 @@ def test_counters_keep_their_values_on_the_way_through_the_ledger():
 def test_the_counters_of_the_newest_runs_are_kept_and_those_of_the_one_that_planned_the_window():
     known = {}
     for number in range(20):
-        known = with_tries(known, f"run{number}", Tries(number), keep="run3")
+        known = record_tries(known, f"run{number}", Tries(number), keep="run3")
     assert list(known) == ["run3", *(f"run{number}" for number in range(20 - MAX_RUNS, 20))]
-    assert with_tries(known, "run3", Tries(9), keep="run3")["run3"] == Tries(9)
+    assert record_tries(known, "run3", Tries(9), keep="run3")["run3"] == Tries(9)

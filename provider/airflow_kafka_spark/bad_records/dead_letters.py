@@ -24,7 +24,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.transactions import abort
 from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
-from airflow_kafka_spark.windows.memory import LedgerRecord, dead_record
+from airflow_kafka_spark.windows.memory import LedgerRecord, make_dead_letters_record
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, OffsetRange, Split, SplitResult, TopicPartition
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class DeadLetterTopic:
 
         :raises Fenced: a newer attempt has taken over.
         """
-        known = known_dead_letters(ledger)
+        known = find_known_dead_letters(ledger)
         return known.sent(ledger.claimed.window.replay) if known else {}
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
@@ -112,12 +112,12 @@ class SideOutputs:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, from_bytes
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, read_letters
 
         results, window = list(results), ledger.claimed.window
         number, before = window.number, ledger.memory.dead.get(window.number)
-        letters = from_bytes(result.letters for result in results)
-        routes = from_bytes((result.routes for result in results), ROUTED)
+        letters = read_letters(result.letters for result in results)
+        routes = read_letters((result.routes for result in results), ROUTED)
         wanted = {self.dead.name: self.dead.replication_factor} if self.dead and letters.num_rows else {}
         wanted = {**dict.fromkeys(routes["to"].unique().to_pylist(), -1), **wanted}
         if self.dead and letters.nbytes > LIMIT_BYTES:
@@ -173,7 +173,7 @@ class SideOutputs:
         captured: Sequence[Captured],
         skipped: int,
     ) -> DeadLetters:
-        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import offsets_of
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import collect_offsets
         from airflow_kafka_spark.sinks.kafka.tasks.send import Sender
 
         replay = ledger.claimed.window.replay
@@ -194,7 +194,7 @@ class SideOutputs:
                     refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
-                batches.append(Batch(replay, entry.attempt.token, offsets_of(output.letters), landed, routed))
+                batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
@@ -214,7 +214,7 @@ class SideOutputs:
         return dead
 
     def _record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
-        record = dead_record(ledger.pipeline, dead)
+        record = make_dead_letters_record(ledger.pipeline, dead)
         if len(record.value or b"") > MOST_REMEMBERED:
             largest = max(outputs, key=lambda output: output.letters.num_rows)
             refused = TooManyRouted if largest.routed else TooManyDeadLetters
@@ -269,7 +269,7 @@ class _SideOutput:
         return self.letters[name].to_pylist()
 
 
-def known_dead_letters(ledger: Ledger) -> DeadLetters | None:
+def find_known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     """Return the records that earlier attempts at the claimed window have sent, and fence these attempts, so that none can send
     more.
 
@@ -303,7 +303,7 @@ def add_refused(
     by_split: dict[int, dict[int, BadRecord]] = {}
     epochs: dict[int, int] = {}
     for bad in refused:
-        split = _split_of(bad, splits)
+        split = _find_split(bad, splits)
         by_split.setdefault(split.index, {})[bad.offset] = bad
         epochs[split.index] = split.epoch
     made = []
@@ -318,7 +318,7 @@ def add_refused(
                 result,
                 rejected=result.rejected + len(found),
                 samples=tuple(sorted([*result.samples, *found.values()], key=lambda bad: bad.offset))[:SAMPLES],
-                letters=join_streams(result.letters, _letters(found, hook, epochs[result.index]))
+                letters=join_streams(result.letters, _encode_letters(found, hook, epochs[result.index]))
                 if hook is not None
                 else result.letters,
                 token={**result.token, "rows": rows},
@@ -327,12 +327,12 @@ def add_refused(
     return made
 
 
-def _split_of(bad: BadRecord, splits: Sequence[Split]) -> Split:
+def _find_split(bad: BadRecord, splits: Sequence[Split]) -> Split:
     partition = (bad.topic, bad.partition)
     return next(s for s in splits if s.range.topic_partition == partition and s.range.start <= bad.offset < s.range.end)
 
 
-def _letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
+def _encode_letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int) -> bytes:
     """Return the dead letters of one split's refused records. The records are read again, because tasks do not keep them."""
     import pyarrow as pa
     import pyarrow.compute as pc

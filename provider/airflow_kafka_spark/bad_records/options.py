@@ -17,8 +17,8 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import choice_problems
-from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, first_bad_records
+from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, select_first_bad_records
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -74,8 +74,8 @@ class ErrorOptions:
 
     def problems(self) -> list[Problem]:
         """Return the problems of these options, without asking a server."""
-        if unknown := choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
-            of_topic = _name_problems("errors_deadletterqueue_topic_name", self.topic) if self.topic else []
+        if unknown := find_choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
+            of_topic = _find_name_problems("errors_deadletterqueue_topic_name", self.topic) if self.topic else []
             return [*unknown, *of_topic, *self._limit_problems()]
         if not self.tolerates:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
@@ -97,7 +97,7 @@ class ErrorOptions:
         if not self.topic and not self.skip:
             action = "Name a topic, or set `errors_skip=True` to drop bad records, and only count them"
             return [Problem(where, "bad records would be lost silently", action)]
-        found_wrong = _name_problems(where, self.topic) if self.topic else []
+        found_wrong = _find_name_problems(where, self.topic) if self.topic else []
         factor = self.replication_factor
         if self.topic and (isinstance(factor, bool) or not isinstance(factor, int) or (factor < 1 and factor != -1)):
             found = f"`{factor!r}` is not a number of replicas; expected a whole number from 1, or -1 for the brokers' default"
@@ -121,7 +121,7 @@ class ErrorOptions:
         """
         if not self.tolerates or not self.topic:
             return []
-        return topic_problems(hook, "errors_deadletterqueue_topic_name", self.topic, read)
+        return find_topic_problems(hook, "errors_deadletterqueue_topic_name", self.topic, read)
 
     # --- move ---
 
@@ -134,7 +134,7 @@ class ErrorOptions:
         count, records = sum(r.rejected for r in results), sum(r.records for r in results)
         if not count:
             return
-        samples = first_bad_records(results, SHOWN)
+        samples = select_first_bad_records(results, SHOWN)
         if self.most is not None and self.too_many(count, records):
             raise TooManyBadRecords(str(window), count, records, self.most, samples, by_split)
         log.warning(
@@ -161,20 +161,22 @@ class ErrorOptions:
         return DeadLetterTopic(hook, self.topic, self.replication_factor, envelope)
 
 
-def _name_problems(where: str, topic: str) -> list[Problem]:
+def _find_name_problems(where: str, topic: str) -> list[Problem]:
     if isinstance(topic, str) and TOPIC_NAME.fullmatch(topic):
         return []
     return [Problem(where, f"`{topic}` is not a valid topic name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")]
 
 
-def topic_problems(hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "dead letters") -> list[Problem]:
+def find_topic_problems(
+    hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "dead letters"
+) -> list[Problem]:
     """Return why records cannot be sent to a topic.
 
     :param where: the argument that names the topic.
     :param taken: topics that are not allowed: those that are read, and the ledger.
     :param what: the records, for the message.
     """
-    if wrong := _name_problems(where, topic):
+    if wrong := _find_name_problems(where, topic):
         return wrong
     if topic in taken:
         return [Problem(where, f"`{topic}` is read by this pipeline, or is its ledger", "Name another topic")]
@@ -214,7 +216,7 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_lett
         raise ValidationError(problems)
 
 
-def route_problems(
+def find_route_problems(
     hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
 ) -> list[Problem]:
     """Return why records cannot be sent to the topics that a ``Filter`` names.
@@ -226,12 +228,14 @@ def route_problems(
     for where, topic in routes.items():
         if topic == errors.topic and errors.tolerates:
             problems.append(Problem(where, f"`{topic}` is the dead letter topic, too", "Name another topic"))
-        elif not _name_problems(where, topic):  # the transform names one that cannot be
-            problems += topic_problems(hook, where, topic, taken(topic), "records")
+        elif not _find_name_problems(where, topic):  # the transform names one that cannot be
+            problems += find_topic_problems(hook, where, topic, taken(topic), "records")
     return problems
 
 
-def target_problems(target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records") -> list[Problem]:
+def find_target_problems(
+    target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records"
+) -> list[Problem]:
     """Return dead letter and routing topics that are the topic of the good records, too.
 
     :param target: the topic of the good records.

@@ -44,8 +44,11 @@ def format_state(state: PipelineState) -> str:
     windows = "1 window" if state.last_window == 1 else f"{state.last_window:,} windows"
     lines = [
         f"Pipeline {state.pipeline}, group {state.group_id or 'unknown'}: {windows} complete",
-        *(f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_attempts(w)}" for w in state.open_windows),
-        *_binding_lines(state.binding),
+        *(
+            f"Window {w.number} is open: run {w.run} planned it at {w.planned_at}, {_describe_attempts(w)}"
+            for w in state.open_windows
+        ),
+        *_format_binding(state.binding),
     ]
     if state.paused is not None:
         lines.append(f"Paused by {state.paused.who} at {state.paused.at}: {state.paused.why}")
@@ -55,26 +58,28 @@ def format_state(state: PipelineState) -> str:
         lines.append(f"{state.intervals[1]:,} of {state.intervals[0]:,} data intervals are complete")
     if state.partitions:
         header = ("topic", "partition", "offset", "committed", "low", "last stable", "lag")
-        rows = [(p.topic, p.partition, *map(_number, (p.offset, p.committed, p.low, p.lso, p.lag))) for p in state.partitions]
+        rows = [
+            (p.topic, p.partition, *map(_format_number, (p.offset, p.committed, p.low, p.lso, p.lag))) for p in state.partitions
+        ]
         lines += ["", format_table(header, rows)]
     if state.changes:
         lines += [
             "",
             "Changed by hand:",
             "",
-            format_table(("#", "at", "what", "who", "why"), [_change_row(c) for c in state.changes[:10]]),
+            format_table(("#", "at", "what", "who", "why"), [_format_change(c) for c in state.changes[:10]]),
         ]
     return "\n".join(lines)
 
 
-def _change_row(change: Change) -> tuple[object, ...]:
+def _format_change(change: Change) -> tuple[object, ...]:
     if change.action == "rename":
         was = f"renamed to {change.name}" if change.before else f"renamed from {change.name}"
         return change.number, change.at, was, change.who, change.why
     if change.action in _CHANGE_TEXTS:
         which = f" {change.name or change.window}" if change.action in ("replay", "resend") else ""
         return change.number, change.at, _CHANGE_TEXTS[change.action] + which, change.who, change.why
-    what = [f"{tp}: {_number(change.before.get(tp))} -> {offset:,}" for tp, offset in sorted(change.after.items())]
+    what = [f"{tp}: {_format_number(change.before.get(tp))} -> {offset:,}" for tp, offset in sorted(change.after.items())]
     more = [f"and {len(what) - 8} more"] if len(what) > 8 else []
     lost = [f"window {n} was given up" for n in change.discarded]
     return (
@@ -95,9 +100,9 @@ def format_windows(found: Sequence[WindowState]) -> str:
         (
             f"{w.number}{' (moved by hand)' if w.moved else ''}",
             w.state,
-            _ranges(w.ranges),
-            _number(w.records_read),
-            _number(w.records_written),
+            _format_ranges(w.ranges),
+            _format_number(w.records_read),
+            _format_number(w.records_written),
             "-" if w.seconds is None else f"{w.seconds:.1f}",
             w.attempts,
             w.completed_at or "-",
@@ -115,14 +120,14 @@ def format_preview(found: Preview) -> str:
     else:
         first = f"Window {found.number} of {found.pipeline} would begin at the position of its {found.begins}"
     rows = [
-        (r.topic, r.partition, f"[{r.start}, {r.end})", f"{r.offsets:,}", format_size(r.bytes), _instant(r.oldest))
+        (r.topic, r.partition, f"[{r.start}, {r.end})", f"{r.offsets:,}", format_size(r.bytes), _format_instant(r.oldest))
         for r in found.ranges
     ]
-    age = "" if found.age is None else f"; its oldest record is {_age(found.age)} old"
+    age = "" if found.age is None else f"; its oldest record is {_format_age(found.age)} old"
     held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later window" if found.held_back else ""
     total = f"At most {found.offsets:,} records, about {format_size(found.bytes)}{age}{held}"
     table = format_table(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
-    return "\n".join([first, "", table, "", total, *_sentences(found.warnings)])
+    return "\n".join([first, "", table, "", total, *_format_sentences(found.warnings)])
 
 
 def format_reset(result: ChangeResult) -> str:
@@ -131,7 +136,7 @@ def format_reset(result: ChangeResult) -> str:
         (
             m.topic,
             m.partition,
-            _number(m.before),
+            _format_number(m.before),
             f"{m.after:,}",
             "" if m.wanted is None else f"the log ends there, not at {m.wanted:,}",
         )
@@ -139,7 +144,8 @@ def format_reset(result: ChangeResult) -> str:
     ]
     lost = [f"Window {window.number} is given up; its sink may have committed it already" for window in result.given_up]
     first = (
-        f"{_begin(result)} change {result.change} of pipeline {result.pipeline} and group {result.group_id}, {_author(result)}"
+        f"{_begin(result)} change {result.change} of pipeline {result.pipeline} and group {result.group_id}, "
+        f"{_describe_author(result)}"
     )
     return "\n".join([first, *lost, "", format_table(("topic", "partition", "from", "to", ""), rows)])
 
@@ -154,19 +160,21 @@ def format_forget(result: ChangeResult) -> str:
 def format_pause(result: ChangeResult) -> str:
     """Return the result of pausing or resuming a pipeline."""
     first = (
-        f"{_begin(result)} {result.action} pipeline {result.pipeline}, {_author(result)}" if result.changed else "Nothing to do."
+        f"{_begin(result)} {result.action} pipeline {result.pipeline}, {_describe_author(result)}"
+        if result.changed
+        else "Nothing to do."
     )
-    return "\n".join([first, *_sentences(result.warnings)])
+    return "\n".join([first, *_format_sentences(result.warnings)])
 
 
 def format_skip(result: ChangeResult) -> str:
     """Return the result of a skip."""
-    lines = [f"{_begin(result)} change {result.change} of pipeline {result.pipeline}, {_author(result)}"]
+    lines = [f"{_begin(result)} change {result.change} of pipeline {result.pipeline}, {_describe_author(result)}"]
     for window in result.given_up[:1]:
         lines.append(f"Window {window.number}, which run {window.run} planned, is given up after {window.attempts} attempts")
     rows = [(g.topic, g.partition, f"[{g.start}, {g.end})", f"{g.end - g.start:,}") for g in result.skipped]
     table = ["", format_table(("topic", "partition", "skipped", "at most"), rows), ""] if rows else []
-    return "\n".join([*lines, *table, *_sentences(result.warnings)])
+    return "\n".join([*lines, *table, *_format_sentences(result.warnings)])
 
 
 def format_unblock(found: Unblocked) -> str:
@@ -175,25 +183,27 @@ def format_unblock(found: Unblocked) -> str:
     first = f"{state}, in partition {found.partition} of {found.ledger_topic}: {found.transaction}"
     if not found.transaction:
         first = "Nothing to do"
-    return "\n".join([f"{first}.", *_sentences(found.warnings)])
+    return "\n".join([f"{first}.", *_format_sentences(found.warnings)])
 
 
 def format_rename(result: ChangeResult) -> str:
     """Return the result of renaming a pipeline."""
     renamed = f"pipeline {result.pipeline} is called {result.renamed_to}"
-    first = f"{_begin(result)} change {result.change}: {renamed}, {_author(result)}"
+    first = f"{_begin(result)} change {result.change}: {renamed}, {_describe_author(result)}"
     position = f"It goes on after window {result.last_window:,}, and group {result.group_id} mirrors it"
-    return "\n".join([first, f"{position}.", *_sentences(result.warnings)])
+    return "\n".join([first, f"{position}.", *_format_sentences(result.warnings)])
 
 
 def format_rebind(result: ChangeResult) -> str:
     """Return the result of allowing another binding."""
     allowed = f"pipeline {result.pipeline} may get another task, source or destination"
-    first = f"{_begin(result)} change {result.change}: {allowed}, {_author(result)}" if result.changed else "Nothing to do."
-    return "\n".join([first, *_binding_lines(result.binding), *_sentences(result.warnings)])
+    first = (
+        f"{_begin(result)} change {result.change}: {allowed}, {_describe_author(result)}" if result.changed else "Nothing to do."
+    )
+    return "\n".join([first, *_format_binding(result.binding), *_format_sentences(result.warnings)])
 
 
-def _binding_lines(binding: Binding | None) -> list[str]:
+def _format_binding(binding: Binding | None) -> list[str]:
     if binding is None:
         return []
     ends = (("Goes to", binding.destination), ("Comes from", binding.origin))
@@ -209,8 +219,10 @@ def format_replay(result: ChangeResult) -> str:
     window = result.window
     assert window is not None, "a replay names its window"
     which = f"interval {window.interval}" if window.interval else f"window {window.number}"
-    first = f"{_begin(result)} change {result.change}: {which} of pipeline {result.pipeline} once more, {_author(result)}"
-    lines = [first, "", f"  {_ranges(window.ranges)}", "", *_sentences(result.warnings)]
+    first = (
+        f"{_begin(result)} change {result.change}: {which} of pipeline {result.pipeline} once more, {_describe_author(result)}"
+    )
+    lines = [first, "", f"  {_format_ranges(window.ranges)}", "", *_format_sentences(result.warnings)]
     if window.dag_id:
         task = [window.task_id, window.map_index] if window.map_index >= 0 else window.task_id
         task_instance = {"dag_run_id": window.run_id, "task_ids": [task]}
@@ -226,45 +238,45 @@ def format_resend(result: ChangeResult) -> str:
     """Return the result of sending dead letters again."""
     what = f"dead letters of window {result.sent_of} of pipeline {result.pipeline}"
     if not result.changed:
-        return "\n".join([f"Nothing was sent: {what}", *_sentences(result.warnings)])
+        return "\n".join([f"Nothing was sent: {what}", *_format_sentences(result.warnings)])
     total = sum(part.records for part in result.sent_again)
-    first = f"{_begin(result)} change {result.change}: {total:,} {what} sent again, {_author(result)}"
+    first = f"{_begin(result)} change {result.change}: {total:,} {what} sent again, {_describe_author(result)}"
     table = format_table(("topic", "partition", "records"), [(p.topic, p.partition, f"{p.records:,}") for p in result.sent_again])
-    return "\n".join([first, "", table, "", *_sentences(result.warnings)])
+    return "\n".join([first, "", table, "", *_format_sentences(result.warnings)])
 
 
 def _begin(result: ChangeResult) -> str:
     return "Nothing was changed. It would be:" if result.dry_run else "Done:"
 
 
-def _author(result: ChangeResult) -> str:
+def _describe_author(result: ChangeResult) -> str:
     return f"by {result.who}: {result.why}"
 
 
-def _sentences(texts: Sequence[str]) -> list[str]:
+def _format_sentences(texts: Sequence[str]) -> list[str]:
     return [f"{text}." for text in texts]
 
 
-def _attempts(window: WindowState) -> str:
+def _describe_attempts(window: WindowState) -> str:
     return f"{window.attempts} attempt{'s' if window.attempts != 1 else ''}"
 
 
-def _ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
+def _format_ranges(ranges: Sequence[OffsetRange], limit: int = 8) -> str:
     lines = [f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in ranges[:limit]]
     return "\n".join([*lines, *([f"and {len(ranges) - limit} more"] if len(ranges) > limit else [])]) or "rows of a source"
 
 
-def _number(value: int | None) -> str:
+def _format_number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _instant(ms: int | None) -> str:
+def _format_instant(ms: int | None) -> str:
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, factor in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * factor:
             return f"{seconds / factor:.1f} {unit}"
@@ -314,7 +326,7 @@ def run(command: str, args: argparse.Namespace) -> int:
         if (local := _LOCAL_COMMANDS.get(command)) is not None:
             result, text = local(args)
         else:
-            with _stored_connections(), _hook(args) as hook:
+            with _use_stored_connections(), _make_hook(args) as hook:
                 result, text = _COMMANDS[command](hook, args)
     except KafkaSparkError as error:
         print(error, file=sys.stderr)
@@ -327,7 +339,7 @@ def run(command: str, args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _stored_connections() -> Iterator[None]:
+def _use_stored_connections() -> Iterator[None]:
     """Look connections up in the metadata database, too, as Airflow's own commands do.
 
     Without this variable, Airflow's hooks outside of a task know only environment variables and external backends.
@@ -341,7 +353,7 @@ def _stored_connections() -> Iterator[None]:
             del os.environ[_CONTEXT]
 
 
-def _hook(args: argparse.Namespace) -> KafkaHook:
+def _make_hook(args: argparse.Namespace) -> KafkaHook:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     if not args.bootstrap_servers:
@@ -354,12 +366,12 @@ def _hook(args: argparse.Namespace) -> KafkaHook:
 
         @cached_property
         def config(self) -> dict[str, Any]:
-            return {"bootstrap.servers": args.bootstrap_servers, **_settings(args.config or ())}
+            return {"bootstrap.servers": args.bootstrap_servers, **_parse_settings(args.config or ())}
 
     return DirectHook(args.bootstrap_servers)
 
 
-def _settings(pairs: Sequence[str]) -> dict[str, str]:
+def _parse_settings(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
             raise ValueError(f"--config takes KEY=VALUE, not `{pair}`")
@@ -372,26 +384,26 @@ def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
     return show(hook, args.pipeline, ledger_topic=args.ledger_topic, group_id=args.group_id)
 
 
-def _windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
+def _read_windows(hook: KafkaHook, args: argparse.Namespace) -> tuple[WindowState, ...]:
     from airflow_kafka_spark.control.pipelines import list_windows
 
     return list_windows(hook, args.pipeline, ledger_topic=args.ledger_topic, limit=args.limit)
 
 
 def _plan(hook: KafkaHook, args: argparse.Namespace) -> Preview:
-    from airflow_kafka_spark.control.preview import PlanOptions, preview
+    from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 
     if args.dag_file:
-        task = _task_of(args.dag_file, args.pipeline)
+        task = _find_task(args.dag_file, args.pipeline)
         with task.kafka:
             return task.preview()
     options = PlanOptions(
         args.topics, args.group_id, args.starting_offsets, args.ending_offsets, args.max_records, args.data_loss
     )
-    return preview(hook, args.pipeline, options, ledger_topic=args.ledger_topic)
+    return preview_window(hook, args.pipeline, options, ledger_topic=args.ledger_topic)
 
 
-def _task_of(file: str, pipeline: str) -> FromKafkaOperator:
+def _find_task(file: str, pipeline: str) -> FromKafkaOperator:
     """Return the task of a DAG file that moves a pipeline.
 
     :raises ValueError: the file cannot be imported, or no task in it moves this pipeline.
@@ -420,31 +432,33 @@ def _reset(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     if (args.to is None) == (args.shift_by is None):
         raise ValueError("reset takes either --to or --shift-by")
     to = args.to if args.to is not None else ShiftBy(args.shift_by)
-    return reset(hook, _request(args), to, only=args.only, group_id=args.group_id, discard_open=args.discard_open)
+    return reset(hook, _make_request(args), to, only=args.only, group_id=args.group_id, discard_open=args.discard_open)
 
 
 def _forget(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.lifecycle import forget
 
-    return forget(hook, _request(args), group_id=args.group_id, delete_group=args.delete_group, discard_open=args.discard_open)
+    return forget(
+        hook, _make_request(args), group_id=args.group_id, delete_group=args.delete_group, discard_open=args.discard_open
+    )
 
 
 def _pause(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.lifecycle import pause
 
-    return pause(hook, _request(args))
+    return pause(hook, _make_request(args))
 
 
 def _resume(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.lifecycle import resume
 
-    return resume(hook, _request(args))
+    return resume(hook, _make_request(args))
 
 
 def _skip(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.position import skip
 
-    return skip(hook, _request(args), group_id=args.group_id, running=False if args.not_running else None)
+    return skip(hook, _make_request(args), group_id=args.group_id, running=False if args.not_running else None)
 
 
 def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
@@ -452,27 +466,27 @@ def _replay(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
 
     if (args.window is None) == (not args.interval):
         raise ValueError("replay takes either --window or --interval")
-    return replay(hook, _request(args), window=args.window, name=args.interval)
+    return replay(hook, _make_request(args), window=args.window, name=args.interval)
 
 
 def _resend(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
-    from airflow_kafka_spark.control.replay import resend
+    from airflow_kafka_spark.control.replay import resend_dead_letters
 
     if (args.window is None) == (not args.interval):
         raise ValueError("resend takes either --window or --interval")
-    return resend(hook, _request(args), window=args.window, name=args.interval)
+    return resend_dead_letters(hook, _make_request(args), window=args.window, name=args.interval)
 
 
 def _rebind(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.lifecycle import rebind
 
-    return rebind(hook, _request(args), running=False if args.not_running else None)
+    return rebind(hook, _make_request(args), running=False if args.not_running else None)
 
 
 def _rename(hook: KafkaHook, args: argparse.Namespace) -> ChangeResult:
     from airflow_kafka_spark.control.lifecycle import rename
 
-    return rename(hook, _request(args), args.to, group_id=args.group_id)
+    return rename(hook, _make_request(args), args.to, group_id=args.group_id)
 
 
 def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
@@ -481,13 +495,13 @@ def _unblock(hook: KafkaHook, args: argparse.Namespace) -> Unblocked:
     return unblock(hook, args.pipeline, ledger_topic=args.ledger_topic, dry_run=args.dry_run)
 
 
-def _request(args: argparse.Namespace) -> ChangeRequest:
+def _make_request(args: argparse.Namespace) -> ChangeRequest:
     from airflow_kafka_spark.control.base import ChangeRequest
 
     return ChangeRequest(args.pipeline, args.why, args.who, args.ledger_topic, args.dry_run)
 
 
-def _with_text(run_command: Callable[[KafkaHook, argparse.Namespace], R], to_text: Callable[[R], str]) -> Execute:
+def _make_execute(run_command: Callable[[KafkaHook, argparse.Namespace], R], to_text: Callable[[R], str]) -> Execute:
     def execute(hook: KafkaHook, args: argparse.Namespace) -> tuple[object, str]:
         result = run_command(hook, args)
         return result, to_text(result)
@@ -505,17 +519,17 @@ _LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], tuple[object, str]]
 """Commands that ask no cluster."""
 
 _COMMANDS: Mapping[str, Execute] = {
-    "show": _with_text(_show, format_state),
-    "plan": _with_text(_plan, format_preview),
-    "reset": _with_text(_reset, format_reset),
-    "windows": _with_text(_windows, format_windows),
-    "forget": _with_text(_forget, format_forget),
-    "pause": _with_text(_pause, format_pause),
-    "resume": _with_text(_resume, format_pause),
-    "skip": _with_text(_skip, format_skip),
-    "rename": _with_text(_rename, format_rename),
-    "unblock": _with_text(_unblock, format_unblock),
-    "rebind": _with_text(_rebind, format_rebind),
-    "replay": _with_text(_replay, format_replay),
-    "resend": _with_text(_resend, format_resend),
+    "show": _make_execute(_show, format_state),
+    "plan": _make_execute(_plan, format_preview),
+    "reset": _make_execute(_reset, format_reset),
+    "windows": _make_execute(_read_windows, format_windows),
+    "forget": _make_execute(_forget, format_forget),
+    "pause": _make_execute(_pause, format_pause),
+    "resume": _make_execute(_resume, format_pause),
+    "skip": _make_execute(_skip, format_skip),
+    "rename": _make_execute(_rename, format_rename),
+    "unblock": _make_execute(_unblock, format_unblock),
+    "rebind": _make_execute(_rebind, format_rebind),
+    "replay": _make_execute(_replay, format_replay),
+    "resend": _make_execute(_resend, format_resend),
 }

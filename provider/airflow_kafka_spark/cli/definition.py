@@ -50,7 +50,7 @@ NOT_RUNNING = Arg(
 )
 
 
-def _runner(name: str) -> Callable[[argparse.Namespace], None]:
+def _make_runner(name: str) -> Callable[[argparse.Namespace], None]:
     def run_command(args: argparse.Namespace) -> None:
         from airflow_kafka_spark.cli.commands import run
 
@@ -60,13 +60,13 @@ def _runner(name: str) -> Callable[[argparse.Namespace], None]:
     return run_command
 
 
-def _command(name: str, text: str, *args: Arg) -> ActionCommand:
-    return ActionCommand(name=name, help=text, func=_runner(name), args=args, description=f"{text}.")
+def _make_command(name: str, text: str, *args: Arg) -> ActionCommand:
+    return ActionCommand(name=name, help=text, func=_make_runner(name), args=args, description=f"{text}.")
 
 
 COMMANDS = (
-    _command("show", "Show the position of a pipeline and its lag", *PIPELINE, GROUP),
-    _command(
+    _make_command("show", "Show the position of a pipeline and its lag", *PIPELINE, GROUP),
+    _make_command(
         "plan",
         "Show the next window of a pipeline, without changing anything",
         *PIPELINE,
@@ -82,7 +82,7 @@ COMMANDS = (
         Arg(("--max-records",), help="max_records of the operator", type=positive_int(allow_zero=False)),
         Arg(("--data-loss",), help="data_loss of the operator (default: fail)", choices=("fail", "skip"), default="fail"),
     ),
-    _command(
+    _make_command(
         "reset",
         "Move a pipeline and its consumer group to other offsets",
         *PIPELINE,
@@ -104,13 +104,13 @@ COMMANDS = (
         *CHANGE,
         DISCARD_OPEN,
     ),
-    _command(
+    _make_command(
         "windows",
         "List the windows of a pipeline",
         *PIPELINE,
         Arg(("--limit",), help="largest number of windows (default: 20)", type=int, default=20),
     ),
-    _command(
+    _make_command(
         "forget",
         "Remove a pipeline from the ledger",
         *PIPELINE,
@@ -119,16 +119,18 @@ COMMANDS = (
         DISCARD_OPEN,
         Arg(("--delete-group",), help="delete its consumer group with the committed offsets", action="store_true"),
     ),
-    _command("pause", "Let a pipeline move nothing until it is resumed; a running attempt continues", *PIPELINE, *CHANGE),
-    _command("resume", "Let a paused pipeline continue, with its open window first", *PIPELINE, *CHANGE),
-    _command("skip", "Give up the open window of a pipeline, or else skip its backlog", *PIPELINE, GROUP, *CHANGE, NOT_RUNNING),
-    _command(
+    _make_command("pause", "Let a pipeline move nothing until it is resumed; a running attempt continues", *PIPELINE, *CHANGE),
+    _make_command("resume", "Let a paused pipeline continue, with its open window first", *PIPELINE, *CHANGE),
+    _make_command(
+        "skip", "Give up the open window of a pipeline, or else skip its backlog", *PIPELINE, GROUP, *CHANGE, NOT_RUNNING
+    ),
+    _make_command(
         "unblock",
         "End a transaction that another client has left open in the ledger's partition of a pipeline",
         *PIPELINE,
         DRY_RUN,
     ),
-    _command(
+    _make_command(
         "rename",
         "Let a pipeline continue under another name, with its consumer group",
         *PIPELINE,
@@ -136,28 +138,28 @@ COMMANDS = (
         GROUP,
         *CHANGE,
     ),
-    _command(
+    _make_command(
         "rebind",
         "Allow the next run of a pipeline another task, source, destination or deployment; once",
         *PIPELINE,
         *CHANGE,
         NOT_RUNNING,
     ),
-    _command(
+    _make_command(
         "replay",
         "Request that a complete window is moved once more when its task is cleared",
         *PIPELINE,
         *OF_WINDOW,
         *CHANGE,
     ),
-    _command(
+    _make_command(
         "resend",
         "Send the dead letters of a complete window again to the topics that they came from, once",
         *PIPELINE,
         *OF_WINDOW,
         *CHANGE,
     ),
-    _command(
+    _make_command(
         "pack",
         "Write an archive of the Python packages that executors need, for spark.archives",
         Arg(("--source",), help="sources of the pipelines (default: kafka)", nargs="+", choices=SOURCES, default=["kafka"]),

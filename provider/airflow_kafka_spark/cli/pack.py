@@ -49,7 +49,7 @@ def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     :raises ValueError: a package is not installed here.
     """
     parts = ["spark", "kafka", *args.sink, *args.source, *args.format]
-    names = distributions(parts)
+    names = list_distributions(parts)
     target = Path(args.output)
     write_archive(target, names)
     found = {name: metadata.version(name) for name in names}
@@ -65,7 +65,7 @@ def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     return {"archive": str(target), "bytes": size, "python": python, "packages": found}, text
 
 
-def distributions(parts: Iterable[str]) -> list[str]:
+def list_distributions(parts: Iterable[str]) -> list[str]:
     """Return the distributions that parts of a task need, with all that these require, sorted.
 
     :param parts: keys of :data:`PACKAGES`, and formats that need nothing.
@@ -116,14 +116,14 @@ def write_archive(target: Path, names: Iterable[str]) -> None:
             entry = tarfile.TarInfo("bin/python")
             entry.size, entry.mode = len(script), 0o755
             archive.addfile(entry, io.BytesIO(script))
-            for inside, path in chain(_own_files(), *map(_files, names)):
+            for inside, path in chain(_list_own_files(), *map(_list_files, names)):
                 archive.add(path, f"packages/{inside}", recursive=False)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _own_files() -> Iterator[tuple[str, Path]]:
+def _list_own_files() -> Iterator[tuple[str, Path]]:
     """Yield the files of this package: their paths below `site-packages`, and their paths here."""
     package = Path(airflow_kafka_spark.__file__).parent
     for path in sorted(package.rglob("*")):
@@ -132,7 +132,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
             yield inside, path
 
 
-def _files(name: str) -> Iterator[tuple[str, Path]]:
+def _list_files(name: str) -> Iterator[tuple[str, Path]]:
     """Yield the importable files of a distribution: their paths below `site-packages`, and their paths here."""
     for file in metadata.distribution(name).files or ():
         inside = file.as_posix()

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import existing_ledger, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_ledger, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
-from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
@@ -33,9 +33,9 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
     WindowEntry,
-    control_key,
-    control_prefix,
-    control_record,
+    make_control_key,
+    make_control_prefix,
+    make_control_record,
 )
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 
@@ -74,10 +74,10 @@ class ChangeRequest:
     def __post_init__(self) -> None:
         if not str(self.why or "").strip():
             raise ChangeRefused("The change has no reason", expected="a few words in `why`", action="Say why")
-        object.__setattr__(self, "who", str(self.who or "").strip() or _user())
+        object.__setattr__(self, "who", str(self.who or "").strip() or _find_user())
 
 
-def _user() -> str:
+def _find_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user without a name
@@ -288,11 +288,11 @@ class ControlLedger(Ledger):
             seconds = beside.seconds if beside is not None else SECONDS
             settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}
             settings |= beside.settings if beside is not None else {}
-            producer = self._fence_as(transactional_id_of(self.topic.name, self.pipeline, CONTROL), **settings)
+            producer = self._fence_as(make_transactional_id(self.topic.name, self.pipeline, CONTROL), **settings)
             memory = self._find().memory
             if sent is not None and memory.controls.get(sent.number) == sent:
                 return sent
-            if failure is not None and not _lost(failure):
+            if failure is not None and not _is_lost(failure):
                 raise failure
             if (change := decide(memory)) is None:
                 return None
@@ -301,7 +301,7 @@ class ControlLedger(Ledger):
                 if beside is not None:
                     self._produce(producer, beside)
                 # The record goes last: until the transaction ends, no reader gets past it in the ledger's partition.
-                self.send(producer, _records(memory, change))
+                self.send(producer, _build_records(memory, change))
                 faults.reached("control.in_transaction")
                 producer.commit_transaction(seconds)
                 return change
@@ -320,33 +320,33 @@ class ControlLedger(Ledger):
 
     def _find(self) -> LedgerContent:
         """Read the ledger. Wait only for control records that an open transaction hides, not for those of a running attempt."""
-        topic = existing_ledger(self.hook, self.topic.name)
+        topic = find_ledger(self.hook, self.topic.name)
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)
         self.topic = topic
-        mine = (control_prefix(self.pipeline),)
+        mine = (make_control_prefix(self.pipeline),)
         found = topic.read_without_waiting(self.pipeline, mine)
         self._partition = found.partition
         return found
 
 
-def _lost(failure: Exception) -> bool:
+def _is_lost(failure: Exception) -> bool:
     from airflow_kafka_spark.errors import Fenced
 
     return isinstance(failure, Fenced)
 
 
-def _records(memory: Memory, change: Change) -> list[LedgerRecord]:
+def _build_records(memory: Memory, change: Change) -> list[LedgerRecord]:
     pipeline, pause = memory.pipeline, memory.pause
     # The pause that ends here is history, which older releases may pass over. It is sent first, so that a reader who sees it
     # also sees its end.
-    ended = [control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
+    ended = [make_control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
     kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
     old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
     return [
         *ended,
-        control_record(pipeline, change, PAUSE_VERSION if change.action == "pause" else VERSION),
-        *(LedgerRecord(control_key(pipeline, number), None) for number in old),
+        make_control_record(pipeline, change, PAUSE_VERSION if change.action == "pause" else VERSION),
+        *(LedgerRecord(make_control_key(pipeline, number), None) for number in old),
     ]
 
 

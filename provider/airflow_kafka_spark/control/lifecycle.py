@@ -18,7 +18,7 @@ from airflow_kafka_spark.control.base import (
     refuse_intervals,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import existing_ledger, group_of, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, find_ledger, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.control.position import (
     fence_splits,
     find_published,
@@ -30,12 +30,19 @@ from airflow_kafka_spark.control.position import (
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
-from airflow_kafka_spark.ledger.attempt import ChangeLedger, utc_now
-from airflow_kafka_spark.ledger.group import offset_metadata
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
+from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, LedgerTopic, first_open_transaction
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, LedgerTopic, find_first_open_transaction
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.memory import ARCHIVE, LedgerRecord, Memory, change_record, key_prefix, position_record
+from airflow_kafka_spark.windows.memory import (
+    ARCHIVE,
+    LedgerRecord,
+    Memory,
+    make_change_record,
+    make_key_prefix,
+    make_position_record,
+)
 from airflow_kafka_spark.windows.model import State, TopicPartition, Window, add_landed
 
 if TYPE_CHECKING:
@@ -73,7 +80,7 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
     def decide(memory: Memory) -> Change | None:
         if memory.is_paused == (action == "pause"):
             return None
-        return Change(memory.next_change, action, request.who, request.why, utc_now())
+        return Change(memory.next_change, action, request.who, request.why, format_utc_now())
 
     change, memory = request_change(hook, memory, request, decide)
     before = memory.pause if change is None or action == "resume" else None
@@ -136,7 +143,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
         asked = memory.rebound_after(memory.binding)
         if asked is not None and asked.window == window:
             return None
-        return Change(memory.next_change, "rebind", request.who, request.why, utc_now(), window=window)
+        return Change(memory.next_change, "rebind", request.who, request.why, format_utc_now(), window=window)
 
     change, memory = request_change(hook, memory, request, decide)
     asked = change or memory.rebound_after(memory.binding)
@@ -194,8 +201,8 @@ def forget(
     group = _check_forget(hook, found.memory, ledger_topic, group_id, delete_group, discard_open)
     change = found.memory.next_change
     if request.dry_run:
-        topic = existing_ledger(hook, ledger_topic)
-        count = len(live_keys(topic, found, wait=False)) if topic else 0
+        topic = find_ledger(hook, ledger_topic)
+        count = len(list_live_keys(topic, found, wait=False)) if topic else 0
         return _forget_result(found.memory, change, request, count, group)
     with ExitStack() as opened:
         run = f"forget by {request.who}"
@@ -209,17 +216,17 @@ def forget(
             planned = {s.interval.ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED}
             for name in sorted(planned - fenced):
                 opened.enter_context(ChangeLedger(hook, name, run, topic=ledger_topic))
-            keys = live_keys(ledger.topic, found)
+            keys = list_live_keys(ledger.topic, found)
             # An interval whose attempt is not fenced keeps its records, because that attempt may be writing to its sink. An
             # interval that is planned from here on counts as planned after the change.
-            if planned <= fenced and not _came_later(memory, keys):
+            if planned <= fenced and not _is_newer_key(memory, keys):
                 break
             fenced |= planned
         # The group is deleted first: if the command ends here, the ledger still has the pipeline's position.
         if group:
             hook.delete_group(group)
         done = _forget_change(memory, change, request)
-        records = [*(LedgerRecord(key, None) for key in keys), change_record(pipeline, done)]
+        records = [*(LedgerRecord(key, None) for key in keys), make_change_record(pipeline, done)]
         ledger.commit_change(records, {}, lambda topic: "", lambda memory: memory.changes.get(change) == done)
     return _forget_result(memory, change, request, len(keys), group)
 
@@ -238,7 +245,7 @@ def _find_forgettable(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_s
         return LedgerContent(Memory(pipeline), 0)
 
 
-def _came_later(memory: Memory, keys: Iterable[bytes]) -> bool:
+def _is_newer_key(memory: Memory, keys: Iterable[bytes]) -> bool:
     """Return True if a key belongs to a data interval, or an archive of intervals, that the given state does not have."""
     archives = {archive.span.interval.name for archive in memory.intervals.archives}
     known = {"interval": memory.intervals.recent.keys(), ARCHIVE: archives}
@@ -253,7 +260,7 @@ def _forget_result(memory: Memory, change: int, request: ChangeRequest, records:
 
 def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Change:
     """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
-    given_up = _numbers(memory)
+    given_up = _list_numbers(memory)
     landed = find_published(memory, given_up)
     last = max((memory.last_used, *memory.entries))
     published = add_landed(memory.published or {}, landed)
@@ -263,7 +270,7 @@ def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Chang
         "forget",
         request.who,
         request.why,
-        utc_now(),
+        format_utc_now(),
         before,
         {},
         given_up,
@@ -288,25 +295,25 @@ def _check_forget(
                 raise WindowOpen(state.interval.ledger_name(memory.pipeline), state.run, "an earlier time")
     if not delete_group:
         return None
-    group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else group_of(memory))
+    group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else find_group(memory))
     if not group:
         raise ChangeRefused(f"It is not known which group mirrors pipeline `{memory.pipeline}`", action="Say its `group_id`")
     refuse_members(hook, group)
     return group
 
 
-def live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = True) -> list[bytes]:
+def list_live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = True) -> list[bytes]:
     """Return every key of the pipeline, and of its intervals, that has a value."""
     names = [
         found.memory.pipeline,
         *(s.interval.ledger_name(found.memory.pipeline) for s in found.memory.intervals.recent.values()),
     ]
-    prefixes = tuple(map(key_prefix, names))
+    prefixes = tuple(map(make_key_prefix, names))
     records = topic.newest(found.partition, 0, prefixes, prefixes if wait else WAIT_FOR_NONE)
     return sorted(record.key for record in records if record.value is not None)
 
 
-def _numbers(memory: Memory) -> tuple[int, ...]:
+def _list_numbers(memory: Memory) -> tuple[int, ...]:
     return tuple(entry.window.number for entry in open_entries(memory))
 
 
@@ -335,11 +342,11 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
         group = _check_rename(hook, memory, other, to, request.ledger_topic, group_id)
         offsets = dict(memory.position.offsets)
-        return group, Change(memory.next_change, "rename", request.who, request.why, utc_now(), offsets, {}, name=to)
+        return group, Change(memory.next_change, "rename", request.who, request.why, format_utc_now(), offsets, {}, name=to)
 
     # Checked before fencing, so that a refused command disturbs no attempt.
     memory = read_pipeline(hook, pipeline, request.ledger_topic).memory
-    topic = existing_ledger(hook, request.ledger_topic)
+    topic = find_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
     there = topic.read_without_waiting(to)
     group, change = planned(memory, there.memory)
@@ -401,9 +408,9 @@ def _write_rename(
     # A sink may have older windows under the new name, which the next window does not continue.
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
-    old = [LedgerRecord(key, None) for key in live_keys(topic, found)]
+    old = [LedgerRecord(key, None) for key in list_live_keys(topic, found)]
     # The first record names the pipeline that has written it.
-    new = [change_record(to, came), position_record(to, position, memory.last_number)]
+    new = [make_change_record(to, came), make_position_record(to, position, memory.last_number)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
@@ -411,9 +418,9 @@ def _write_rename(
     # No short cut: the pipeline's next close leaves one.
     hint = Hint(topic.topic_id, other.partition, 0)
     ledger.commit_change(
-        [*old, change_record(memory.pipeline, change)],
+        [*old, make_change_record(memory.pipeline, change)],
         offsets,
-        lambda name: offset_metadata(stands, name, hint),
+        lambda name: make_offset_metadata(stands, name, hint),
         lambda memory: memory.changes.get(change.number) == change,
         beside={other.partition: new},
     )
@@ -455,7 +462,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     :param dry_run: True to return the transaction without ending it.
     :raises PipelineUnknown: there is no such ledger.
     """
-    topic = existing_ledger(hook, ledger_topic)
+    topic = find_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
     partition = topic.read_without_waiting(pipeline).partition
@@ -463,7 +470,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     bounds = hook.offsets([tp])[tp]
     if bounds.lso >= bounds.high:
         return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
-    transaction = first_open_transaction(hook.consumer_config(), tp, bounds.lso, bounds.high)
+    transaction = find_first_open_transaction(hook.consumer_config(), tp, bounds.lso, bounds.high)
     if dry_run:
         return Unblocked(pipeline, ledger_topic, partition, transaction, False, (), dry_run)
     why = topic.abort(transaction)

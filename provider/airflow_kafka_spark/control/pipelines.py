@@ -109,13 +109,13 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     """
     memory = read_pipeline(hook, pipeline, ledger_topic).memory
     offsets = memory.position.offsets
-    group = group_id or group_of(memory)
+    group = group_id or find_group(memory)
     log = read_log(hook, {tp.topic for tp in offsets})
     committed = hook.committed(group, log.partitions, stable=False) if group else {}
     partitions = []
     for tp in sorted({*offsets, *log.partitions}):
         there, mirror = log.partitions.get(tp), committed.get(tp)
-        partitions.append(_partition_position(tp, offsets.get(tp), there, mirror.offset if mirror else None))
+        partitions.append(_make_partition_position(tp, offsets.get(tp), there, mirror.offset if mirror else None))
     return PipelineState(
         pipeline,
         ledger_topic,
@@ -124,7 +124,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
         memory.position.source,
         (len(memory.intervals), memory.intervals.complete),
         tuple(partitions),
-        tuple(map(_window_state, open_entries(memory))),
+        tuple(map(_make_window_state, open_entries(memory))),
         memory.history,
         memory.pause,
         memory.binding,
@@ -138,7 +138,7 @@ def list_windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, l
     :raises PipelineUnknown: the ledger holds nothing of it.
     """
     entries = read_pipeline(hook, pipeline, ledger_topic).memory.entries
-    return tuple(_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
+    return tuple(_make_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
 
 
 # --- shared with the commands --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
 
     :raises PipelineUnknown: there is no such ledger, or it holds nothing of this pipeline.
     """
-    topic = existing_ledger(hook, ledger_topic)
+    topic = find_ledger(hook, ledger_topic)
     if topic is None:
         raise PipelineUnknown(pipeline, ledger_topic)
     found = topic.read_without_waiting(pipeline)
@@ -159,7 +159,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     return found
 
 
-def existing_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
+def find_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:
     """Return the ledger topic; None if no topic of this name exists."""
     topic = LedgerTopic(hook, ledger_topic)
     return topic if topic.find_existing() else None
@@ -170,7 +170,7 @@ def open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
     return tuple(e for _, e in sorted(memory.entries.items()) if e.state is State.PLANNED)
 
 
-def group_of(memory: Memory) -> str | None:
+def find_group(memory: Memory) -> str | None:
     """Return the group that mirrors the pipeline, from its binding or else from its newest report."""
     if memory.binding is not None and (bound := memory.binding.origin.details.get("group")):
         return bound
@@ -197,7 +197,7 @@ def to_json(value: object) -> object:
     return value
 
 
-def _partition_position(
+def _make_partition_position(
     tp: TopicPartition, offset: int | None, there: PartitionLog | None, committed: int | None
 ) -> PartitionPosition:
     if there is None:
@@ -206,7 +206,7 @@ def _partition_position(
     return PartitionPosition(*tp, offset, there.low, there.lso, there.high, committed, lag)
 
 
-def _window_state(entry: WindowEntry) -> WindowState:
+def _make_window_state(entry: WindowEntry) -> WindowState:
     window, report = entry.window, entry.report if entry.state is State.COMPLETE else None
     facts: Mapping[str, Any] = report or {}
     return WindowState(

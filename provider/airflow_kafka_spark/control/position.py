@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, Move, OpenWindow, refuse_blank, refuse_intervals
-from airflow_kafka_spark.control.pipelines import group_of, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import (
     AttemptAtWork,
     BoundRefused,
@@ -23,22 +23,22 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, describe_partitions, resolve_start
-from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, utc_now
-from airflow_kafka_spark.ledger.group import offset_metadata, source_window_of
+from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, format_utc_now
+from airflow_kafka_spark.ledger.group import find_source_window, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
     WindowEntry,
-    binding_record,
-    change_key,
-    change_record,
-    dead_key,
-    marker_key,
-    position_record,
-    window_key,
-    window_record,
+    make_binding_record,
+    make_change_key,
+    make_change_record,
+    make_dead_letters_key,
+    make_marker_key,
+    make_position_record,
+    make_window_key,
+    make_window_record,
 )
 from airflow_kafka_spark.windows.model import (
     GIVEN_UP,
@@ -53,7 +53,7 @@ from airflow_kafka_spark.windows.model import (
     merge_landed,
 )
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, MoveTarget, ShiftBy, SpecificOffsets, Written, parse_target
-from airflow_kafka_spark.windows.plan import Log, Position, is_recreated, next_position
+from airflow_kafka_spark.windows.plan import Log, Position, find_next_position, is_recreated
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -70,7 +70,7 @@ def resolve_group(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: 
     :raises GroupHasMembers: the group has members.
     :raises GroupOwned: another pipeline uses the group.
     """
-    group = group_id or group_of(memory)
+    group = group_id or find_group(memory)
     if not group:
         raise ChangeRefused(
             f"It is not known which group mirrors pipeline `{memory.pipeline}`: none of its windows is complete",
@@ -124,13 +124,13 @@ class PositionChange:
     last_number: int = 0
 
 
-def current_offsets(memory: Memory) -> dict[TopicPartition, int]:
+def find_current_offsets(memory: Memory) -> dict[TopicPartition, int]:
     """Return the offsets of a pipeline's position; those at which its first window begins if that window is given up."""
     first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
     return {**first, **memory.position.offsets}
 
 
-def topics_of(only: Sequence[str]) -> set[str]:
+def list_named_topics(only: Sequence[str]) -> set[str]:
     """Return the topics of the names in ``only``."""
     return {str(item).partition(":")[0] for item in ([only] if isinstance(only, str) else only)}
 
@@ -141,14 +141,14 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     :raises BoundRefused: the log does not have the offsets.
     :raises ChangeRefused: it cannot be moved there.
     """
-    windows, position, number, before = open_entries(memory), memory.position, memory.next_change, current_offsets(memory)
+    windows, position, number, before = open_entries(memory), memory.position, memory.next_change, find_current_offsets(memory)
     # A pipeline without a record in the ledger reads the topics that are named.
-    topics = {tp.topic for tp in before} or topics_of(only)
+    topics = {tp.topic for tp in before} or list_named_topics(only)
     log = read_log(hook, topics)
-    scope = _scope(only, target, log, topics)
+    scope = _select_partitions(only, target, log, topics)
     stale = {t for t in topics if is_other_topic(position, log, t)}
     if isinstance(target, ShiftBy):
-        wanted, after = _shifted(target, before, scope, log, stale)
+        wanted, after = _shift_offsets(target, before, scope, log, stale)
     else:
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
         wanted, after = {}, check_in_log(resolve_start(hook, target, part, group), part)
@@ -183,7 +183,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     return PositionChange(number, moved, before, moves, windows, log)
 
 
-def _scope(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
+def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
     """Return the partitions to move: all of them, or those that are named."""
     named: set[TopicPartition] = set()
     for item in [only] if isinstance(only, str) else only:
@@ -211,7 +211,7 @@ def is_other_topic(position: Position, log: Log, topic: str) -> bool:
     return is_recreated(topic, log, position) or bool(position.cluster_id and position.cluster_id != log.cluster_id)
 
 
-def _shifted(
+def _shift_offsets(
     target: ShiftBy, before: Mapping[TopicPartition, int], scope: set[TopicPartition], log: Log, stale: set[str]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the offsets to which a shift would lead without the ends of the log, and those to which it leads."""
@@ -236,10 +236,10 @@ def fence_splits(ledger: ChangeLedger, windows: Sequence[WindowEntry]) -> None:
     published = [entry for entry in windows if entry.window.source or entry.window.target]
     ledger.take_over(published)
     for entry in published:
-        ledger.fence_splits(max(1, split_count(entry.window)))
+        ledger.fence_splits(max(1, count_splits(entry.window)))
 
 
-def split_count(window: Window) -> int:
+def count_splits(window: Window) -> int:
     """Return the number of splits of a window that is published: those of its source, or one for each partition."""
     return len(window.source.splits) if window.source else len(window.ranges)
 
@@ -288,19 +288,19 @@ def write_position_change(
     after = {TopicPartition(m.topic, m.partition): m.after for m in move.moves}
     before = {tp: move.before[tp] for tp in after if tp in move.before}
     landed = find_published(memory, discarded)
-    change = Change(move.number, action, request.who, request.why, utc_now(), before, after, given_up, landed=landed)
+    change = Change(move.number, action, request.who, request.why, format_utc_now(), before, after, given_up, landed=landed)
     # The published records stay in their topics, so a pipeline that follows this one reads and counts them.
     published = add_landed(memory.published or {}, landed) if landed else memory.published
     position = advance_source(move.given_up, memory, move.position)
     records = [
-        *(window_record(entry) for entry in kept_as_complete.values()),
-        *(LedgerRecord(window_key(pipeline, number), None) for number in discarded),
-        *(LedgerRecord(dead_key(pipeline, number), None) for number in discarded if number in memory.dead),
-        *(LedgerRecord(marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
-        *(LedgerRecord(change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
-        position_record(pipeline, replace(position, published=published), last_number),
-        *([binding_record(pipeline, memory.binding)] if memory.binding else []),
-        change_record(pipeline, change),
+        *(make_window_record(entry) for entry in kept_as_complete.values()),
+        *(LedgerRecord(make_window_key(pipeline, number), None) for number in discarded),
+        *(LedgerRecord(make_dead_letters_key(pipeline, number), None) for number in discarded if number in memory.dead),
+        *(LedgerRecord(make_marker_key(pipeline, *split), None) for split in sorted(memory.markers)),
+        *(LedgerRecord(make_change_key(pipeline, n), None) for n in sorted(memory.changes) if n <= move.number - KEEP_CHANGES),
+        make_position_record(pipeline, replace(position, published=published), last_number),
+        *([make_binding_record(pipeline, memory.binding)] if memory.binding else []),
+        make_change_record(pipeline, change),
     ]
     stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
     kept = {number: entry for number, entry in memory.entries.items() if number not in discarded} | kept_as_complete
@@ -312,7 +312,7 @@ def write_position_change(
     ledger.commit_change(
         records,
         offsets,
-        lambda topic: offset_metadata(stands, topic, hint),
+        lambda topic: make_offset_metadata(stands, topic, hint),
         lambda memory: memory.changes.get(move.number) == change,
     )
 
@@ -355,13 +355,13 @@ def reset(
     target = parse_target(to)
 
     def planned(memory: Memory) -> tuple[PositionChange, str]:
-        if isinstance(target, CommittedOffsets) and target.group_id == group_of_source(request):
-            return _behind_lost_window(hook, memory, request, topics_of(only), discard_open), target.group_id
-        group = _check_reset(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(topics_of(only)))
+        if isinstance(target, CommittedOffsets) and target.group_id == find_source_group(request):
+            return _move_behind_lost_window(hook, memory, request, list_named_topics(only), discard_open), target.group_id
+        group = _check_reset(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(list_named_topics(only)))
         return plan_move(hook, memory, target, only, group), group
 
     # Checked before fencing, so that a refused command does not disturb an open window.
-    is_said = bool(group_id and (topics_of(only) or group_id == group_of_source(request)))
+    is_said = bool(group_id and (list_named_topics(only) or group_id == find_source_group(request)))
     move, group = planned(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
@@ -378,12 +378,12 @@ def reset(
     )
 
 
-def group_of_source(request: ChangeRequest) -> str:
+def find_source_group(request: ChangeRequest) -> str:
     """Return the group of a pipeline that reads a source."""
     return f"{request.ledger_topic}.{request.pipeline}"
 
 
-def _behind_lost_window(
+def _move_behind_lost_window(
     hook: KafkaHook, memory: Memory, request: ChangeRequest, topics: set[str], discard_open: bool
 ) -> PositionChange:
     """Return the change that moves a source's pipeline after the window that its group names and its ledger has lost.
@@ -394,11 +394,11 @@ def _behind_lost_window(
     """
     if not discard_open:
         refuse_open(memory)
-    group = group_of_source(request)
+    group = find_source_group(request)
     described = hook.describe_topics({*topics, request.ledger_topic}, missing="omit")
     partitions = [tp for found in described.values() for tp in found.topic_partitions]
     ids = {name: found.topic_id for name, found in described.items() if name != request.ledger_topic}
-    named = source_window_of(request.pipeline, hook.committed(group, partitions), ids)
+    named = find_source_window(request.pipeline, hook.committed(group, partitions), ids)
     if named is None or named.number <= max((memory.last_used, *memory.entries)) or not named.knows_position:
         what = "names no window that the ledger does not know" if named is None or named.knows_position else "holds no position"
         raise ChangeRefused(
@@ -481,7 +481,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
             if not request.dry_run and running is not False:
                 attempt = entry.attempt
                 raise AttemptAtWork(str(entry.window), entry.window.run, attempt.number, attempt.started_at, running is True)
-            return _past(hook, memory, entry), group
+            return _move_past_window(hook, memory, entry), group
         return _to_the_end(hook, memory, group or ""), group
 
     # Checked before fencing, so that a refused command does not disturb an open window.
@@ -490,8 +490,8 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     if not request.dry_run:
         run = f"skip by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
-            seen, memory = _tokens(memory), ledger.memory
-            if _tokens(memory) != seen:
+            seen, memory = _list_tokens(memory), ledger.memory
+            if _list_tokens(memory) != seen:
                 raise ChangeRefused(
                     f"Pipeline `{request.pipeline}` has moved on meanwhile",
                     expected="the open window that was shown, or still no open window",
@@ -505,7 +505,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
         group_id=group,
         given_up=tuple(map(OpenWindow.of, move.given_up)),
         moves=move.moves,
-        skipped=_skipped_gaps(move),
+        skipped=_find_skipped_gaps(move),
         warnings=_skip_warnings(memory, next(iter(move.given_up), None)),
     )
 
@@ -530,18 +530,18 @@ def _check_skip(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: st
     return None
 
 
-def _past(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> PositionChange:
+def _move_past_window(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> PositionChange:
     """Return the change to the position that the pipeline would have after its open window. For a window that is being replayed,
     this is the present position."""
     if entry.window.replay:
         log = read_log(hook, {tp.topic for tp in memory.position.offsets})
         given_up = open_entries(memory)
         return PositionChange(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
-    position = next_position(memory.position, entry.window)
+    position = find_next_position(memory.position, entry.window)
     number = memory.next_change
     log = read_log(hook, {tp.topic for tp in position.offsets})
     ends = sorted(entry.window.ends.items())
-    before = current_offsets(memory)
+    before = find_current_offsets(memory)
     if memory.intervals:
         # Between the position and the window, there are offsets of data intervals.
         before |= {r.topic_partition: r.start for r in entry.window.ranges}
@@ -566,12 +566,12 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
     return replace(move, moves=on)
 
 
-def _tokens(memory: Memory) -> list[str]:
+def _list_tokens(memory: Memory) -> list[str]:
     """Return the token of the newest attempt at each open window."""
     return [entry.attempt.token for entry in open_entries(memory)]
 
 
-def _skipped_gaps(move: PositionChange) -> tuple[Gap, ...]:
+def _find_skipped_gaps(move: PositionChange) -> tuple[Gap, ...]:
     """Return the offsets that the change skips. In a partition of which nothing was read, they begin at the first record."""
     gaps = []
     for m in move.moves:

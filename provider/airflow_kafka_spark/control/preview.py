@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.control.pipelines import group_of, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
-from airflow_kafka_spark.ledger.group import owner_of
+from airflow_kafka_spark.ledger.group import find_group_owner
 from airflow_kafka_spark.ledger.topic import TOPIC
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition, Window
@@ -117,7 +117,7 @@ class PlanOptions:
         return parse_stop(self.ending_offsets)
 
 
-def preview(
+def preview_window(
     hook: KafkaHook,
     pipeline: str,
     options: PlanOptions = PlanOptions(),  # noqa: B008 - a frozen value
@@ -151,12 +151,12 @@ def preview(
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
     for entry in open_entries(memory):
         window = entry.window
-        return _preview(hook, memory, "open window", window, window.number, window.run)
+        return _make_preview(hook, memory, "open window", window, window.number, window.run)
 
     subscribed = sorted(set(options.topics)) or sorted({tp.topic for tp in memory.position.offsets})
-    group = options.group_id or group_of(memory)
+    group = options.group_id or find_group(memory)
     known = replace(options, topics=subscribed, group_id=group)
-    log, beginning = _beginning(hook, memory, known, ledger_topic, last_applied)
+    log, beginning = _find_beginning(hook, memory, known, ledger_topic, last_applied)
     position, starts = beginning.position, {}
     if not position.offsets:
         if not group:
@@ -172,11 +172,11 @@ def preview(
         max_records=options.max_records,
     )
     number = max(beginning.last_number, memory.last_used) + 1
-    found = _preview(hook, memory, beginning.decided_by, planned, number)
-    return replace(found, warnings=_warnings(pipeline, beginning))
+    found = _make_preview(hook, memory, beginning.decided_by, planned, number)
+    return replace(found, warnings=_find_warnings(pipeline, beginning))
 
 
-def _beginning(
+def _find_beginning(
     hook: KafkaHook, memory: Memory, options: PlanOptions, ledger_topic: str, last_applied: LastApplied | None
 ) -> tuple[Log, Beginning]:
     """Return the present log of the topics, and where the next window begins in it.
@@ -188,7 +188,7 @@ def _beginning(
     for left in reversed(range(BEHIND_TRIES)):
         log = read_log(hook, options.topics)
         committed = hook.committed(group, log.partitions, stable=False) if group else {}
-        if owner := owner_of(memory.pipeline, committed):
+        if owner := find_group_owner(memory.pipeline, committed):
             raise GroupOwned(memory.pipeline, group, owner)
         try:
             return log, decide_beginning(
@@ -209,7 +209,7 @@ def _beginning(
     raise AssertionError("unreachable")
 
 
-def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
+def _find_warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
     """Return how the sink's record, which was not read, may change the window."""
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
@@ -227,10 +227,10 @@ def _warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
     return ()
 
 
-def _preview(
+def _make_preview(
     hook: KafkaHook, memory: Memory, begins: Begins, plan: Window | Ranges, number: int, run: str | None = None
 ) -> Preview:
-    samples = sample_ranges(hook, plan.ranges)
+    samples = read_range_samples(hook, plan.ranges)
     parts = []
     for r in plan.ranges:
         found = samples.get(r.topic_partition)
@@ -268,7 +268,9 @@ class RangeSample:
     oldest: int | None = None
 
 
-def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES) -> dict[TopicPartition, RangeSample]:
+def read_range_samples(
+    hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: int = SAMPLES
+) -> dict[TopicPartition, RangeSample]:
     """Read the first records of each range, to estimate its size and its age.
 
     :param records: maximum number of records of each partition.
@@ -285,7 +287,9 @@ def sample_ranges(hook: KafkaHook, ranges: Sequence[OffsetRange], *, records: in
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, r.start) for tp, r in open_ranges.items()])
         while open_ranges and time.monotonic() < deadline:
-            for message in consume(consumer, 500, 0.05, hook.config, "reading a sample of records", conn_id=hook.conn_id):
+            for message in consume_messages(
+                consumer, 500, 0.05, hook.config, "reading a sample of records", conn_id=hook.conn_id
+            ):
                 tp = TopicPartition(message.topic() or "", message.partition() or 0)
                 if (r := open_ranges.get(tp)) is None:
                     continue

@@ -23,12 +23,12 @@ from airflow_kafka_spark.control.base import (
 from airflow_kafka_spark.control.pipelines import has_source, read_pipeline
 from airflow_kafka_spark.errors import ReplayRefused, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
-from airflow_kafka_spark.ledger.attempt import utc_now
+from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import dead_letters_at
+from airflow_kafka_spark.windows.dead_letters import find_dead_letters
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
-from airflow_kafka_spark.windows.plan import check_readable, lost_topics
+from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
@@ -60,18 +60,18 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     memory, number, interval = find_window(hook, request, window, name)
 
     def found(memory: Memory) -> Window:
-        return _of_interval(memory, interval) if interval else _of_progress(memory, number)
+        return _find_interval_window(memory, interval) if interval else _find_progress_window(memory, number)
 
     def decide(memory: Memory) -> Change | None:
         there = found(memory)
         if memory.replay_asked(there):
             return None
         asked = (there.number, interval, there.replay)
-        return Change(memory.next_change, "replay", request.who, request.why, utc_now(), {}, {}, (), *asked)
+        return Change(memory.next_change, "replay", request.who, request.why, format_utc_now(), {}, {}, (), *asked)
 
     there = found(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
-    if gone := [topic for topic in lost_topics(there, log) if topic not in log.topic_ids]:
+    if gone := [topic for topic in find_lost_topics(there, log) if topic not in log.topic_ids]:
         raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
     check_readable(there, compare_epochs(hook, log, ends, there.epochs, there.topic_ids), "fail")
@@ -86,7 +86,7 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     )
 
 
-def _of_progress(memory: Memory, number: int) -> Window:
+def _find_progress_window(memory: Memory, number: int) -> Window:
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)
@@ -106,7 +106,7 @@ def _of_progress(memory: Memory, number: int) -> Window:
     return entry.window
 
 
-def _of_interval(memory: Memory, name: str) -> Window:
+def _find_interval_window(memory: Memory, name: str) -> Window:
     state = memory.intervals.get(name)
     if state is None:
         raise ReplayRefused(
@@ -170,7 +170,9 @@ class DeadLetter:
         return len(self.key or b"") + len(self.value or b"") + sum(len(n) + len(v or b"") for n, v in self.headers)
 
 
-def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None) -> ChangeResult:
+def resend_dead_letters(
+    hook: KafkaHook, request: ChangeRequest, *, window: int | None = None, name: str | None = None
+) -> ChangeResult:
     """Send the dead letters of a complete window again, to the topics that they came from, where the pipeline reads them again.
 
     Each record is sent as it was read (key, value, timestamp and headers), to the partition that it came from. The records of a
@@ -191,28 +193,28 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
     memory, number, interval = find_window(hook, request, window, name)
-    entry, landed = _window(hook, memory, request.ledger_topic, interval, number)
+    entry, landed = _find_window(hook, memory, request.ledger_topic, interval, number)
     number = entry.window.number
 
     def decide(memory: Memory) -> Change | None:
         # Another command may have sent them since they were read.
-        if _left(landed, memory.resends(number, interval)) != left:
+        if _find_unsent(landed, memory.resends(number, interval)) != left:
             return None
         return Change(
-            memory.next_change, "resend", request.who, request.why, utc_now(), window=number, name=interval, landed=left
+            memory.next_change, "resend", request.who, request.why, format_utc_now(), window=number, name=interval, landed=left
         )
 
     before = memory.resends(number, interval)
-    left = _left(landed, before)
+    left = _find_unsent(landed, before)
     if not left:
         already = (f"They were sent again already: {before[-1].sentence}",)
-        return _resend_result(request, entry, interval, before[-1], (), changed=False, warnings=already)
+        return _make_resend_result(request, entry, interval, before[-1], (), changed=False, warnings=already)
     letters = _read_letters(hook, request.pipeline, entry, left)
     parts = _count_sent(letters)
     _check_partitions(hook, parts)
 
     def produce(producer: Producer) -> None:
-        _produce(producer, letters)
+        _send_letters(producer, letters)
 
     topics = {part.topic for part in parts}
     largest = max(hook.largest_record(topic) for topic in topics)
@@ -221,11 +223,13 @@ def resend(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     if change is None:
         done = memory.resends(number, interval)
         said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
-        return _resend_result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
-    return _resend_result(request, entry, interval, change, parts, changed=True, warnings=_resend_warnings(left, letters))
+        return _make_resend_result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
+    return _make_resend_result(
+        request, entry, interval, change, parts, changed=True, warnings=_find_resend_warnings(left, letters)
+    )
 
 
-def _resend_result(
+def _make_resend_result(
     request: ChangeRequest,
     entry: WindowEntry,
     interval: str,
@@ -244,7 +248,7 @@ def _resend_result(
     )
 
 
-def _window(
+def _find_window(
     hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
 ) -> tuple[WindowEntry, tuple[Landed, ...]]:
     """Return a complete window, and the offsets of its dead letters."""
@@ -273,7 +277,7 @@ def _window(
             expected="a pipeline that reads topics",
             action="Publish the dead letters with `KafkaToKafkaOperator`, in the format that they fit now",
         )
-    landed = dead_letters_at(memory.dead.get(number), entry.report)
+    landed = find_dead_letters(memory.dead.get(number), entry.report)
     if not landed:
         raise ResendRefused(
             f"Window {interval or number} of pipeline `{pipeline}` has no dead letters", expected="a window with some"
@@ -281,7 +285,7 @@ def _window(
     return entry, landed
 
 
-def _left(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
+def _find_unsent(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
     """Return the dead letters that were not sent again yet. A replay may have added some after those that were."""
     ends: dict[TopicPartition, int] = {}
     sent: Counter[TopicPartition] = Counter()
@@ -303,18 +307,18 @@ def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Se
     """
     window = entry.window
     if (count := sum(part.records for part in landed)) > MAX_LETTERS:
-        raise _too_many(f"{count:,} dead letters", f"at most {MAX_LETTERS:,}")
+        raise _make_too_many_error(f"{count:,} dead letters", f"at most {MAX_LETTERS:,}")
     names = {pipeline, window.pipeline}
     ranges = {part.topic_partition: (part.first, part.last + 1) for part in landed}
     found, size = [], 0
     for message in read_records(hook, ranges, "reading dead letters", seconds=SECONDS, whole=True):
-        letter = _letter(message, names)
+        letter = _parse_letter(message, names)
         if letter is None or not _is_of(window.ranges, letter):
             continue
         found.append(letter)
         size += letter.size
         if size > MAX_BYTES:
-            raise _too_many(f"dead letters of more than {MAX_BYTES >> 20} MiB", "fewer")
+            raise _make_too_many_error(f"dead letters of more than {MAX_BYTES >> 20} MiB", "fewer")
     if not found:
         topics = ", ".join(sorted({f"`{part.topic}`" for part in landed}))
         raise ResendRefused(
@@ -326,7 +330,7 @@ def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Se
     return sorted(found, key=lambda letter: (letter.origin, letter.offset))
 
 
-def _too_many(found: str, expected: str) -> ResendRefused:
+def _make_too_many_error(found: str, expected: str) -> ResendRefused:
     return ResendRefused(
         f"The window has {found}, which are sent in one transaction",
         expected=expected,
@@ -334,7 +338,7 @@ def _too_many(found: str, expected: str) -> ResendRefused:
     )
 
 
-def _letter(message: Message, names: set[str]) -> DeadLetter | None:
+def _parse_letter(message: Message, names: set[str]) -> DeadLetter | None:
     """Return the record of a dead letter; None if it is another pipeline's, or has no headers with its origin."""
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
@@ -372,7 +376,7 @@ def _check_partitions(hook: KafkaHook, parts: Sequence[SentAgain]) -> None:
             )
 
 
-def _produce(producer: Producer, letters: Sequence[DeadLetter]) -> None:
+def _send_letters(producer: Producer, letters: Sequence[DeadLetter]) -> None:
     """Produce and flush.
 
     :raises confluent_kafka.KafkaException: one was refused, or was not acknowledged in time.
@@ -400,7 +404,7 @@ def _produce(producer: Producer, letters: Sequence[DeadLetter]) -> None:
         raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
 
 
-def _resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> tuple[str, ...]:
+def _find_resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> tuple[str, ...]:
     gone = sum(part.records for part in left) - len(letters)
     return (
         *(

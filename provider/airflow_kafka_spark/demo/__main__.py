@@ -19,7 +19,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.commands import format_table
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole
-from airflow_kafka_spark.hooks.spark.warm.process import connect, peer_credentials
+from airflow_kafka_spark.hooks.spark.warm.process import connect, read_peer_credentials
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres
 from airflow_kafka_spark.testing._processes import wait_until
 
@@ -70,21 +70,21 @@ class Demo:
         with self.postgres.connect(autocommit=True) as connection:
             connection.execute(INSERT_ORDERS, (self.sold, self.sold + count - 1))
         self.sold += count
-        say(f"{count:,} orders sold: {self.sold:,} rows in shop.orders")
+        print_text(f"{count:,} orders sold: {self.sold:,} rows in shop.orders")
 
     def run(self) -> None:
         """Trigger a DAG run, and wait until Airflow's scheduler has finished it."""
         begun = time.monotonic()
         run_id = self.airflow.trigger("orders")
         state = self._follow(run_id, begun)
-        say(f"DAG run {run_id}: {state} after {time.monotonic() - begun:.1f} s")
+        print_text(f"DAG run {run_id}: {state} after {time.monotonic() - begun:.1f} s")
         for task in TASKS:
             tries = self.airflow.task("orders", run_id, task)["try_number"]
             if tries > 1:
-                say(f"  {task} needed {tries} attempts")
+                print_text(f"  {task} needed {tries} attempts")
         if state != "success":
             for task in TASKS:
-                say(self.airflow.task_log("orders", run_id, task)[-3000:])
+                print_text(self.airflow.task_log("orders", run_id, task)[-3000:])
             raise SystemExit("The DAG run failed; its log is above.")
         print(self.table([(task, self.airflow.xcom("orders", run_id, task)) for task in TASKS]), flush=True)
 
@@ -98,7 +98,7 @@ class Demo:
                 now = _STATES.get(task["state"], "").format(task["try_number"])
                 if now and known.get(task["task_id"]) != now:
                     known[task["task_id"]] = now
-                    say(f"  {time.monotonic() - begun:5.1f} s  {task['task_id']}: {now}")
+                    print_text(f"  {time.monotonic() - begun:5.1f} s  {task['task_id']}: {now}")
             if state in ("success", "failed"):
                 return state
             time.sleep(0.3)
@@ -138,17 +138,17 @@ class Demo:
             .to_pylist()
         )
         places = (
-            (f"Kafka topic {TOPIC}", topic_ids(self.kafka.connection_extra(), TOPIC)),
+            (f"Kafka topic {TOPIC}", read_topic_ids(self.kafka.connection_extra(), TOPIC)),
             ("PostgreSQL sales.orders", ids),
             ("Parquet directory", files),
         )
         for name, found in places:
             verdict = check_ids(found, self.sold)
             self.right &= not verdict.startswith("WRONG")
-            say(f"{name}: {len(found):,}: {verdict}")
+            print_text(f"{name}: {len(found):,}: {verdict}")
         assert different is not None
         self.right &= different[0] == 0
-        say(f"Rows in which shop.orders and sales.orders differ: {different[0]:,}")
+        print_text(f"Rows in which shop.orders and sales.orders differ: {different[0]:,}")
 
     def kill_from_now_on(self) -> None:
         for point in KILLS:
@@ -158,7 +158,7 @@ class Demo:
         for point, where in KILLS.items():
             fired = self._fired(point).exists()
             self.right &= fired
-            say(f"Killed inside {where}: {'yes' if fired else 'NO, and that should not happen'}")
+            print_text(f"Killed inside {where}: {'yes' if fired else 'NO, and that should not happen'}")
 
     def _fired(self, point: str) -> Path:
         return Path(f"{self.once}.{point}")
@@ -174,7 +174,7 @@ def check_ids(ids: Iterable[int], total: int) -> str:
     return f"all {total:,} orders, each exactly once"
 
 
-def topic_ids(config: dict[str, Any], topic: str) -> list[int]:
+def read_topic_ids(config: dict[str, Any], topic: str) -> list[int]:
     """Return the keys of all records that a ``read_committed`` reader sees. Uses none of this package's operators."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -202,12 +202,12 @@ def topic_ids(config: dict[str, Any], topic: str) -> list[int]:
         consumer.close()
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     print(text, flush=True)
 
 
-def headline(text: str) -> None:
-    say(f"\n=== {text}")
+def print_headline(text: str) -> None:
+    print_text(f"\n=== {text}")
 
 
 def main() -> int:
@@ -218,36 +218,38 @@ def main() -> int:
     if not (options.dags / "orders.py").exists():
         parser.error(f"{options.dags}/orders.py does not exist; run this from the repository, or give --dags")
     begun = time.monotonic()
-    say("Five steps: start the servers, start Airflow, move the first windows, move the next ones with kills, count. On two idle")
-    say("cores they take less than two minutes; the first time on a machine Kafka is downloaded before.")
+    print_text(
+        "Five steps: start the servers, start Airflow, move the first windows, move the next ones with kills, count. On two idle"
+    )
+    print_text("cores they take less than two minutes; the first time on a machine Kafka is downloaded before.")
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-demo-") as temporary:
-        right = play(options.dags, options.events, Path(temporary))
-    headline("What to try next")
-    say("  dags/orders.py         the DAG that just ran: change the source, the schema, the sinks")
-    say("  docs/sources.md        the ways from a database and from files to a topic")
-    say("  docs/sinks.md          what each sink promises, and how")
-    say("  docs/testing.md        the same embedded servers in the tests of your own DAGs")
-    say("  make bench             how fast it is here, side by side with plain Spark")
-    say(f"\nNothing is left running. That took {time.monotonic() - begun:.0f} s.")
+        right = run_demo(options.dags, options.events, Path(temporary))
+    print_headline("What to try next")
+    print_text("  dags/orders.py         the DAG that just ran: change the source, the schema, the sinks")
+    print_text("  docs/sources.md        the ways from a database and from files to a topic")
+    print_text("  docs/sinks.md          what each sink promises, and how")
+    print_text("  docs/testing.md        the same embedded servers in the tests of your own DAGs")
+    print_text("  make bench             how fast it is here, side by side with plain Spark")
+    print_text(f"\nNothing is left running. That took {time.monotonic() - begun:.0f} s.")
     return 0 if right else 1
 
 
-def play(dags: Path, count: int, temporary: Path) -> bool:
+def run_demo(dags: Path, count: int, temporary: Path) -> bool:
     lake, once = temporary / "lake", temporary / "fault"
     fault_variables = {faults.FAULT: ",".join(KILLS), faults.ONCE: str(once)}
     for point in KILLS:
         Path(f"{once}.{point}").touch()  # no fault in the first run
-    headline("Starting a Kafka broker and a PostgreSQL server")
+    print_headline("Starting a Kafka broker and a PostgreSQL server")
     with EmbeddedKafka() as kafka, EmbeddedPostgres() as postgres:
         with postgres.connect(autocommit=True) as connection:
             connection.execute(CREATE_TABLES)
-        say(f"Kafka on {kafka.bootstrap_servers}, PostgreSQL on {postgres.host}:{postgres.port}")
-        headline("Starting Airflow (api-server and scheduler): its database is created first, which takes a while")
+        print_text(f"Kafka on {kafka.bootstrap_servers}, PostgreSQL on {postgres.host}:{postgres.port}")
+        print_headline("Starting Airflow (api-server and scheduler): its database is created first, which takes a while")
         airflow = EmbeddedAirflow(
             dags,
             connections={
                 "kafka_default": kafka.connection_json(),
-                "spark_default": _spark_connection(fault_variables),
+                "spark_default": _make_spark_connection(fault_variables),
                 "shop": postgres.connection_uri(),
                 "warehouse": postgres.connection_uri(),
             },
@@ -257,24 +259,26 @@ def play(dags: Path, count: int, temporary: Path) -> bool:
             # The DAG file does not change.
             dag_processor=False,
         )
-        with airflow, _ending_spark(temporary):
-            say(f"Airflow on {airflow.url}")
+        with airflow, _end_spark_on_exit(temporary):
+            print_text(f"Airflow on {airflow.url}")
             demo = Demo(kafka, postgres, airflow, lake, once)
-            headline("First windows: shop database -> Kafka -> warehouse table and Parquet files")
+            print_headline("First windows: shop database -> Kafka -> warehouse table and Parquet files")
             demo.sell(count)
             demo.run()
             demo.count()
-            headline("Second windows, with a SIGKILL in each direction, in the middle of a transaction")
+            print_headline("Second windows, with a SIGKILL in each direction, in the middle of a transaction")
             demo.sell(count // 2)
             demo.kill_from_now_on()
             demo.run()
             demo.check_kills()
-            say("The killed attempts left nothing half done: the retries found the windows planned, and finished exactly them.")
+            print_text(
+                "The killed attempts left nothing half done: the retries found the windows planned, and finished exactly them."
+            )
             demo.count()
             return demo.right
 
 
-def _spark_connection(variables: Mapping[str, str]) -> str:
+def _make_spark_connection(variables: Mapping[str, str]) -> str:
     """Return the connection of a Spark process that all tasks share.
 
     :param variables: the environment variables of its Python workers.
@@ -291,7 +295,7 @@ def _spark_connection(variables: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _ending_spark(temporary: Path) -> Iterator[None]:
+def _end_spark_on_exit(temporary: Path) -> Iterator[None]:
     """End the Spark process of the tasks on leaving."""
     try:
         yield
@@ -299,7 +303,7 @@ def _ending_spark(temporary: Path) -> Iterator[None]:
         for path in temporary.glob("airflow-kafka-spark-*/*.socket"):
             connection = connect(path)
             if connection is not None:
-                pid = peer_credentials(connection)[0]
+                pid = read_peer_credentials(connection)[0]
                 connection.close()
                 os.kill(pid, signal.SIGTERM)
                 wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30)  # noqa: B023 - called within the loop

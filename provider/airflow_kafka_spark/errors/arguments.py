@@ -25,14 +25,14 @@ _SHOWN = 60
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
-def names_of(value: object) -> Any:
+def as_names(value: object) -> Any:
     """Return a text as a tuple of itself, and a list as a tuple; anything else unchanged, for the validation to name."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)) else value
 
 
-def choice_problems(where: str, value: object, known: Sequence[str | None]) -> list[Problem]:
+def find_choice_problems(where: str, value: object, known: Sequence[str | None]) -> list[Problem]:
     """Return a problem if a value is not one of the known ones; otherwise an empty list.
 
     :param where: the argument, as the user writes it.
@@ -40,29 +40,29 @@ def choice_problems(where: str, value: object, known: Sequence[str | None]) -> l
     return [] if value in known else [Problem(where, f"`{value}` is not one of {', '.join(map(str, known))}")]
 
 
-def type_problems(spec: object, prefix: str = "") -> list[Problem]:
+def find_type_problems(spec: object, prefix: str = "") -> list[Problem]:
     """Return a problem for each field of a dataclass whose value does not have the declared type; none for other objects.
 
     :param prefix: the argument that the dataclass is, with a dot (``sink.``). Default: its fields are arguments themselves.
     """
-    return [problem for _, problem in _wrong_fields(spec, prefix)]
+    return [problem for _, problem in _find_wrong_fields(spec, prefix)]
 
 
-def with_sound_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
+def replace_wrong_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
     """Return a dataclass with sound values where the given ones do not have the declared type, and the problems of these.
 
     A sound value is the text of the value where a text is expected, and else the default. A value without either stays: its check
     has to expect it. What other checks say of an argument with a sound value means nothing.
 
-    :param prefix: as for :func:`type_problems`.
+    :param prefix: as for :func:`find_type_problems`.
     """
-    wrong = _wrong_fields(spec, prefix)
+    wrong = _find_wrong_fields(spec, prefix)
     if not wrong:
         return spec, []
     kind: Any = type(spec)
-    known, changes = _declared(kind), {}
+    known, changes = _find_declared_types(kind), {}
     for found, _ in wrong:
-        if str in _members(known[found.name]):
+        if str in _list_members(known[found.name]):
             changes[found.name] = str(getattr(spec, found.name))
         elif found.default is not MISSING:
             changes[found.name] = found.default
@@ -71,7 +71,7 @@ def with_sound_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
     return replace(spec, **changes), [problem for _, problem in wrong]  # type: ignore[type-var]
 
 
-def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
+def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
     """Return an object with sound values where arguments of its constructor do not have the declared type, and the problems of
     these.
 
@@ -89,7 +89,7 @@ def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
         if name not in vars(owner) or argument in checked:
             continue
         default = MISSING if parameter.default is parameter.empty else parameter.default
-        if problem := argument_problem(argument, vars(owner)[name], _evaluate(parameter.annotation, scope), default):
+        if problem := find_argument_problem(argument, vars(owner)[name], _evaluate(parameter.annotation, scope), default):
             found.append(problem)
             sound[name] = str(vars(owner)[name]) if default is MISSING else default
     if not found:
@@ -100,7 +100,7 @@ def with_sound_arguments(owner: T) -> tuple[T, list[Problem]]:
     return made, found
 
 
-def argument_problem(where: str, value: object, declared: object, default: object = MISSING) -> Problem | None:
+def find_argument_problem(where: str, value: object, declared: object, default: object = MISSING) -> Problem | None:
     """Return the problem of one argument; None if its value has the declared type.
 
     :param declared: its type.
@@ -109,15 +109,17 @@ def argument_problem(where: str, value: object, declared: object, default: objec
     if has_type(value, declared):
         return None
     action = "Correct it" if default is MISSING else f"Correct it, or leave it out (default {default!r})"
-    if isinstance(value, type) and any(isinstance(member, type) and issubclass(value, member) for member in _members(declared)):
+    if isinstance(value, type) and any(
+        isinstance(member, type) and issubclass(value, member) for member in _list_members(declared)
+    ):
         action = f"Write `{value.__name__}(...)`"
-    return Problem(where, f"{_found(value, declared)}; expected {_described(declared)}", action)
+    return Problem(where, f"{_describe_found(value, declared)}; expected {_describe_type(declared)}", action)
 
 
 def has_type(value: object, declared: object) -> bool:
     """Return True if a value has the declared type, as far as it is known at run time. Values of a ``Literal`` may be any of
     its type: their own checks list the choices."""
-    return any(_has(value, member) for member in _members(declared))
+    return any(_has(value, member) for member in _list_members(declared))
 
 
 def _has(value: object, member: object) -> bool:
@@ -143,10 +145,10 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
-def _wrong_fields(spec: object, prefix: str) -> list[tuple[Field[Any], Problem]]:
+def _find_wrong_fields(spec: object, prefix: str) -> list[tuple[Field[Any], Problem]]:
     if not is_dataclass(spec) or isinstance(spec, type):
         return []
-    known, found = _declared(type(spec)), []
+    known, found = _find_declared_types(type(spec)), []
     names: Mapping[str, str] = getattr(spec, "ARGUMENTS", {})
     checked: frozenset[str] = getattr(spec, "CHECKED", frozenset())
     for each in fields(spec):
@@ -154,13 +156,13 @@ def _wrong_fields(spec: object, prefix: str) -> list[tuple[Field[Any], Problem]]
             continue
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         where = prefix + names.get(each.name, each.name)
-        if problem := argument_problem(where, getattr(spec, each.name), known[each.name], default):
+        if problem := find_argument_problem(where, getattr(spec, each.name), known[each.name], default):
             found.append((each, problem))
     return found
 
 
 @lru_cache(maxsize=256)
-def _declared(cls: type) -> dict[str, Any]:
+def _find_declared_types(cls: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields; ``Any`` for those whose names are imported for type checkers only, and for those
     of users' classes."""
     types: dict[str, Any] = {}
@@ -181,21 +183,23 @@ def _evaluate(annotation: object, scope: Mapping[str, Any]) -> Any:
         return Any
 
 
-def _members(declared: object) -> tuple[Any, ...]:
+def _list_members(declared: object) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself if it is no union."""
     return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
 
 
-def _described(declared: object) -> str:
-    return " or ".join(_described_member(member) for member in _members(declared))
+def _describe_type(declared: object) -> str:
+    return " or ".join(_describe_member(member) for member in _list_members(declared))
 
 
-def _described_member(member: object) -> str:
+def _describe_member(member: object) -> str:
     origin, inner = get_origin(member), get_args(member)
     if origin is Sequence:
-        return "a list of " + ("texts" if inner[0] is str else _described(inner[0]))
+        return "a list of " + ("texts" if inner[0] is str else _describe_type(inner[0]))
     if origin is Mapping:
-        parts = [f"{_described(kind)} as {what}" for what, kind in zip(("key", "value"), inner, strict=True) if kind is not Any]
+        parts = [
+            f"{_describe_type(kind)} as {what}" for what, kind in zip(("key", "value"), inner, strict=True) if kind is not Any
+        ]
         return "a mapping (dict)" + (f" with {' and '.join(parts)}" if parts else "")
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -204,20 +208,20 @@ def _described_member(member: object) -> str:
     return _NAMES.get(member, f"a {member.__name__}")
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}`"
 
 
-def _found(value: object, declared: object) -> str:
+def _describe_found(value: object, declared: object) -> str:
     """Return what was found in place of the declared type. Values of mappings are not shown: they may be passwords."""
-    mappings = [get_args(member) for member in _members(declared) if get_origin(member) is Mapping]
+    mappings = [get_args(member) for member in _list_members(declared) if get_origin(member) is Mapping]
     if not mappings:
-        return f"it is {_short(value)} ({type(value).__name__})"
+        return f"it is {_shorten(value)} ({type(value).__name__})"
     if not isinstance(value, Mapping):
         return f"it is of type {type(value).__name__}"
     (keys, values), *_ = mappings
     name = next(key for key, item in value.items() if not (has_type(key, keys) and has_type(item, values)))
     if not has_type(name, keys):
-        return f"its key {_short(name)} is of type {type(name).__name__}"
-    return f"its value for {_short(name)} is of type {type(value[name]).__name__}"
+        return f"its key {_shorten(name)} is of type {type(name).__name__}"
+    return f"its value for {_shorten(name)} is of type {type(value[name]).__name__}"

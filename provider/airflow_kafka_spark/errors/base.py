@@ -35,10 +35,10 @@ class KafkaSparkError(Exception):
 
     def __reduce__(self) -> tuple:
         # Subclasses take facts instead of sentences. Without this, an error raised in a Spark task could not be unpickled.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        return _rebuild_error, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(cls: type[KafkaSparkError], args: tuple, facts: dict) -> KafkaSparkError:
+def _rebuild_error(cls: type[KafkaSparkError], args: tuple, facts: dict) -> KafkaSparkError:
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(facts)

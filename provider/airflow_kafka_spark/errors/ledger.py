@@ -194,8 +194,8 @@ class _EndChanged(BindingChanged):
         :param run: the run that planned the window, where that is open; empty for the next window of the pipeline.
         """
         self.run = run
-        before = _listed([(what, known) for what, known, _ in differences])
-        now = _listed([(what, found) for what, _, found in differences])
+        before = _format_facts([(what, known) for what, known, _ in differences])
+        now = _format_facts([(what, found) for what, _, found in differences])
         is_open, asks = bool(run), " --not-running" if run else ""
         finish = f"Run the task of run `{run}` again with what it had, which finishes the window. " if is_open else ""
         stays = "; if the window was committed there already, its records stay there, and are moved once more" if is_open else ""
@@ -223,7 +223,7 @@ class SourceChanged(_EndChanged):
     ENDS = "from"
 
 
-def _listed(facts: Sequence[tuple[str, str]]) -> str:
+def _format_facts(facts: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{what} `{value}`" for what, value in facts)
 
 

@@ -26,7 +26,8 @@ class BadRecords(KafkaSparkError):
         listed = "\n".join(f"  {s}" for s in self.samples)
         more = f"\n  ... and {count - len(self.samples)} more" if count > len(self.samples) else ""
         super().__init__(
-            f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; {_nothing(by_split)}\n{listed}{more}\n",
+            f"Window {window} holds {count} bad record{'s' if count != 1 else ''}; "
+            f"{_describe_nothing(by_split)}\n{listed}{more}\n",
             action=(
                 "Correct the schema, or send such records to a dead letter topic (`errors_tolerance`), and run the task again: "
                 "it reads the same window"
@@ -53,13 +54,13 @@ class TooManyBadRecords(KafkaSparkError):
         listed = "".join(f"\n  {s}" for s in self.samples)
         allowed = f"{limit!r} of them" if isinstance(limit, float) else f"{limit:,}"
         super().__init__(
-            f"{count:,} of the {records:,} records of window {window} are bad; {_nothing(by_split)}{listed}\n",
+            f"{count:,} of the {records:,} records of window {window} are bad; {_describe_nothing(by_split)}{listed}\n",
             expected=f"at most {allowed} (`max_errors`)",
             action="Correct the format, or the producer, or allow more, and run the task again: it reads the same window",
         )
 
 
-def _nothing(by_split: bool) -> str:
+def _describe_nothing(by_split: bool) -> str:
     return f"nothing of {'a split that holds one' if by_split else 'it'} was written or committed"
 
 

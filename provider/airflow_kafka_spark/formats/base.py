@@ -57,7 +57,7 @@ that way; elsewhere removed rows are gone.
 """
 
 
-def metadata_type(name: str) -> pa.DataType:
+def get_metadata_type(name: str) -> pa.DataType:
     """Return the Arrow type of one of :data:`METADATA`."""
     import pyarrow as pa
 
@@ -86,7 +86,7 @@ _KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-def kind_of(data_type: types.DataType) -> Kind:
+def find_kind(data_type: types.DataType) -> Kind:
     """Return the kind of a column of a type."""
     if isinstance(data_type, types.Decimal):
         return "decimal" if data_type.scale <= 6 else "fine decimal"
@@ -287,24 +287,24 @@ class DeclaredFormat(Format):
 
         :raises SchemaInvalid: the schema cannot be read.
         """
-        return types.arrow_schema(self.columns)
+        return types.to_arrow_schema(self.columns)
 
 
-def spark_column(name: str) -> Column:
+def make_spark_column(name: str) -> Column:
     """Return the column of exactly this name, which may have any characters."""
     from pyspark.sql import functions as F
 
-    return F.col(types.backticked(name))
+    return F.col(types.quote_with_backticks(name))
 
 
 def as_struct(columns: Sequence[str]) -> Column:
     """Return the columns as one struct column."""
     from pyspark.sql import functions as F
 
-    return F.struct(*(spark_column(name).alias(name) for name in columns))
+    return F.struct(*(make_spark_column(name).alias(name) for name in columns))
 
 
-def single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
+def find_single_column_problems(where: str, columns: Sequence[str], format: Format) -> list[Problem]:
     """Return the problems of the columns to write, for a format that writes one."""
     if len(columns) == 1:
         return []
@@ -312,13 +312,13 @@ def single_column_problems(where: str, columns: Sequence[str], format: Format) -
     return [Problem(where, f"{type(format).__name__} holds one column, found {listed}", "Name one column, or use Json")]
 
 
-def duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
+def find_duplicate_problems(where: str, columns: Sequence[str]) -> list[Problem]:
     """Return a problem for each name that several columns have."""
     twice = sorted({c for c in columns if list(columns).count(c) > 1})
     return [Problem(where, f"column `{c}` is there twice", "Rename one of them") for c in twice]
 
 
-def column_name_problems(column: str, where: str) -> list[Problem]:
+def find_column_name_problems(column: str, where: str) -> list[Problem]:
     """Return the problems of the option ``column``, the name of a format's only column."""
     if isinstance(column, str) and column:
         return []

@@ -14,9 +14,9 @@ from airflow_kafka_spark.formats.base import (
     Encoder,
     Format,
     Kind,
-    column_name_problems,
-    single_column_problems,
-    spark_column,
+    find_column_name_problems,
+    find_single_column_problems,
+    make_spark_column,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Raw(Format):
 
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the options."""
-        return column_name_problems(self.column, where)
+        return find_column_name_problems(self.column, where)
 
     def arrow_schema(self) -> pa.Schema:
         """Return one nullable binary column."""
@@ -51,11 +51,11 @@ class Raw(Format):
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of the columns: it writes one, of type binary or string."""
-        return single_column_problems(where, columns, self)
+        return find_single_column_problems(where, columns, self)
 
     def encode(self, columns: Sequence[str]) -> Column:
         """Return the column's bytes."""
-        return spark_column(columns[0]).cast("binary")
+        return make_spark_column(columns[0]).cast("binary")
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder of bytes and texts; None for other kinds."""
@@ -94,7 +94,7 @@ class String(Format):
 
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the options."""
-        problems = column_name_problems(self.column, where)
+        problems = find_column_name_problems(self.column, where)
         try:
             # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
             b" ".decode(self.encoding)
@@ -124,13 +124,13 @@ class String(Format):
         """Return the problems of the columns and the encoding: it writes one column of any type that has a text."""
         known = codecs.lookup(self.encoding).name in _WRITTEN
         wrong = [] if known else [Problem(f"{where}.encoding", f"`{self.encoding}` is not written", "Use UTF-8")]
-        return [*single_column_problems(where, columns, self), *wrong]
+        return [*find_single_column_problems(where, columns, self), *wrong]
 
     def encode(self, columns: Sequence[str]) -> Column:
         """Return the column's text as Spark's cast to string produces it, with timestamps in UTC."""
         from pyspark.sql import functions as F
 
-        text = spark_column(columns[0]).cast("string")
+        text = make_spark_column(columns[0]).cast("string")
         name = codecs.lookup(self.encoding).name
         return text.cast("binary") if name == "utf-8" else F.encode(text, _WRITTEN[name])
 

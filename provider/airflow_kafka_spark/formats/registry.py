@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, RegistryRefused, SchemaInvalid, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.base import Encoder, Format, Part, StructEncoder, as_struct, duplicate_problems
+from airflow_kafka_spark.formats.base import Encoder, Format, Part, StructEncoder, as_struct, find_duplicate_problems
 from airflow_kafka_spark.formats.text_values import BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Struct, Text
 
@@ -42,12 +42,12 @@ _OTHER_ENCODINGS = {
 """Other encodings, by the bytes they begin with."""
 
 
-def wire_header(schema_id: int) -> bytes:
+def make_wire_header(schema_id: int) -> bytes:
     """Return the header of values that are written with this schema."""
     return b"\0" + schema_id.to_bytes(4, "big")
 
 
-def schema_id_of(value: bytes) -> int:
+def read_schema_id(value: bytes) -> int:
     """Return the schema id in a value's header.
 
     :raises BadValue: the value has no such header.
@@ -60,7 +60,7 @@ def schema_id_of(value: bytes) -> int:
     return int.from_bytes(value[1:HEADER_BYTES], "big")
 
 
-def unknown_schema_id(number: int, known: str, unusable: Mapping[int, str]) -> str:
+def describe_unknown_schema_id(number: int, known: str, unusable: Mapping[int, str]) -> str:
     """Return the reason why a record with this schema id is bad.
 
     :param known: the ids that are known, as text.
@@ -77,7 +77,7 @@ SubjectNameStrategy = Literal["TopicNameStrategy", "RecordNameStrategy", "TopicR
 STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
 
 
-def subject_of(strategy: str, topic: str, part: str, record: str) -> str:
+def make_subject(strategy: str, topic: str, part: str, record: str) -> str:
     """Return the subject under which a strategy keeps the schemas of a topic's keys or values.
 
     :param record: the full name of the record; the topic name strategy does not use it.
@@ -98,7 +98,7 @@ def format_numbers(numbers: Sequence[int]) -> str:
 INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
-def mismatches(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+def find_mismatches(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
     """Yield why columns cannot be written as the fields of a schema: the problem, and what to do about it.
 
     A value is never converted to fit. This function compares types; a value that does not fit is reported with its row.
@@ -115,11 +115,11 @@ def mismatches(columns: Sequence[Column], fields: Sequence[Column], path: str = 
         elif column.name not in known:
             yield f"the schema has no field for column `{here}`", "Leave the column out, or give the schema such a field"
         else:
-            yield from _type_mismatches(column.type, known[column.name].type, here)
+            yield from _find_type_mismatches(column.type, known[column.name].type, here)
         seen.add(column.name)
 
 
-def name_mismatches(fields: Sequence[Column], columns: Sequence[str], required: Collection[str]) -> list[tuple[str, str]]:
+def find_name_mismatches(fields: Sequence[Column], columns: Sequence[str], required: Collection[str]) -> list[tuple[str, str]]:
     """Return why columns of these names cannot be written as the fields of a schema: each problem, and what to do about it.
 
     :param required: the names of the fields that need a column.
@@ -131,14 +131,14 @@ def name_mismatches(fields: Sequence[Column], columns: Sequence[str], required: 
     return unknown + [(f"there is no column for field `{name}`, which is required", "Add the column") for name in missing]
 
 
-def _type_mismatches(found: DataType, wanted: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _find_type_mismatches(found: DataType, wanted: DataType, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(found, Struct) and isinstance(wanted, Struct):
-        yield from mismatches(found.fields, wanted.fields, f"{path}.")
+        yield from find_mismatches(found.fields, wanted.fields, f"{path}.")
     elif isinstance(found, Array) and isinstance(wanted, Array):
-        yield from _type_mismatches(found.element, wanted.element, f"{path}[]")
+        yield from _find_type_mismatches(found.element, wanted.element, f"{path}[]")
     elif isinstance(found, Map) and isinstance(wanted, Map):
-        yield from _type_mismatches(found.key, wanted.key, f"{path} (its keys)")
-        yield from _type_mismatches(found.value, wanted.value, f"{path}[]")
+        yield from _find_type_mismatches(found.key, wanted.key, f"{path} (its keys)")
+        yield from _find_type_mismatches(found.value, wanted.value, f"{path}[]")
     elif not _accepts(wanted, found):
         yield f"column `{path}` is of type {found}, and its field takes {wanted}", "Cast the column, or change the schema"
 
@@ -308,7 +308,7 @@ class RegistryFormat(Format):
         if self.subject:
             return (self.subject,)
         name = "" if self.subject_name_strategy == "TopicNameStrategy" else self._record_name()
-        return tuple(dict.fromkeys(subject_of(self.subject_name_strategy, t, self.part, name) for t in self.topics))
+        return tuple(dict.fromkeys(make_subject(self.subject_name_strategy, t, self.part, name) for t in self.topics))
 
     # --- the schemas of the registry ---------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class RegistryFormat(Format):
 
         Asks the registry if it has the schema or would accept it, and changes nothing there.
         """
-        problems = self._writing_option_problems(where) or duplicate_problems(where, columns)
+        problems = self._writing_option_problems(where) or find_duplicate_problems(where, columns)
         if problems or not columns:
             return problems or [Problem(where, "there is no column to write", "Name some")]
         try:
@@ -539,7 +539,7 @@ class RegistryFormat(Format):
             raise ValidationError(problems)
         if not self.registry:
             return self._encoder(document, columns, b"")
-        return self._encoder(document, columns, wire_header(self._registered_id(document) if number is None else number))
+        return self._encoder(document, columns, make_wire_header(self._registered_id(document) if number is None else number))
 
     def _registered_id(self, document: SchemaDocument) -> int:
         """Return the id of a schema, which is registered if it is not yet.

@@ -77,10 +77,10 @@ def to_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
     """
     if match_decimal(found) is None:
         raise BadValue(f'found "{shorten(found)}", expected {data_type}')
-    return _exact(found, data_type)
+    return _parse_exact_decimal(found, data_type)
 
 
-def _exact(found: str, data_type: Decimal) -> decimal.Decimal:
+def _parse_exact_decimal(found: str, data_type: Decimal) -> decimal.Decimal:
     """Return a number's text as a decimal of this precision and scale, without rounding."""
     precision, scale = data_type.precision, data_type.scale
     try:
@@ -108,7 +108,7 @@ def parse_float(found: str, name: str, single: bool) -> float:
     number = float(found)
     try:
         if single:
-            number = struct.unpack("<f", struct.pack("<f", _odd(number, found)))[0]
+            number = struct.unpack("<f", struct.pack("<f", _round_to_odd(number, found)))[0]
     except OverflowError:
         number = math.inf
     if math.isinf(number):
@@ -116,7 +116,7 @@ def parse_float(found: str, name: str, single: bool) -> float:
     return number
 
 
-def _odd(number: float, found: str) -> float:
+def _round_to_odd(number: float, found: str) -> float:
     """Return the double next to a number's text, on the side where its last bit is one.
 
     Rounding this double to fewer bits gives the same number as rounding the text directly, because no such double lies midway
@@ -130,7 +130,7 @@ def _odd(number: float, found: str) -> float:
     return math.nextafter(number, math.inf if exact > decimal.Decimal(number) else -math.inf)
 
 
-def from_base64(found: str) -> bytes:
+def decode_base64(found: str) -> bytes:
     """Return the bytes of a base64 text: standard alphabet, with padding, nothing else in it."""
     try:
         if len(found) % 4 == 0:
@@ -214,7 +214,7 @@ class CsvDialect:
         return f"{self.quote}{text.replace(self.quote, self.escape + self.quote)}{self.quote}"
 
 
-def timestamp_reader(pattern: str) -> FromField:
+def make_timestamp_reader(pattern: str) -> FromField:
     """Return the reader of timestamps in a Java pattern: ``yyyy MM dd HH mm ss``, up to nine ``S``, ``X`` to ``XXX``, texts in
     single quotes; without a zone it is UTC.
 

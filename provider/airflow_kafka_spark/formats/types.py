@@ -1,6 +1,6 @@
 """Column types in Spark's DDL, read without a JVM: ``id bigint NOT NULL, tags array<string>, s struct<a: int>``.
 
-:func:`parse_ddl` returns frozen values; :func:`arrow_schema` returns the Arrow schema of such values.
+:func:`parse_ddl` returns frozen values; :func:`to_arrow_schema` returns the Arrow schema of such values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Struct:
     fields: tuple[Column, ...]
 
     def __str__(self) -> str:
-        return f"struct<{','.join(f'{_quoted(f.name)}:{f.type}{_suffix(f)}' for f in self.fields)}>"
+        return f"struct<{','.join(f'{_quote(f.name)}:{f.type}{_suffix(f)}' for f in self.fields)}>"
 
 
 DataType: TypeAlias = Primitive | Text | Decimal | Array | Map | Struct
@@ -96,7 +96,7 @@ class Column:
     comment: str = ""
 
     def __str__(self) -> str:
-        return f"{_quoted(self.name)} {self.type}{_suffix(self)}"
+        return f"{_quote(self.name)} {self.type}{_suffix(self)}"
 
 
 class SparkSchema(Protocol):
@@ -106,13 +106,13 @@ class SparkSchema(Protocol):
         """Return the schema as plain dicts, lists and strings."""
 
 
-def backticked(name: str) -> str:
+def quote_with_backticks(name: str) -> str:
     """Return a name in backticks, as Spark's SQL accepts it with any characters."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def _quoted(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else backticked(name)
+def _quote(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else quote_with_backticks(name)
 
 
 def _suffix(column: Column) -> str:
@@ -344,7 +344,7 @@ class _DdlParser:
         return Decimal(precision, scale)
 
 
-def columns_of(schema: str | SparkSchema) -> tuple[Column, ...]:
+def parse_columns(schema: str | SparkSchema) -> tuple[Column, ...]:
     """Return the columns of a schema given as DDL text or as a pyspark ``StructType``, without importing pyspark.
 
     :raises SchemaInvalid: the text is not DDL, the object is no ``StructType``, or it holds an unknown type.
@@ -354,24 +354,26 @@ def columns_of(schema: str | SparkSchema) -> tuple[Column, ...]:
     value = schema.jsonValue() if hasattr(schema, "jsonValue") else None
     if not isinstance(value, Mapping) or value.get("type") != "struct":
         raise SchemaInvalid(repr(schema), 0, f"a {type(schema).__name__}", "DDL text or a pyspark StructType")
-    fields = _from_json_value(value).fields  # type: ignore[union-attr]
+    fields = _parse_json_value(value).fields  # type: ignore[union-attr]
     if not fields:
         raise SchemaInvalid(repr(schema), 0, "a StructType without fields", "at least one column")
     return fields
 
 
-def _from_json_value(value: Any) -> DataType:
+def _parse_json_value(value: Any) -> DataType:
     """Return a type from its description by pyspark's ``jsonValue``."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "array":
-        return Array(_from_json_value(value["elementType"]), value.get("containsNull", True))
+        return Array(_parse_json_value(value["elementType"]), value.get("containsNull", True))
     if kind == "map":
-        return Map(_from_json_value(value["keyType"]), _from_json_value(value["valueType"]), value.get("valueContainsNull", True))
+        return Map(
+            _parse_json_value(value["keyType"]), _parse_json_value(value["valueType"]), value.get("valueContainsNull", True)
+        )
     if kind == "struct":
         fields = []
         for f in value["fields"]:
             comment = (f.get("metadata") or {}).get("comment", "")
-            fields.append(Column(f["name"], _from_json_value(f["type"]), f.get("nullable", True), comment))
+            fields.append(Column(f["name"], _parse_json_value(f["type"]), f.get("nullable", True), comment))
         _refuse_duplicates(fields)
         return Struct(tuple(fields))
     if isinstance(value, str):
@@ -394,29 +396,30 @@ def _refuse_duplicates(fields: Sequence[Column]) -> None:
         seen[f.name.casefold()] = f.name
 
 
-def arrow_type(data_type: DataType) -> pa.DataType:
+def to_arrow_type(data_type: DataType) -> pa.DataType:
     """Return the Arrow type: ``timestamp`` becomes ``timestamp[us, UTC]``, ``timestamp_ntz`` becomes ``timestamp[us]``, NOT NULL
     fields of a struct are not nullable.
     """
     import pyarrow as pa
 
     if isinstance(data_type, Primitive):
-        return _arrow_primitives()[data_type.name]
+        return _list_arrow_primitives()[data_type.name]
     if isinstance(data_type, Text):
         return pa.string()
     if isinstance(data_type, Decimal):
         return pa.decimal128(data_type.precision, data_type.scale)
     if isinstance(data_type, Array):
-        return pa.list_(pa.field("item", arrow_type(data_type.element), nullable=data_type.contains_null))
+        return pa.list_(pa.field("item", to_arrow_type(data_type.element), nullable=data_type.contains_null))
     if isinstance(data_type, Map):
         return pa.map_(
-            arrow_type(data_type.key), pa.field("value", arrow_type(data_type.value), nullable=data_type.value_contains_null)
+            to_arrow_type(data_type.key),
+            pa.field("value", to_arrow_type(data_type.value), nullable=data_type.value_contains_null),
         )
-    return pa.struct([_arrow_field(f) for f in data_type.fields])
+    return pa.struct([_to_arrow_field(f) for f in data_type.fields])
 
 
 @lru_cache(maxsize=1)
-def _arrow_primitives() -> Mapping[str, pa.DataType]:
+def _list_arrow_primitives() -> Mapping[str, pa.DataType]:
     import pyarrow as pa
 
     return {
@@ -434,14 +437,14 @@ def _arrow_primitives() -> Mapping[str, pa.DataType]:
     }
 
 
-def _arrow_field(column: Column) -> pa.Field:
+def _to_arrow_field(column: Column) -> pa.Field:
     import pyarrow as pa
 
-    return pa.field(column.name, arrow_type(column.type), nullable=column.nullable)
+    return pa.field(column.name, to_arrow_type(column.type), nullable=column.nullable)
 
 
-def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Return the Arrow schema of columns, see :func:`arrow_type`; NOT NULL columns are not nullable. Comments are left out."""
+def to_arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """Return the Arrow schema of columns, see :func:`to_arrow_type`; NOT NULL columns are not nullable. Comments are left out."""
     import pyarrow as pa
 
-    return pa.schema([_arrow_field(c) for c in columns])
+    return pa.schema([_to_arrow_field(c) for c in columns])

@@ -33,7 +33,7 @@ def look_up(
     named = " or ".join(f"`{kind}`" for kind in types if kind != GENERIC)
     with require_connection(conn_id, f"`{types[0]}` ({hint})" if hint else named, option=option):
         connection = (get or BaseHook.get_connection)(conn_id)
-    if kind_of(connection) not in types:
+    if get_connection_type(connection) not in types:
         raise ConnectionInvalid(conn_id, f"it is of type `{connection.conn_type}`", f"Use a connection of type {named}")
     return connection
 
@@ -54,12 +54,12 @@ def require_connection(conn_id: str, kind: str, *, option: str) -> Iterator[None
         raise ConnectionInvalid(conn_id, "it is not defined", action) from None
 
 
-def kind_of(connection: Connection) -> str:
+def get_connection_type(connection: Connection) -> str:
     """Return the type of a connection. Synonyms (``postgresql``, ``mariadb``) are replaced by the usual name."""
     kind = connection.conn_type or ""
     return _SYNONYMS.get(kind, kind)
 
 
-def setting_text(value: object) -> str:
+def format_setting(value: object) -> str:
     """Return a value of a connection's extra as Java and librdkafka write it: ``true``, not ``True``."""
     return str(value).lower() if isinstance(value, bool) else str(value)

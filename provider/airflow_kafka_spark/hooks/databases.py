@@ -54,7 +54,7 @@ class PostgresServer:
 
     def named(self, application_name: str) -> str:
         """Return the connection string of libpq, for psycopg and for ADBC. It contains the password."""
-        return f"{self.conninfo} application_name={_quoted(application_name)}"
+        return f"{self.conninfo} application_name={_quote(application_name)}"
 
     def scrub(self, text: str) -> str:
         """Return ``text`` without the password, which libpq may quote in its errors."""
@@ -72,7 +72,7 @@ def read_server(connection: Connection) -> PostgresServer:
     """
     fields = {"host": connection.host, "port": connection.port, "dbname": connection.schema}
     fields |= {"user": connection.login, "password": connection.password}
-    options: dict[str, Any] = {**_DEFAULTS, **_libpq_options(connection.conn_id, connection.extra_dejson)}
+    options: dict[str, Any] = {**_DEFAULTS, **_list_libpq_options(connection.conn_id, connection.extra_dejson)}
     options |= {name: value for name, value in fields.items() if value}
     # Defaults of libpq.
     host, port, database = str(options["host"]), options["port"], str(options.get("dbname") or options.get("user") or "")
@@ -82,12 +82,12 @@ def read_server(connection: Connection) -> PostgresServer:
         host=host,
         port=int(port),
         database=database,
-        conninfo=" ".join(f"{name}={_quoted(str(value))}" for name, value in options.items()),
+        conninfo=" ".join(f"{name}={_quote(str(value))}" for name, value in options.items()),
         password=str(options.get("password") or ""),
     )
 
 
-def _libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _list_libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     from psycopg.pq import Conninfo
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"application_name", "fallback_application_name"}
@@ -104,7 +104,7 @@ def _libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in extra.items() if name in known and value not in (None, "")}
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -119,7 +119,7 @@ def fetch_rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     return connection.execute(statement.encode()).fetchall()
 
 
-def system_identifier(connection: psycopg.Connection) -> str:
+def read_system_identifier(connection: psycopg.Connection) -> str:
     """Return the server's own identifier, which does not depend on its address; empty if the role may not read it."""
     import psycopg
 
@@ -145,7 +145,7 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(value: str | int | bool | None) -> str:
+def quote_literal(value: str | int | bool | None) -> str:
     """Return ``value`` as a literal that does not depend on the setting ``standard_conforming_strings``."""
     if value is None:
         return "NULL"
@@ -198,7 +198,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
     found = fetch_rows(
         connection,
         "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE c.oid = to_regclass({literal(quote(table))})",
+        f"WHERE c.oid = to_regclass({quote_literal(quote(table))})",
     )
     current = found or fetch_rows(connection, "SELECT coalesce(current_schema(), 'public')")
     return Name(current[0][0], table)
@@ -212,9 +212,9 @@ def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
     found = fetch_rows(
         connection,
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE lower(c.relname) = lower({literal(name.table)}) AND c.relkind IN ('r', 'p') "
+        f"WHERE lower(c.relname) = lower({quote_literal(name.table)}) AND c.relkind IN ('r', 'p') "
         "AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_' "
-        f"ORDER BY lower(n.nspname) <> lower({literal(name.schema)}), 1, 2 LIMIT 1",
+        f"ORDER BY lower(n.nspname) <> lower({quote_literal(name.schema)}), 1, 2 LIMIT 1",
     )
     if not found:
         return ""

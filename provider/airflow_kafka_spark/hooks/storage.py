@@ -31,13 +31,13 @@ OBJECT_STORES = ("s3", "gs", AZURE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
-def scheme_of(text: str) -> str:
+def parse_scheme(text: str) -> str:
     """Return the scheme of a path or URI, in small letters; ``file`` for a path."""
     found = _SCHEME.match(text)
     return found[1].lower() if found else "file"
 
 
-def local_path(text: str) -> str:
+def make_local_path(text: str) -> str:
     """Return the absolute, normalized path that a path or a URI of the scheme ``file`` names.
 
     :raises ValueError: it is on another host, or not absolute.
@@ -58,7 +58,7 @@ _RETRIES: obstore.store.RetryConfig = {"max_retries": 8, "retry_timeout": timede
 """Requests that a store refuses for the moment are tried again for so long; then the task is."""
 
 
-def _client(endpoint: str) -> obstore.store.ClientConfig:
+def _make_client_config(endpoint: str) -> obstore.store.ClientConfig:
     return {"allow_http": endpoint.startswith("http:")}
 
 
@@ -159,7 +159,9 @@ class S3Access:
             config["region"] = self.region
         if self.endpoint:
             config["endpoint"] = self.endpoint
-        return obstore.store.S3Store(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
+        return obstore.store.S3Store(
+            bucket, config=config, client_options=_make_client_config(self.endpoint), retry_config=_RETRIES
+        )
 
     def client(self) -> Any:
         """Return a client of boto3, for uploads in parts that others complete."""
@@ -196,7 +198,7 @@ class S3Access:
         return pyarrow.fs.S3FileSystem(**{name: value for name, value in named.items() if value})
 
 
-def s3_access(conn_id: str | None) -> S3Access:
+def find_s3_access(conn_id: str | None) -> S3Access:
     """Return how S3 is reached, as the Amazon provider understands the connection (assumed roles included).
 
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment.
@@ -257,7 +259,9 @@ class GcsAccess:
         elif self.endpoint:
             # `skip_signature` alone still asks for a token before a write.
             config["service_account_key"] = json.dumps({"disable_oauth": True, "gcs_base_url": self.endpoint, **_NOBODY})
-        return obstore.store.GCSStore(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
+        return obstore.store.GCSStore(
+            bucket, config=config, client_options=_make_client_config(self.endpoint), retry_config=_RETRIES
+        )
 
 
 @dataclass(frozen=True)
@@ -300,13 +304,15 @@ class AzureAccess:
             "client_secret": self.client_secret,
         }
         config: Any = {name: value for name, value in named.items() if value}
-        return obstore.store.AzureStore(bucket, config=config, client_options=_client(self.endpoint), retry_config=_RETRIES)
+        return obstore.store.AzureStore(
+            bucket, config=config, client_options=_make_client_config(self.endpoint), retry_config=_RETRIES
+        )
 
 
 _NOBODY = {"client_email": "", "private_key": "", "private_key_id": ""}
 
 
-def provider_problem(
+def find_provider_problem(
     option: str, scheme: str, conn_id: str | None, package: str = "apache-airflow-providers-amazon"
 ) -> Problem | None:
     """Return a problem if a connection leads to S3, and Airflow's Amazon provider, which understands it, is not installed.
@@ -320,7 +326,7 @@ def provider_problem(
     return Problem(option, "S3 with a connection needs Airflow's Amazon provider", f"Install {package} on the Airflow worker")
 
 
-def unwritable_problem(option: str, directory: Path) -> Problem | None:
+def find_unwritable_problem(option: str, directory: Path) -> Problem | None:
     """Return a problem if this user cannot write into a directory that exists.
 
     :param option: the argument that has the problem, as users know it.
@@ -332,7 +338,7 @@ def unwritable_problem(option: str, directory: Path) -> Problem | None:
     return Problem(option, f"{directory} cannot be written by user {os.geteuid()}", "Give this user the right to")
 
 
-def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
+def find_store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
     """Return how an object store is reached.
 
     :param scheme: one of :data:`OBJECT_STORES`.
@@ -343,12 +349,12 @@ def store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
     :raises Exception: the connection gives no credentials.
     """
     if scheme == "gs":
-        return gcs_access(conn_id)
-    return azure_access(account, conn_id) if scheme == AZURE else s3_access(conn_id)
+        return find_gcs_access(conn_id)
+    return find_azure_access(account, conn_id) if scheme == AZURE else find_s3_access(conn_id)
 
 
-def gcs_access(conn_id: str | None) -> GcsAccess:
-    """Return how Google Cloud Storage is reached. Parameters and errors as :func:`store_access`."""
+def find_gcs_access(conn_id: str | None) -> GcsAccess:
+    """Return how Google Cloud Storage is reached. Parameters and errors as :func:`find_store_access`."""
     if conn_id is None:
         return GcsAccess()
     extra = look_up(conn_id, "google_cloud_platform", GENERIC).extra_dejson
@@ -368,8 +374,8 @@ _GCS_KEYS = ("keyfile_dict", "key_path")
 _GCS_OTHERS = ("key_secret_name", "credential_config_file", "impersonation_chain")
 
 
-def azure_access(account: str, conn_id: str | None) -> AzureAccess:
-    """Return how a storage account of Azure is reached. Parameters and errors as :func:`store_access`.
+def find_azure_access(account: str, conn_id: str | None) -> AzureAccess:
+    """Return how a storage account of Azure is reached. Parameters and errors as :func:`find_store_access`.
 
     The fields of the connection are those of Airflow's Azure provider: login and password are the account and its key, or with
     ``tenant_id`` an application and its secret.

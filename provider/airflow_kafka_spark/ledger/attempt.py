@@ -39,19 +39,19 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
-from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.config import describe_identity
 from airflow_kafka_spark.hooks.kafka.transactions import (
     describe,
-    fencing_producer,
     find_fatal_error,
     is_fenced,
+    make_fencing_producer,
     produce_all,
     send_offsets,
 )
-from airflow_kafka_spark.ledger.group import offset_metadata, planned_metadata
-from airflow_kafka_spark.ledger.open_transactions import OWNER, transactional_id_of
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, unreadable_version
+from airflow_kafka_spark.ledger.group import make_offset_metadata, make_planned_metadata
+from airflow_kafka_spark.ledger.open_transactions import OWNER, make_transactional_id
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, make_unreadable_error
 from airflow_kafka_spark.windows.binding import Binding, Endpoint
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import find_sharing_intervals
@@ -63,22 +63,22 @@ from airflow_kafka_spark.windows.memory import (
     Memory,
     NewerVersion,
     WindowEntry,
-    binding_record,
-    control_prefix,
-    dead_key,
-    group_key,
-    group_record,
-    key_prefix,
-    landed_of,
-    marker_key,
-    owner_of_group,
-    position_record,
-    window_key,
-    window_record,
+    make_binding_record,
+    make_control_prefix,
+    make_dead_letters_key,
+    make_group_key,
+    make_group_record,
+    make_key_prefix,
+    make_marker_key,
+    make_position_record,
+    make_window_key,
+    make_window_record,
+    parse_group_owner,
+    parse_landed,
 )
-from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Tries, Window, add_landed, with_tries
-from airflow_kafka_spark.windows.plan import next_position
-from airflow_kafka_spark.windows.report import widest_report
+from airflow_kafka_spark.windows.model import Marker, State, TopicPartition, Tries, Window, add_landed, record_tries
+from airflow_kafka_spark.windows.plan import find_next_position
+from airflow_kafka_spark.windows.report import make_widest_report
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Producer
@@ -180,7 +180,7 @@ class Ledger:
             return
         self._peek()
         if self.parent_memory.is_paused:
-            self._peek((control_prefix(self.parent_pipeline),))
+            self._peek((make_control_prefix(self.parent_pipeline),))
 
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger without fencing.
@@ -229,7 +229,7 @@ class Ledger:
             self._planner, self._closer = planner.result(), closer.result()
 
     def _fence(self, purpose: str, *, compact: bool = True, **settings: str | int) -> Producer:
-        return self._fence_as(transactional_id_of(self.topic.name, self.pipeline, purpose), compact=compact, **settings)
+        return self._fence_as(make_transactional_id(self.topic.name, self.pipeline, purpose), compact=compact, **settings)
 
     def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: str | int) -> Producer:
         from confluent_kafka import KafkaException
@@ -244,7 +244,7 @@ class Ledger:
             }
         )
         try:
-            return fencing_producer(config, transactional_id, TRANSACTION_SECONDS, self._events)
+            return make_fencing_producer(config, transactional_id, TRANSACTION_SECONDS, self._events)
         except (KafkaException, RightMissing) as error:
             raise self.translate(error, "fencing earlier attempts") from None
 
@@ -298,7 +298,7 @@ class Ledger:
             elif kind == "dead":
                 self.fence_dead_letters()
             elif kind in (CONTROL, BINDING):
-                self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, kind))
+                self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, kind))
 
     def completed(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window of this run; None if the ledger holds no such window."""
@@ -353,7 +353,7 @@ class Ledger:
         """
         while owner is not None and owner != self.parent_pipeline:
             # Its records are committed before the one that names it, but an open transaction before them may hide them.
-            there = self.topic.read_without_waiting(owner, (key_prefix(owner),)).memory
+            there = self.topic.read_without_waiting(owner, (make_key_prefix(owner),)).memory
             if (renamed := there.renamed_to) is not None:
                 owner = renamed.name
                 continue
@@ -364,7 +364,7 @@ class Ledger:
 
     def _recorded_owner(self, name: str) -> str | None:
         """Return the pipeline that has recorded that it uses a group or a slot; None if there is none."""
-        topic, key = self.topic, group_key(name)
+        topic, key = self.topic, make_group_key(name)
 
         def there(partition: int) -> LedgerRecord | None:
             records = topic.newest(partition, 0, (key,), (key,))
@@ -372,9 +372,9 @@ class Ledger:
 
         record = topic.find(name, there, lambda found: found is not None)
         try:
-            return owner_of_group(record) if record is not None else None
+            return parse_group_owner(record) if record is not None else None
         except NewerVersion as error:
-            raise unreadable_version(topic.name, f"group `{name}` has {error}", "records") from None
+            raise make_unreadable_error(topic.name, f"group `{name}` has {error}", "records") from None
 
     def _exclusive(self, binding: Binding | None) -> str:
         return self.exclusive_of(binding.origin) if binding is not None else self.group_id or ""
@@ -393,7 +393,7 @@ class Ledger:
         failure: KafkaSparkError | None = None
         for again in range(TAKE_TRIES):
             wait_for_others(again)
-            producer = self._fence_as(transactional_id_of(self.topic.name, name, OWNER))
+            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
             recorded = self._recorded_owner(name)
             if (owner := self._other_owner(recorded, name)) is not None:
                 return owner
@@ -408,7 +408,7 @@ class Ledger:
         """Write that this pipeline uses a group or a slot. Return the error if that failed, or if its outcome is unknown."""
         try:
             producer.begin_transaction()
-            record = group_record(name, self.parent_pipeline)
+            record = make_group_record(name, self.parent_pipeline)
             produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
@@ -454,8 +454,8 @@ class Ledger:
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
 
-        report = widest_report(window, self.group_id or "").to_dict()
-        value = window_record(WindowEntry(window, State.COMPLETE, self._attempt(1), report)).value or b""
+        report = make_widest_report(window, self.group_id or "").to_dict()
+        value = make_window_record(WindowEntry(window, State.COMPLETE, self._attempt(1), report)).value or b""
         if len(value) <= SMALL_RECORD_BYTES:
             return
         try:
@@ -463,7 +463,7 @@ class Ledger:
         except KafkaRefused:
             settings = {}
         largest = int(settings.get("max.message.bytes") or DEFAULT_LARGEST)
-        size = _compressed(value, settings.get("compression.type", ""))
+        size = _estimate_compressed_size(value, settings.get("compression.type", ""))
         if size > largest:
             raise WindowTooWide(str(window), len(window.ranges), self.topic.name, size, largest)
 
@@ -496,8 +496,8 @@ class Ledger:
         """Withdraw the claimed or reopened window, and the binding that it was planned with."""
         entry = self.memory.open_entry
         assert entry is not None
-        bindings = [binding_record(self.pipeline, self._binding_before())] if self._bound is not None else []
-        self.withdraw(LedgerRecord(window_key(self.pipeline, entry.window.number), None), *bindings)
+        bindings = [make_binding_record(self.pipeline, self._binding_before())] if self._bound is not None else []
+        self.withdraw(LedgerRecord(make_window_key(self.pipeline, entry.window.number), None), *bindings)
 
     def _binding_before(self) -> Binding | None:
         """Return the binding of the pipeline before the window that is being planned; None if it had none."""
@@ -528,24 +528,24 @@ class Ledger:
         return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
 
     def _attempt(self, number: int) -> Attempt:
-        return Attempt(number, secrets.token_hex(8), self.run, utc_now())
+        return Attempt(number, secrets.token_hex(8), self.run, format_utc_now())
 
     def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return further records to write with those of a window: the binding of the pipeline. They are written again with each
         window, because readers start after older ones."""
         binding = self._bound or self.memory.binding
-        return [binding_record(self.pipeline, binding)] if binding else []
+        return [make_binding_record(self.pipeline, binding)] if binding else []
 
     def _claim(self, entry: WindowEntry) -> WindowEntry:
         producer, self._planner = self._planner, None
         assert producer is not None, "one ledger plans one window"
-        entry = replace(entry, tries=with_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
+        entry = replace(entry, tries=record_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
         try:
             producer.begin_transaction()
-            offsets = self.send(producer, [window_record(entry), *self.companion_records(entry)])
+            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])
             if self.group_id and self.plan_offsets:
                 window, position = entry.window, self.memory.position.source
-                planned = partial(planned_metadata, window, position=position)
+                planned = partial(make_planned_metadata, window, position=position)
                 self._send_offsets(producer, self.group_id, self.plan_offsets, planned)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
@@ -578,7 +578,7 @@ class Ledger:
     @property
     def split_prefix(self) -> str:
         """The prefix of the transactional ids of splits, before the index of the split."""
-        return transactional_id_of(self.topic.name, self.pipeline, SPLIT)
+        return make_transactional_id(self.topic.name, self.pipeline, SPLIT)
 
     @property
     def ledger_claim(self) -> LedgerClaim:
@@ -653,7 +653,7 @@ class Ledger:
         :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
         claimed = self.claimed
-        own = (window_key(self.pipeline, claimed.window.number),)
+        own = (make_window_key(self.pipeline, claimed.window.number),)
         # Records before the claim are not needed here.
         found = self.topic.read_partition(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
         if found.owned(claimed.window.number, claimed.attempt.token) is None:
@@ -691,19 +691,23 @@ class Ledger:
     def _close_once(self, producer: Producer, entry: WindowEntry, offsets: Mapping[TopicPartition, int]) -> None:
         window = entry.window
         # The position already includes a window that is replayed.
-        position = self.memory.position if window.replay else next_position(self.memory.position, window)
+        position = self.memory.position if window.replay else find_next_position(self.memory.position, window)
         if window.publishes:
-            position = replace(position, published=add_landed(self.memory.published or {}, landed_of(entry)))
+            position = replace(position, published=add_landed(self.memory.published or {}, parse_landed(entry)))
         last_number = max(self.memory.last_number, window.number)
         # A replay may be of a window that is too old by now, if `keep_windows` was lowered. A tombstone would follow its record.
         forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows and n != window.number]
         records = [
-            window_record(entry),
+            make_window_record(entry),
             *self.companion_records(entry),
-            position_record(self.pipeline, position, last_number),
-            *(LedgerRecord(window_key(self.pipeline, number), None) for number in sorted(forgotten)),
-            *(LedgerRecord(marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
-            *(LedgerRecord(dead_key(self.pipeline, number), None) for number in sorted(forgotten) if number in self.memory.dead),
+            make_position_record(self.pipeline, position, last_number),
+            *(LedgerRecord(make_window_key(self.pipeline, number), None) for number in sorted(forgotten)),
+            *(LedgerRecord(make_marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
+            *(
+                LedgerRecord(make_dead_letters_key(self.pipeline, number), None)
+                for number in sorted(forgotten)
+                if number in self.memory.dead
+            ),
         ]
         producer.begin_transaction()
         written = self.send(producer, records)
@@ -714,7 +718,7 @@ class Ledger:
         hint = Hint(self.topic.topic_id, self._partition, memory.oldest_offset)
         if self.group_id and offsets:
             self._send_offsets(
-                producer, self.group_id, offsets, lambda topic: offset_metadata(window, topic, hint), window.epochs
+                producer, self.group_id, offsets, lambda topic: make_offset_metadata(window, topic, hint), window.epochs
             )
         faults.reached("close.in_transaction")
         producer.commit_transaction(TRANSACTION_SECONDS)
@@ -774,8 +778,8 @@ class Ledger:
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
         rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
-        user = identity(self.hook.config)
-        if missing := right_missing(cause, self.hook.conn_id, user, doing, rights, events=self._events):
+        user = describe_identity(self.hook.config)
+        if missing := find_missing_right(cause, self.hook.conn_id, user, doing, rights, events=self._events):
             return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 
@@ -812,7 +816,7 @@ class ChangeLedger(Ledger):
         try:
             producer.begin_transaction()
             claimed = (replace(entry, attempt=self._attempt(entry.attempt.number + 1)) for entry in entries)
-            self.send(producer, [window_record(entry) for entry in claimed])
+            self.send(producer, [make_window_record(entry) for entry in claimed])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             raise self.translate(error, "taking over an open window", producer=producer) from error
@@ -858,7 +862,7 @@ def wait_for_others(again: int) -> None:
         time.sleep(random.random() * min(0.05 * 2**again, 2.0))
 
 
-def _compressed(value: bytes, kind: str) -> int:
+def _estimate_compressed_size(value: bytes, kind: str) -> int:
     """Return the approximate size of a record in the ledger topic, in bytes.
 
     :param kind: the topic's ``compression.type``.
@@ -871,6 +875,6 @@ def _compressed(value: bytes, kind: str) -> int:
     return size + size // 20 + 1_000
 
 
-def utc_now() -> str:
+def format_utc_now() -> str:
     """Return the current instant in ISO 8601, with milliseconds and ``Z``."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

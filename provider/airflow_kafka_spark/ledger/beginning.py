@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import LedgerBehind
-from airflow_kafka_spark.ledger.group import position_of_group, windows_of
+from airflow_kafka_spark.ledger.group import find_group_position, list_window_numbers
 from airflow_kafka_spark.windows.continuity import refuse_foreign
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Applied, TopicPartition
@@ -79,8 +79,8 @@ def decide_beginning(
             number = max(number, last.number)
         if last is not None and memory.is_blank:
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
-            committed_position, committed_number = position_of_group(memory.pipeline, committed)
-            position = _behind(last, committed_position, windows_of(memory.pipeline, committed))
+            committed_position, committed_number = find_group_position(memory.pipeline, committed)
+            position = _make_position_behind(last, committed_position, list_window_numbers(memory.pipeline, committed))
             number, decided_by = max(number, committed_number), "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
@@ -88,13 +88,13 @@ def decide_beginning(
         position = after_intervals()
     if not position.offsets:
         # Offsets that this pipeline has committed itself: another start would duplicate or lose records.
-        position, of_group = position_of_group(memory.pipeline, committed)
+        position, of_group = find_group_position(memory.pipeline, committed)
         number = max(number, of_group)
         decided_by = "group" if position.offsets else "starting_offsets"
     return Beginning(position, number, decided_by, sink_may_change)
 
 
-def _behind(last: Applied, of_group: Position, windows: Mapping[TopicPartition, int]) -> Position:
+def _make_position_behind(last: Applied, of_group: Position, windows: Mapping[TopicPartition, int]) -> Position:
     """Return the position behind the last window in a sink's record. A topic that this window does not have was left out of it;
     the group knows where the pipeline has left off in it. The group also knows of later windows that have gone elsewhere, or had
     no records.
@@ -123,7 +123,7 @@ def _refuse_behind(
 
     :raises LedgerBehind: a window is missing.
     """
-    newest, known = max(windows_of(memory.pipeline, committed).values(), default=0), memory.last_number
+    newest, known = max(list_window_numbers(memory.pipeline, committed).values(), default=0), memory.last_number
     if newest <= known:
         return
     last = last_applied(memory.pipeline) if last_applied is not None else None

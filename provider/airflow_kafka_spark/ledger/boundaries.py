@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, right_missing
-from airflow_kafka_spark.hooks.kafka.config import identity
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import first_offsets
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import find_first_offsets
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
-from airflow_kafka_spark.ledger.topic import LedgerTopic, unreadable_version
+from airflow_kafka_spark.ledger.topic import LedgerTopic, make_unreadable_error
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
     BoundaryArchive,
@@ -24,19 +24,19 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     archive_prefix,
     archive_to_record,
     boundary_from_record,
-    boundary_prefix,
     boundary_to_record,
+    find_last_expired_boundary,
     find_removable_boundaries,
     fit_proposal,
-    last_expired_boundary,
-    propose,
+    make_boundary_prefix,
+    propose_boundary,
     resolve_proposals,
     select_near_boundaries,
     to_archive,
 )
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
-from airflow_kafka_spark.windows.times import iso, now_ms
+from airflow_kafka_spark.windows.times import format_instant, get_current_milliseconds
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -153,7 +153,9 @@ class Boundaries:
                 if not is_logged:
                     is_logged = True
                     log.info(
-                        "No record is as late as %s yet: waiting for one, or until %s s after it", iso(wanted[-1]), f"{grace:g}"
+                        "No record is as late as %s yet: waiting for one, or until %s s after it",
+                        format_instant(wanted[-1]),
+                        f"{grace:g}",
                     )
                 pause(min(POLL_SECONDS, max(open_until - time.time(), 0.05)))
 
@@ -181,7 +183,7 @@ class Boundaries:
                 least = floors.setdefault(
                     (topic, instant), {TopicPartition(topic, p): o for p, o in (below.offsets if below else {}).items()}
                 )
-                offsets = first_offsets(self.hook, list(ends), instant, floors=least, pause=pause)
+                offsets = find_first_offsets(self.hook, list(ends), instant, floors=least, pause=pause)
                 decided_at = instant / 1000 + grace
                 if None in offsets.values() and time.time() < decided_at:
                     open_until = decided_at
@@ -192,7 +194,7 @@ class Boundaries:
                 topic_id = current.topic_ids.get(topic, "")
                 epochs = {tp.partition: epoch for tp in ends if (epoch := current.partitions[tp].epoch) >= 0}
                 found = InstantInLog(topic, topic_id, instant, at, lows, epochs)
-                proposals.append(propose(found, known[topic], by=self.by, now=now_ms()))
+                proposals.append(propose_boundary(found, known[topic], by=self.by, now=get_current_milliseconds()))
         return proposals, open_until
 
     def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
@@ -201,18 +203,20 @@ class Boundaries:
         They are not written to the ledger: all that is known is that they lie below the first offset that is left.
         """
         lows = current.lows(topic)
-        horizon = last_expired_boundary(known, lows)
+        horizon = find_last_expired_boundary(known, lows)
         if horizon is None:
             return {}
-        topic_id, now = current.topic_ids.get(topic, ""), now_ms()
+        topic_id, now = current.topic_ids.get(topic, ""), get_current_milliseconds()
         return {
-            instant: fit_proposal(propose(InstantInLog(topic, topic_id, instant, lows, lows), known, by=self.by, now=now), known)
+            instant: fit_proposal(
+                propose_boundary(InstantInLog(topic, topic_id, instant, lows, lows), known, by=self.by, now=now), known
+            )
             for instant in wanted
             if instant < horizon.instant and instant not in known
         }
 
     def _read(self, topic: str) -> TopicBoundaries:
-        single, archived = prefixes = boundary_prefix(topic), archive_prefix(topic)
+        single, archived = prefixes = make_boundary_prefix(topic), archive_prefix(topic)
 
         def read(partition: int) -> TopicBoundaries:
             proposals: list[tuple[bytes, Boundary]] = []
@@ -227,7 +231,7 @@ class Boundaries:
                             self._archives[key] = archive_from_record(key, value, offset)
                         archives.append((key, self._archives[key]))
             except ValueError as error:
-                raise unreadable_version(self.ledger.name, f"topic `{topic}` has {error}", "boundaries") from None
+                raise make_unreadable_error(self.ledger.name, f"topic `{topic}` has {error}", "boundaries") from None
             return TopicBoundaries(tuple(proposals), tuple(archives), partition)
 
         return self.ledger.find(f"boundaries of {topic}", read, lambda there: bool(there.proposals or there.archives))
@@ -239,7 +243,7 @@ class Boundaries:
             record = LedgerRecord(*boundary_to_record(boundary, secrets.token_hex(8)))
             self._produce(producer, kept[boundary.topic].partition, [record], "writing boundaries")
             at = ", ".join(f"{TopicPartition(boundary.topic, p)} at {o}" for p, o in sorted(boundary.offsets.items())[:8])
-            log.info("%s is %s", iso(boundary.instant), at)
+            log.info("%s is %s", format_instant(boundary.instant), at)
 
     def _tidy(self, topic: str, kept: TopicBoundaries, current: Log) -> None:
         """Remove boundaries that are no longer needed, and archive old ones.
@@ -292,5 +296,5 @@ class Boundaries:
             produce_all(producer, self.ledger.name, partition, records, WRITE_SECONDS)
         except KafkaException as error:
             rights = [Right("topic", "Write", self.ledger.name)]
-            missing = right_missing(error.args[0], self.hook.conn_id, identity(self.hook.config), doing, rights)
+            missing = find_missing_right(error.args[0], self.hook.conn_id, describe_identity(self.hook.config), doing, rights)
             raise missing or KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None

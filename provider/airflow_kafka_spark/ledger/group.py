@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.ledger.topic import Hint
-from airflow_kafka_spark.windows.codec import json_bytes
+from airflow_kafka_spark.windows.codec import encode_json
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import TopicPartition, Window
 from airflow_kafka_spark.windows.plan import Position
@@ -25,7 +25,7 @@ LARGEST_SOURCE = 2048
 """Maximum size in bytes of a source's position in a group's metadata. Brokers accept 4,096 bytes of metadata by default."""
 
 
-def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
+def make_offset_metadata(window: Window, topic: str, hint: Hint) -> str:
     """Return the metadata of a group's committed offset: its origin, and the hint at the pipeline's records in the ledger."""
     facts: dict[str, object] = {
         "pipeline": window.pipeline,
@@ -34,21 +34,21 @@ def offset_metadata(window: Window, topic: str, hint: Hint) -> str:
         "ledger": str(hint),
     }
     if window.source is not None:
-        facts |= _source_facts(window.source.position)
-    return json_bytes(facts).decode()
+        facts |= _list_source_facts(window.source.position)
+    return encode_json(facts).decode()
 
 
-def planned_metadata(window: Window, topic: str, position: Mapping[str, object] | None) -> str:
+def make_planned_metadata(window: Window, topic: str, position: Mapping[str, object] | None) -> str:
     """Return the metadata of the offset that is committed when a window of a source is planned.
 
     :param position: the source's position before the window.
     """
     facts = {"pipeline": window.pipeline, "window": window.id, "topic_id": window.topic_ids.get(topic, ""), "planned": True}
-    return json_bytes(facts | _source_facts(position)).decode()
+    return encode_json(facts | _list_source_facts(position)).decode()
 
 
-def _source_facts(position: Mapping[str, object] | None) -> dict[str, object]:
-    return {"source": position} if len(json_bytes({"source": position})) <= LARGEST_SOURCE else {}
+def _list_source_facts(position: Mapping[str, object] | None) -> dict[str, object]:
+    return {"source": position} if len(encode_json({"source": position})) <= LARGEST_SOURCE else {}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SourceWindow:
     position: Mapping[str, Any] | None = None
 
 
-def source_window_of(
+def find_source_window(
     pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
 ) -> SourceWindow | None:
     """Return the newest window of a source in the metadata of a group's offsets; None if they name none.
@@ -78,7 +78,7 @@ def source_window_of(
     """
     found = []
     for tp, there in committed.items():
-        facts = _facts(there.metadata) if there else {}
+        facts = _parse_facts(there.metadata) if there else {}
         number, topic_id = str(facts.get("window", "")), facts.get("topic_id")
         is_other = topic_id and topic_ids.get(tp.topic) not in (None, "", topic_id)
         if facts.get("pipeline") == pipeline and number.isdecimal() and not is_other:
@@ -88,7 +88,7 @@ def source_window_of(
     return max(found, key=lambda window: (window.number, not window.is_planned), default=None)
 
 
-def position_of_group(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
+def find_group_position(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> tuple[Position, int]:
     """Return the position of a pipeline from its group's offsets alone, if the pipeline has committed any of them itself. Such a
     pipeline is not new; its ledger was lost.
 
@@ -97,7 +97,9 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
     :return: the position and the number of its last window; an empty position and 0 if the pipeline has committed no offset.
     """
     own = {
-        tp: facts for tp, there in committed.items() if there and (facts := _facts(there.metadata)).get("pipeline") == pipeline
+        tp: facts
+        for tp, there in committed.items()
+        if there and (facts := _parse_facts(there.metadata)).get("pipeline") == pipeline
     }
     if not own:
         return Position(), 0
@@ -107,7 +109,7 @@ def position_of_group(pipeline: str, committed: Mapping[TopicPartition, Committe
     return Position(offsets, topic_ids), max(numbers, default=0)
 
 
-def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
+def list_window_numbers(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
     """Return the numbers of a pipeline's windows in the metadata of a group's offsets, by partition. Offsets of data intervals
     and of other clients are left out.
 
@@ -116,7 +118,7 @@ def windows_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
     """
     found = {}
     for tp, there in committed.items():
-        facts = _facts(there.metadata) if there else {}
+        facts = _parse_facts(there.metadata) if there else {}
         number = str(facts.get("window", ""))
         if facts.get("pipeline") == pipeline and number.isdecimal():
             found[tp] = int(number)
@@ -137,7 +139,7 @@ class FollowedIntervals:
     last: Mapping[TopicPartition, int]
 
 
-def intervals_of(
+def find_followed_intervals(
     pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None], topic_ids: Mapping[str, str]
 ) -> FollowedIntervals | None:
     """Return the progress of a group over a pipeline's data intervals; None if its metadata name none of them.
@@ -148,7 +150,7 @@ def intervals_of(
     """
     found: dict[TopicPartition, tuple[Interval, int]] = {}
     for tp, there in committed.items():
-        facts = _facts(there.metadata) if there else {}
+        facts = _parse_facts(there.metadata) if there else {}
         interval = Interval.named(str(facts.get("window", "")))
         is_other = facts.get("topic_id") and topic_ids.get(tp.topic) not in (None, "", facts["topic_id"])
         if there and interval is not None and facts.get("pipeline") == pipeline and not is_other:
@@ -160,7 +162,7 @@ def intervals_of(
     return FollowedIntervals(last, offsets, {tp: offset for tp, (interval, offset) in found.items() if interval == last})
 
 
-def ledgers_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> frozenset[str]:
+def list_ledger_ids(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> frozenset[str]:
     """Return the ids of the ledger topics with which a pipeline has committed its group's offsets.
 
     :param pipeline: its name.
@@ -170,16 +172,16 @@ def ledgers_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset
     return frozenset(hint.topic_id for hint in hints if hint)
 
 
-def owner_of(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
+def find_group_owner(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> str | None:
     """Return the other pipeline that a group mirrors; None if it mirrors this one or none.
 
     :param committed: committed offsets of the group, whose metadata name the pipeline.
     """
-    names = (_facts(there.metadata).get("pipeline") for there in committed.values() if there)
+    names = (_parse_facts(there.metadata).get("pipeline") for there in committed.values() if there)
     return min((str(name) for name in names if name and name != pipeline), default=None)
 
 
-def _facts(metadata: str) -> dict[str, object]:
+def _parse_facts(metadata: str) -> dict[str, object]:
     try:
         found = json.loads(metadata)
     except ValueError:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, KafkaSparkError, PlannedMeanwhile, RightMissing
 from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger, wait_for_others
-from airflow_kafka_spark.ledger.open_transactions import transactional_id_of
+from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
-    contiguous_offsets,
+    find_contiguous_offsets,
     find_overlapping,
     find_sharing_intervals,
 )
@@ -30,14 +30,14 @@ from airflow_kafka_spark.windows.memory import (
     Memory,
     WindowEntry,
     archive_record,
-    binding_record,
-    dead_key,
-    interval_key,
-    interval_record,
-    position_key,
-    window_key,
+    make_binding_record,
+    make_dead_letters_key,
+    make_interval_key,
+    make_interval_record,
+    make_position_key,
+    make_window_key,
 )
-from airflow_kafka_spark.windows.model import State, TopicPartition, Tries, Window, share_offsets
+from airflow_kafka_spark.windows.model import State, TopicPartition, Tries, Window, has_shared_offsets
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -191,13 +191,13 @@ class IntervalLedger(Ledger):
             binding, known = decide(self._parent), self._parent.binding
             if binding == known:
                 return binding
-            producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, BINDING))
+            producer = self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, BINDING))
             self.read()
             if self._parent.binding != known:
                 continue
             try:
                 producer.begin_transaction()
-                self.send(producer, [binding_record(self.parent_pipeline, binding)])
+                self.send(producer, [make_binding_record(self.parent_pipeline, binding)])
                 producer.commit_transaction(TRANSACTION_SECONDS)
                 self._parent = replace(self._parent, binding=binding)
                 return binding
@@ -248,7 +248,7 @@ class IntervalLedger(Ledger):
             self._withdraw_for(f"interval {state.interval}")
         progress = self._parent.open_entry
         is_before = progress is not None and not progress.window.replay and progress.first < mine.offset
-        if progress is not None and is_before and share_offsets(window.ranges, progress.window.ranges):
+        if progress is not None and is_before and has_shared_offsets(window.ranges, progress.window.ranges):
             self._withdraw_for(f"window {progress.window.number}")
         position = self._parent.position
         for r in window.ranges:
@@ -261,7 +261,7 @@ class IntervalLedger(Ledger):
         raise PlannedMeanwhile(self.parent_pipeline, f"Interval {self.interval}", other)
 
     def _withdraw(self) -> None:
-        keys = (window_key(self.pipeline, NUMBER), interval_key(self.parent_pipeline, self.interval))
+        keys = (make_window_key(self.pipeline, NUMBER), make_interval_key(self.parent_pipeline, self.interval))
         self.withdraw(*(LedgerRecord(key, None) for key in keys))
 
     def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
@@ -274,7 +274,7 @@ class IntervalLedger(Ledger):
             self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first,
             gaps=window.gaps, tries=entry.tries, decided=decided,
         )  # fmt: skip
-        return [interval_record(self.parent_pipeline, state)]
+        return [make_interval_record(self.parent_pipeline, state)]
 
     # --- the group ---
 
@@ -287,7 +287,7 @@ class IntervalLedger(Ledger):
         one, and reads the interval that it has completed.
 
         :param where: returns the group's offsets and the present log.
-        :param first: start of the schedule, see :func:`~airflow_kafka_spark.windows.interval.contiguous_offsets`.
+        :param first: start of the schedule, see :func:`~airflow_kafka_spark.windows.interval.find_contiguous_offsets`.
         :return: the committed offsets; empty if there was nothing to move.
         """
         try:
@@ -302,7 +302,7 @@ class IntervalLedger(Ledger):
     def _follow(
         self, group_id: str, where: Callable[[], tuple[Mapping[TopicPartition, int], Log]], first: datetime | None
     ) -> dict[TopicPartition, int]:
-        producer = self._fence_as(transactional_id_of(self.topic.name, self.parent_pipeline, "group"))
+        producer = self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
         self.read()
         if self._exclusive(self._parent.binding) not in ("", group_id):
@@ -312,7 +312,7 @@ class IntervalLedger(Ledger):
         lows = {tp: partition.low for tp, partition in current.partitions.items()}
         intervals = self._parent.intervals.spans
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
-        reached = contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
+        reached = find_contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
         forgotten = self._old()
         if not moved and not forgotten:
@@ -336,12 +336,12 @@ class IntervalLedger(Ledger):
                 candidates.append(state)
             if not state.forgotten:
                 lane = state.interval.ledger_name(self.parent_pipeline)
-                keys = (window_key(lane, NUMBER), position_key(lane), dead_key(lane, NUMBER))
+                keys = (make_window_key(lane, NUMBER), make_position_key(lane), make_dead_letters_key(lane, NUMBER))
                 records += [LedgerRecord(key, None) for key in keys]
-                records.append(interval_record(self.parent_pipeline, replace(state, forgotten=True)))
+                records.append(make_interval_record(self.parent_pipeline, replace(state, forgotten=True)))
         for archive, states in group_into_archives(candidates, self._parent.intervals.archives):
             records.append(archive_record(self.parent_pipeline, archive))
-            records += [LedgerRecord(interval_key(self.parent_pipeline, state.interval), None) for state in states]
+            records += [LedgerRecord(make_interval_key(self.parent_pipeline, state.interval), None) for state in states]
         return records
 
     def _is_asked_for(self, state: IntervalState) -> bool:

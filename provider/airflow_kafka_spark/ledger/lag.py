@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.lag import (
@@ -33,7 +33,7 @@ from airflow_kafka_spark.windows.lag import (
     PartitionLag,
     Periodic,
     Verdict,
-    cadence_of_windows,
+    derive_cadence,
 )
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import State, TopicPartition
@@ -72,7 +72,7 @@ class SpanSample:
     until: int
 
 
-def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, SpanSample]:
+def peek_spans(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, SpanSample]:
     """Return the first committed record of each span of offsets. One consumer reads all spans, each up to its first record.
 
     :param spans: half-open ``[start, end)``, not empty, below the last stable offset.
@@ -94,10 +94,12 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, start) for tp, (start, _) in spans.items()])
         while len(found) < len(spans):
-            messages: list[Any] = consume(consumer, len(spans), 0.05, hook.config, "reading next records", conn_id=hook.conn_id)
+            messages: list[Any] = consume_messages(
+                consumer, len(spans), 0.05, hook.config, "reading next records", conn_id=hook.conn_id
+            )
             for message in messages:
                 tp = TopicPartition(message.topic(), message.partition())
-                if tp not in found and (peeked := _peeked(hook, tp, message, spans[tp][1])):
+                if tp not in found and (peeked := _make_sample(hook, tp, message, spans[tp][1])):
                     found[tp] = peeked
                     # Otherwise the consumer would fetch the rest of the backlog.
                     consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
@@ -111,7 +113,7 @@ def peek(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]]) -> di
     return found
 
 
-def _peeked(hook: KafkaHook, tp: TopicPartition, message: Message, end: int) -> SpanSample | None:
+def _make_sample(hook: KafkaHook, tp: TopicPartition, message: Message, end: int) -> SpanSample | None:
     """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
@@ -178,7 +180,7 @@ class NextRecords:
         :param states: consumers in partitions; several may have different offsets in one partition.
         :param topic_ids: the present ids of the topics.
         :param most: maximum number of partitions that are read; None (default) for all.
-        :param tolerate: True leaves out partitions that cannot be read; False (default) raises the errors of :func:`peek`.
+        :param tolerate: True leaves out partitions that cannot be read; False (default) raises the errors of :func:`peek_spans`.
         """
         found: dict[tuple[TopicPartition, int], BacklogHead | None] = {}
         spans: dict[TopicPartition, tuple[int, int]] = {}
@@ -195,7 +197,7 @@ class NextRecords:
             if tp not in spans and (most is None or len(spans) < most):
                 spans[tp], places[tp] = (start, state.end), state.start
         try:
-            peeked = peek(hook, spans)
+            peeked = peek_spans(hook, spans)
         except (LogMoved, KafkaSparkError):
             if not tolerate:
                 raise
@@ -223,7 +225,7 @@ class LagMeter:
     :param pipeline: the pipeline.
     :param ledger_topic: the topic of its ledger.
     :param schedule: seconds from one run of the consumer to the next; for a pipeline the default is derived from its windows
-        (:func:`~airflow_kafka_spark.windows.lag.cadence_of_windows`).
+        (:func:`~airflow_kafka_spark.windows.lag.derive_cadence`).
     """
 
     topics: tuple[str, ...] = ()
@@ -279,10 +281,10 @@ class LagMeter:
             # Not stable: an offset in an open transaction is not committed yet, and its end is not awaited.
             at = {tp: c.offset if c else None for tp, c in hook.committed(self.group_id, partitions, stable=False).items()}
             active = hook.group_state(self.group_id).state in _ALIVE
-        states = lags_of(at, ids_then, described, hook.offsets(partitions))
+        states = compute_lags(at, ids_then, described, hook.offsets(partitions))
         heads = self._next.find(hook, states.items(), ids)
         now = time.time()
-        lags = {tp: with_record_age(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
+        lags = {tp: add_record_age(state, heads.get((tp, state.start)), now) for tp, state in states.items()}
         return Lag(self._name, lags, now, active)
 
     @property
@@ -301,7 +303,7 @@ class LagMeter:
     def _read_completions(self, memory: Memory | None, ids: Mapping[str, str]) -> None:
         """Read the completion times of windows from the ledger, and, without a ``schedule``, derive one from them."""
         complete = [
-            (epoch_seconds(entry.report["completed_at"]), entry.window)
+            (parse_epoch_seconds(entry.report["completed_at"]), entry.window)
             for _, entry in sorted(memory.entries.items() if memory else ())
             if entry.state is State.COMPLETE and entry.report and entry.report.get("completed_at")
         ]
@@ -311,7 +313,7 @@ class LagMeter:
                 if window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic)):
                     self._past.setdefault(tp, []).append(Observation(completed_at, end, active=True))
         windows = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
-        self._history.cadence = cadence_of_windows(windows) if self.schedule is None else Periodic(self.schedule)
+        self._history.cadence = derive_cadence(windows) if self.schedule is None else Periodic(self.schedule)
 
     def _topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:
@@ -323,7 +325,7 @@ class LagMeter:
         return topics
 
 
-def lags_of(
+def compute_lags(
     committed: Mapping[TopicPartition, int | None],
     topic_ids: Mapping[str, str],
     described: Mapping[str, TopicDescription],
@@ -348,7 +350,7 @@ def lags_of(
     return states
 
 
-def with_record_age(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
+def add_record_age(state: PartitionLag, head: BacklogHead | None, now: float) -> PartitionLag:
     """Return the state with its next record and the age of that record."""
     if head is None:
         return state
@@ -356,6 +358,6 @@ def with_record_age(state: PartitionLag, head: BacklogHead | None, now: float) -
     return replace(state, head=head, seconds=seconds)
 
 
-def epoch_seconds(text: str) -> float:
+def parse_epoch_seconds(text: str) -> float:
     """Return an instant of the ledger (UTC, ISO 8601) in seconds since the epoch."""
     return parse_iso(text).timestamp()

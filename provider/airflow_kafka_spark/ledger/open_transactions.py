@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_kafka_spark.errors import RightMissing
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
-from airflow_kafka_spark.hooks.kafka.transactions import describe, fencing_producer
+from airflow_kafka_spark.hooks.kafka.transactions import describe, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import ARCHIVE, BINDING, LedgerRecord
 
@@ -45,14 +45,14 @@ class OpenTransaction:
 
         :param topic: the ledger topic.
         """
-        return tuple(transactional_id_of(topic, name, purpose) for name, purpose in self.purposes)
+        return tuple(make_transactional_id(topic, name, purpose) for name, purpose in self.purposes)
 
     def __str__(self) -> str:
         whose = f"of pipeline `{self.pipeline}` ({self.what})" if self.pipeline else "of a producer of another program"
         return f"a transaction {whose}, open since offset {self.offset}"
 
 
-def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
+def make_transactional_id(topic: str, pipeline: str, purpose: str) -> str:
     """Return the transactional id under which a pipeline writes for one purpose.
 
     All attempts of the pipeline share the id, and no other pipeline uses it: an attempt fences its predecessors and nothing else.
@@ -63,7 +63,7 @@ def transactional_id_of(topic: str, pipeline: str, purpose: str) -> str:
     return f"{topic}.{pipeline}.{purpose}"
 
 
-def transaction_of_record(record: LedgerRecord, partition: int) -> OpenTransaction:
+def identify_transaction(record: LedgerRecord, partition: int) -> OpenTransaction:
     """Return the transaction that a record belongs to, if it is still open.
 
     :param partition: the partition of the ledger that it was read from.
@@ -79,13 +79,13 @@ def transaction_of_record(record: LedgerRecord, partition: int) -> OpenTransacti
         parent, interval = parse_ledger_name(str(pipeline))
         what = f"split {numbers[1]} of window {numbers[0]}" if kind == "split" else " ".join(map(str, [kind, *numbers]))
         return OpenTransaction(
-            str(pipeline), what, _purposes(str(pipeline), parent, interval, kind, numbers, value), partition, record.offset
+            str(pipeline), what, _list_purposes(str(pipeline), parent, interval, kind, numbers, value), partition, record.offset
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return OpenTransaction("", "", (), partition, record.offset)
 
 
-def _purposes(
+def _list_purposes(
     pipeline: str, parent: str, interval: str | None, kind: str, numbers: list[Any], value: dict[str, Any] | None
 ) -> tuple[tuple[str, str], ...]:
     group = (parent, "group")
@@ -123,7 +123,7 @@ def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTr
     for name in transaction.ids(topic):
         timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
         try:
-            fencing_producer({**config, **timeouts}, name, END_SECONDS, ClientEvents())
+            make_fencing_producer({**config, **timeouts}, name, END_SECONDS, ClientEvents())
         except (KafkaException, RightMissing) as error:
             return f"`{name}` could not be fenced: {error.found if isinstance(error, RightMissing) else describe(error)}"
     return "" if transaction.purposes else "it is not known which transactional id it has"

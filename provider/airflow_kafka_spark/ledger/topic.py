@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client import KeptConsumers
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
-from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, transaction_of_record
+from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, identify_transaction
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, key_prefix
+from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, make_key_prefix
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class _Read:
         self.removed[next(filter(record.key.startswith, prefixes))] = record
 
 
-def unreadable_version(topic: str, found: str, what: str) -> LedgerUnreadable:
+def make_unreadable_error(topic: str, found: str, what: str) -> LedgerUnreadable:
     """Return the error for a record that a newer release wrote.
 
     :param topic: the ledger topic.
@@ -289,9 +289,9 @@ class LedgerTopic:
 
     def partition_of(self, name: str) -> int:
         """Return the partition for the first record of a name."""
-        from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
+        from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 
-        return partition_of(name.encode(), len(self.partitions))
+        return choose_partition(name.encode(), len(self.partitions))
 
     def read_partition(
         self,
@@ -311,13 +311,13 @@ class LedgerTopic:
         :param parent: as for :meth:`read`.
         """
         names = (pipeline, parent) if parent else (pipeline,)
-        mine = tuple(map(key_prefix, names))
+        mine = tuple(map(make_key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         try:
             memory = fold_records(pipeline, records, self._archives)
             return LedgerContent(memory, partition, fold_records(parent, records, self._archives) if parent else None)
         except NewerVersion as error:
-            raise unreadable_version(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
+            raise make_unreadable_error(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
     def newest(
         self,
@@ -461,7 +461,7 @@ def read_to(
             lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
             while True:
                 # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
-                messages: list[Any] = consume(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
+                messages: list[Any] = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
                 for message in messages:
                     at_end = message.error() is not None
                     if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
@@ -478,7 +478,7 @@ def read_to(
                     waiting.reached(message.offset(), hidden=at_end and bool(mine))
                     if at_end and mine and not looked_ahead:
                         looked_ahead = True
-                        if not _ours_are_hidden(config, tp, message.offset(), end, mine, on_hidden):
+                        if not _has_hidden_records(config, tp, message.offset(), end, mine, on_hidden):
                             return
                 waiting.check()
     finally:
@@ -516,7 +516,7 @@ class _StallTimer:
         """
         waited = time.monotonic() - self._since
         if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
-            self._held = held = first_open_transaction(self._config, self._tp, self._stable, self._end)
+            self._held = held = find_first_open_transaction(self._config, self._tp, self._stable, self._end)
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
             self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
@@ -536,13 +536,13 @@ class _StallTimer:
         )
 
 
-def first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
+def find_first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
     """Return the transaction that is open at the last stable offset of a partition."""
     first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
-    return transaction_of_record(first or LedgerRecord(b"", None, stable), tp.partition)
+    return identify_transaction(first or LedgerRecord(b"", None, stable), tp.partition)
 
 
-def _ours_are_hidden(
+def _has_hidden_records(
     config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
 ) -> bool:
     """Return True if ``[start, end)`` contains wanted records, in open, committed or aborted transactions."""

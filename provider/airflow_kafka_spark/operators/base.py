@@ -42,16 +42,16 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import type_problems, with_sound_arguments, with_sound_types
+from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
-from airflow_kafka_spark.sinks.base import Sink, unknown_window_problems
-from airflow_kafka_spark.windows.binding import Binding, Endpoint, with_details
-from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, first_bad_records
+from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, add_details
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, select_first_bad_records
 from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ class WindowOperator(VisibleOperator):
         """Return the topics that transforms send records to, by the argument that names each."""
         if not self.transforms:
             return {}
-        from airflow_kafka_spark.transforms.chain import chain_routes
+        from airflow_kafka_spark.transforms.chain import list_chain_routes
 
-        return chain_routes(self.transforms)
+        return list_chain_routes(self.transforms)
 
     def origin(self) -> Endpoint:
         """Return the origin of rows, apart from the offsets that a window contains."""
@@ -270,7 +270,7 @@ class WindowOperator(VisibleOperator):
         if not wrong:
             found = list(dict.fromkeys(self.find_problems(run)))
             # Without a problem, the checks that were put off are made when the window is planned.
-            return found if first_cause(found) else []
+            return found if find_first_cause(found) else []
         try:
             found = sound.find_problems(run)
         except Exception as error:
@@ -282,10 +282,10 @@ class WindowOperator(VisibleOperator):
 
     def _with_sound_types(self) -> tuple[WindowOperator, list[Problem]]:
         """Return this operator, or a copy that has sound values where arguments have wrong types, and the problems of these."""
-        sound, problems = with_sound_arguments(self)
+        sound, problems = replace_wrong_arguments(self)
         made: dict[str, Any] = {}
         for name, prefix in self.typed_parts.items():
-            made[name], wrong = with_sound_types(getattr(self, name), prefix)
+            made[name], wrong = replace_wrong_types(getattr(self, name), prefix)
             problems += wrong
         problems += self.routed_type_problems()
         if not problems:
@@ -392,7 +392,7 @@ class WindowOperator(VisibleOperator):
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
-        return unknown_window_problems(self.sink, replay) if isinstance(self.sink, Sink) else []
+        return find_unknown_window_problems(self.sink, replay) if isinstance(self.sink, Sink) else []
 
     def _refuse_replay(self, ledger: Ledger, unfinished: WindowEntry) -> None:
         """Make sure that the sink can replace rows before an open replay continues: the replay may have been planned for another
@@ -441,7 +441,7 @@ class WindowOperator(VisibleOperator):
             found = self._bind(ledger, found)
             window = replace(self.plan(ledger, run), binding=found)
             if isinstance(self.sink, Sink) and not window.moved:
-                window = replace(window, after=bindings.committed_before(ledger.memory, found))
+                window = replace(window, after=bindings.find_committed_before(ledger.memory, found))
             entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
@@ -451,7 +451,7 @@ class WindowOperator(VisibleOperator):
                     unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE)))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
-                found = with_details(unfinished.window.binding, found)
+                found = add_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
             self._refuse_replay(ledger, unfinished)
             self.log.info(
@@ -472,7 +472,7 @@ class WindowOperator(VisibleOperator):
 
     def binding(self, run: Run) -> Binding:
         """Return the task, the destination and the origin of this run's windows."""
-        return Binding(bindings.writer_of(run), self.destinations(), self.origin())
+        return Binding(bindings.make_writer(run), self.destinations(), self.origin())
 
     def _bind(self, ledger: Ledger, found: Binding) -> Binding:
         """Bind the pipeline to the task, the destination and the origin of this run.
@@ -547,7 +547,7 @@ class WindowOperator(VisibleOperator):
         """
         rejected = sum(result.rejected for result in results)
         if rejected:
-            raise BadRecords(str(window), rejected, first_bad_records(results, 10), self.sink.guarantee.by_split)
+            raise BadRecords(str(window), rejected, select_first_bad_records(results, 10), self.sink.guarantee.by_split)
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
         """Compare the number of rows that the reader has handed over with the number that the sink has written.
@@ -607,7 +607,7 @@ class WindowOperator(VisibleOperator):
     def spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
         address of the master or Connect server."""
-        from airflow_kafka_spark.hooks.spark.health import master_problem, unreachable_reason
+        from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -617,10 +617,10 @@ class WindowOperator(VisibleOperator):
             elif find_spec("grpc_status") is None:
                 action = "Install `airflow-provider-kafka-spark[spark-connect]`"
                 return [Problem("spark_conn_id", "Spark Connect needs grpcio-status, which is not installed", action)]
-            if reason := master_problem(self.spark.master):
+            if reason := find_master_problem(self.spark.master):
                 action = f"Correct the host of the connection `{self.spark.spark_conn_id}`"
                 return [Problem("spark_conn_id", reason, action)]
-            if reason := unreachable_reason(self.spark.master):
+            if reason := find_unreachable_reason(self.spark.master):
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
                 action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
                 return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
@@ -636,7 +636,7 @@ class WindowOperator(VisibleOperator):
             known = {getattr(asset, "uri", None) for asset in assets}
             for uri in uris:
                 if uri not in known and "{{" not in uri:
-                    assets.extend(_assets_of(uri))
+                    assets.extend(_make_assets(uri))
 
     # --- helpers ---
 
@@ -701,12 +701,12 @@ def render_templates(operator: BaseOperator, spec: T, context: Context, env: Env
     return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
 
 
-def asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
+def list_asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:
     """Return the asset of a source or a sink; none if a template decides which one it is, or if an argument has a wrong type."""
-    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) and not type_problems(spec) else []
+    return [spec.asset_uri] if isinstance(spec, kind) and not is_template(spec) and not find_type_problems(spec) else []
 
 
-def _assets_of(uri: str) -> list[Asset]:
+def _make_assets(uri: str) -> list[Asset]:
     """Return the asset of a URI; none if Airflow refuses it, as that of an empty path, which the validation names."""
     from airflow.sdk import Asset
 
@@ -727,7 +727,7 @@ def describe_binding(binding: Binding) -> str:
     return f"to {', '.join(f'{what} {value}' for what, value in facts.items())}, moved by {binding.writer}"
 
 
-def analysis_problems(
+def find_analysis_problems(
     where: str,
     check: Callable[[], Sequence[Problem]],
     cause: str,
@@ -754,10 +754,10 @@ def analysis_problems(
                 raise
             # It must not hide the other problems.
             found = [Problem.of("spark_conn_id", error)] if isinstance(error, KafkaSparkError) else []
-            cause = first_cause((*found, *others))
+            cause = find_first_cause((*found, *others))
     return [*found, *instead(), *([Unchecked(where, cause)] if where != cause else [])]
 
 
-def first_cause(problems: Iterable[Problem]) -> str:
+def find_first_cause(problems: Iterable[Problem]) -> str:
     """Return the argument of the first problem, for an :class:`~airflow_kafka_spark.errors.Unchecked`; "" without one."""
     return next((problem.where for problem in problems if not isinstance(problem, Unchecked)), "")

@@ -61,7 +61,7 @@ class Run:
         return f"{self.dag_id}/{self.run_id}/{self.task_id}{mapped}"
 
 
-def deployment() -> str:
+def get_deployment() -> str:
     """Return the name of this Airflow deployment, which distinguishes it from others that share a Kafka cluster.
 
     It is ``[kafka_spark] deployment``, by default ``[api] base_url``; empty if neither is set. Workers have both settings, and
@@ -71,9 +71,9 @@ def deployment() -> str:
     return named or str(conf.get("api", "base_url", fallback="") or "").strip().rstrip("/")
 
 
-def writer_of(run: Run) -> Writer:
+def make_writer(run: Run) -> Writer:
     """Return the writer of the windows that a run plans."""
-    return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, deployment())
+    return Writer(run.dag_id, run.task_id, run.map_index, run.run_id, get_deployment())
 
 
 def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: Run) -> None:
@@ -86,7 +86,7 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: R
     """
     known = entry.window.binding or whole.binding
     if known is not None and whole.rebound_after(known) is None:
-        _refuse_writer(pipeline, f"window {entry.window}", known.writer, writer_of(run))
+        _refuse_writer(pipeline, f"window {entry.window}", known.writer, make_writer(run))
 
 
 def refuse_other_destination(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> None:
@@ -150,7 +150,7 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
     return all(one.place and not compare_locations(one, other) and not compare_locations(other, one) for one, other in ends)
 
 
-def committed_before(whole: Memory, found: Binding) -> int:
+def find_committed_before(whole: Memory, found: Binding) -> int:
     """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
     ``ELSEWHERE`` if the last one went to another destination, or if the pipeline has data intervals, which a sink has under names
     of their own.
@@ -233,15 +233,15 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     :param committed: the offsets that the group has committed.
     :raises GroupOwned: the group mirrors another pipeline.
     """
-    from airflow_kafka_spark.ledger.group import ledgers_of, owner_of
+    from airflow_kafka_spark.ledger.group import find_group_owner, list_ledger_ids
 
     pipeline = ledger.parent_pipeline
-    owner = owner_of(pipeline, committed)
+    owner = find_group_owner(pipeline, committed)
     if owner is not None:
         raise GroupOwned(pipeline, group_id, owner)
     # The metadata of a group name a pipeline only once a window is complete.
     ledger.refuse_taken()
-    for name, there in ledger.topic.in_other_ledgers(pipeline, ledgers_of(pipeline, committed)):
+    for name, there in ledger.topic.in_other_ledgers(pipeline, list_ledger_ids(pipeline, committed)):
         known, mine = there.binding, ledger.bound
         # The same task with the same destination has got another ledger: it goes on at the group's offsets.
         if (

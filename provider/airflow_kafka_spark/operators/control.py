@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import choice_problems, with_sound_arguments
+from airflow_kafka_spark.errors.arguments import find_choice_problems, replace_wrong_arguments
 from airflow_kafka_spark.operators.binding import Run
-from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, of_pipeline
+from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, make_pipeline_links
 from airflow_kafka_spark.windows.offset_specs import MoveTarget, ShiftBy, Written, parse_start, parse_stop, parse_target
 from airflow_kafka_spark.windows.plan import DataLossPolicy
 
@@ -170,7 +170,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
         if problems := self._problems():
             raise ValidationError(problems)
-        self.links = of_pipeline(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
+        self.links = make_pipeline_links(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
         with self.kafka:
             found = getattr(self, f"_{self.action}")(Run.of(context))
         return to_json(found)
@@ -186,22 +186,22 @@ class PipelineOffsetsOperator(BaseOperator):
         return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
     def _plan(self, run: Run) -> Preview:
-        from airflow_kafka_spark.control.preview import PlanOptions, preview
+        from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 
         options = PlanOptions(
-            _several(self.topics),
+            _as_list(self.topics),
             self.group_id or None,
             self.starting_offsets,
             self.ending_offsets,
-            _whole(self.max_records),
+            _parse_whole(self.max_records),
             self.data_loss,
         )
-        return preview(self.kafka, self.pipeline, options, ledger_topic=self.ledger_topic)
+        return preview_window(self.kafka, self.pipeline, options, ledger_topic=self.ledger_topic)
 
     def _reset(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import reset
 
-        only, group = _several(self.only), self.group_id or None
+        only, group = _as_list(self.only), self.group_id or None
         done = reset(self.kafka, self._request(run), self._target(), only=only, group_id=group, discard_open=self.discard_open)
         for move in done.moves:
             self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
@@ -246,14 +246,14 @@ class PipelineOffsetsOperator(BaseOperator):
     def _replay(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import replay
 
-        window, name = _whole(self.window), self.interval or None
+        window, name = _parse_whole(self.window), self.interval or None
         return self._warned(replay(self.kafka, self._request(run), window=window, name=name))
 
     def _resend(self, run: Run) -> ChangeResult:
-        from airflow_kafka_spark.control.replay import resend
+        from airflow_kafka_spark.control.replay import resend_dead_letters
 
-        window, name = _whole(self.window), self.interval or None
-        return self._warned(resend(self.kafka, self._request(run), window=window, name=name))
+        window, name = _parse_whole(self.window), self.interval or None
+        return self._warned(resend_dead_letters(self.kafka, self._request(run), window=window, name=name))
 
     def _warned(self, done: ChangeResult) -> ChangeResult:
         for warning in done.warnings:
@@ -266,13 +266,13 @@ class PipelineOffsetsOperator(BaseOperator):
         return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
 
     def _target(self) -> MoveTarget:
-        shift = _whole(self.shift_by)
+        shift = _parse_whole(self.shift_by)
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 
     def _problems(self) -> list[Problem]:
-        if unknown := choice_problems("action", self.action, ACTIONS):
+        if unknown := find_choice_problems("action", self.action, ACTIONS):
             return unknown
-        sound, wrong = with_sound_arguments(self)
+        sound, wrong = replace_wrong_arguments(self)
         known = {problem.where for problem in wrong}
         return [*wrong, *(problem for problem in sound._value_problems() if problem.where not in known)]
 
@@ -285,17 +285,17 @@ class PipelineOffsetsOperator(BaseOperator):
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
-            problems += _tried("shift_by" if self.to is None else "to", self._target)
+            problems += _find_parse_problems("shift_by" if self.to is None else "to", self._target)
         if self.action in ("replay", "resend") and (self.window in (None, "")) == (not self.interval):
             problems.append(Problem("window", "give either `window` or `interval`"))
         elif self.action in ("replay", "resend"):
-            problems += _tried("window", lambda: _whole(self.window))
+            problems += _find_parse_problems("window", lambda: _parse_whole(self.window))
         if self.action == "rename" and not self.new_name.strip():
             problems.append(Problem("new_name", "the new name is missing", "Give it"))
         if self.action == "plan":
-            problems += _tried("starting_offsets", lambda: parse_start(self.starting_offsets))
-            problems += _tried("ending_offsets", lambda: parse_stop(self.ending_offsets))
-            problems += _tried("max_records", lambda: _whole(self.max_records))
+            problems += _find_parse_problems("starting_offsets", lambda: parse_start(self.starting_offsets))
+            problems += _find_parse_problems("ending_offsets", lambda: parse_stop(self.ending_offsets))
+            problems += _find_parse_problems("max_records", lambda: _parse_whole(self.max_records))
         return problems
 
     @cached_property
@@ -305,7 +305,7 @@ class PipelineOffsetsOperator(BaseOperator):
         return KafkaHook(self.kafka_conn_id)
 
 
-def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
+def _find_parse_problems(where: str, parse: Callable[[], object]) -> list[Problem]:
     try:
         parse()
     except ValueError as error:
@@ -313,7 +313,7 @@ def _tried(where: str, parse: Callable[[], object]) -> list[Problem]:
     return []
 
 
-def _whole(value: int | str | None) -> int | None:
+def _parse_whole(value: int | str | None) -> int | None:
     """Return a whole number, also from the text of a template."""
     if value is None or value == "":
         return None
@@ -325,7 +325,7 @@ def _whole(value: int | str | None) -> int | None:
         raise ValueError(f"`{value}` is not a whole number") from None
 
 
-def _several(value: str | Sequence[str]) -> list[str]:
+def _as_list(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.bad_records.options import route_problems
+from airflow_kafka_spark.bad_records.options import find_route_problems
 from airflow_kafka_spark.errors import (
     ChangeRefused,
     FollowedMismatch,
@@ -26,16 +26,21 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.operators.base import WindowOperator, first_cause
+from airflow_kafka_spark.operators.base import WindowOperator, find_first_cause
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
-from airflow_kafka_spark.operators.intervals import IntervalPlan, after_intervals, interval_of, interval_problem
+from airflow_kafka_spark.operators.intervals import (
+    IntervalPlan,
+    find_interval,
+    find_position_after_intervals,
+    make_interval_problem,
+)
 from airflow_kafka_spark.operators.options import FollowOptions, ReadOptions, RecordOptions, WindowOptions, option
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Sink
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.continuity import foreign_topics
-from airflow_kafka_spark.windows.memory import known_topic_ids
+from airflow_kafka_spark.windows.continuity import find_foreign_topics
+from airflow_kafka_spark.windows.memory import list_known_topic_ids
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
     TRANSFORMATION,
@@ -51,9 +56,9 @@ from airflow_kafka_spark.windows.plan import (
     Log,
     Position,
     check_readable,
-    epochs_of,
+    find_epochs,
+    find_lost_topics,
     is_recreated,
-    lost_topics,
     plan_ranges,
 )
 from airflow_kafka_spark.windows.report import Report
@@ -162,8 +167,8 @@ class FromKafkaOperator(WindowOperator):
             *self.follow_options.problems(read),
             *window.problems(read, self.follow_options),
         ]
-        if window.by_interval and window.on_missing_interval == "fail" and interval_of(run) is None:
-            problems.append(interval_problem(run))
+        if window.by_interval and window.on_missing_interval == "fail" and find_interval(run) is None:
+            problems.append(make_interval_problem(run))
         return problems
 
     @property
@@ -186,7 +191,7 @@ class FromKafkaOperator(WindowOperator):
             "metadata_columns": self.record_options.metadata_columns,
             "behavior_on_null_values": self.record_options.behavior_on_null_values,
         }
-        return [*wrong_types, *wrong, *(Unchecked(name, first_cause(wrong)) for name, value in given.items() if value)]
+        return [*wrong_types, *wrong, *(Unchecked(name, find_first_cause(wrong)) for name, value in given.items() if value)]
 
     def transform_problems(self) -> list[Problem]:
         """Return the problems of the transforms' options, without Spark."""
@@ -202,7 +207,7 @@ class FromKafkaOperator(WindowOperator):
     def error_problems(self) -> list[Problem]:
         """Return the problems of the options for bad records, and of the topics of dead letters and routed records."""
         problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.reserved_topics(self.errors.topic))
-        return [*problems, *route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
+        return [*problems, *find_route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
 
     def reserved_topics(self, topic: str | None) -> tuple[str, ...]:
         """Return the topics to which bad and routed records must not be sent: the topics that are read, and the ledger.
@@ -324,7 +329,7 @@ class FromKafkaOperator(WindowOperator):
             "tries": run.tries,
         }
         by_interval = self.window_options.by_interval
-        interval = interval_of(run) if by_interval else None
+        interval = find_interval(run) if by_interval else None
         if interval is not None:
             return IntervalLedger(self.kafka, name, run.id, interval, group_id=self.group_id, **options)
         # The ledger of an interval moves the group in its own transaction, and writes no short cut to its metadata.
@@ -370,11 +375,11 @@ class FromKafkaOperator(WindowOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
         from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
-        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
-            window, known = self._intervals.window(ledger, run), known_topic_ids(ledger.parent_memory)
+            window, known = self._intervals.window(ledger, run), list_known_topic_ids(ledger.parent_memory)
             recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
             return self._refuse_old_offsets(window, recreated)
         topics = self.resolve()
@@ -395,7 +400,9 @@ class FromKafkaOperator(WindowOperator):
                 ledger.pipeline,
                 found.last_number,
             )
-        beginning = {} if position.offsets else starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
+        beginning = (
+            {} if position.offsets else resolve_starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
+        )
         log = compare_epochs(self.kafka, log, position.offsets, position.epochs, position.topic_ids)
         followed, log = self._follow(log, position, beginning, topics)
         planned = plan_ranges(
@@ -413,7 +420,7 @@ class FromKafkaOperator(WindowOperator):
             number=max(found.last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
-            planned_at=utc_now(),
+            planned_at=format_utc_now(),
             cluster_id=log.cluster_id,
             topic_ids={t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)},
             gaps=planned.gaps,
@@ -421,14 +428,14 @@ class FromKafkaOperator(WindowOperator):
             follows=followed,
             moved=position.moved,
             passed=position.passed,
-            epochs=epochs_of(log, planned.ranges),
+            epochs=find_epochs(log, planned.ranges),
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
             # Fewer offsets than records: reading cannot find more.
             self.check_followed(window, window.span)
         recreated = {t for t in topics if is_recreated(t, log, position)}
         if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
-            recreated |= foreign_topics(last, log.cluster_id, window.topic_ids)
+            recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
         return self._refuse_old_offsets(window, recreated)
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str]) -> Window:
@@ -460,7 +467,7 @@ class FromKafkaOperator(WindowOperator):
             ledger_topic=self.ledger_topic,
             last_applied=self.record_of_sink,
             data_loss=self.read_options.data_loss,
-            after_intervals=lambda: after_intervals(ledger.memory, log, committed, self._first),
+            after_intervals=lambda: find_position_after_intervals(ledger.memory, log, committed, self._first),
         )
 
     def preview(self) -> Preview:
@@ -471,7 +478,7 @@ class FromKafkaOperator(WindowOperator):
         :raises ChangeRefused: the task moves data intervals.
         :raises KafkaSparkError: planning would fail, too.
         """
-        from airflow_kafka_spark.control.preview import PlanOptions, preview
+        from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 
         pipeline = self.pipeline or f"{self.dag_id}.{self.task_id}"
         if self.window_options.by_interval:
@@ -484,7 +491,7 @@ class FromKafkaOperator(WindowOperator):
             self.read_options.record_limit,
             self.read_options.data_loss,
         )
-        found = preview(self.kafka, pipeline, options, ledger_topic=self.ledger_topic, last_applied=self.record_of_sink)
+        found = preview_window(self.kafka, pipeline, options, ledger_topic=self.ledger_topic, last_applied=self.record_of_sink)
         if not self.follows or found.run:
             return found
         follows = f"The run ends with what pipeline `{self.follows}` has published until then"
@@ -575,17 +582,20 @@ class FromKafkaOperator(WindowOperator):
 
     def lost_topics(self, window: Window) -> tuple[str, ...]:
         """Return the topics of the window that can no longer be read."""
-        return lost_topics(window, self.log_of(window))
+        return find_lost_topics(window, self.log_of(window))
 
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
 
         # A replay moves no group, and the group follows intervals in a transaction of its own.
         offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
         report = replace(
-            report, committed={str(tp): offset for tp, offset in offsets.items()}, group_id=self.group_id, completed_at=utc_now()
+            report,
+            committed={str(tp): offset for tp, offset in offsets.items()},
+            group_id=self.group_id,
+            completed_at=format_utc_now(),
         )
         ledger.close(report.to_dict(), offsets)
         return report
@@ -602,7 +612,7 @@ class FromKafkaOperator(WindowOperator):
     def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """Return the window's ends by partition, without ends below the committed offsets and without recreated topics."""
         log = self.log_of(window)
-        lost = set(lost_topics(window, log))
+        lost = set(find_lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
         committed = self.kafka.committed(self.group_id, ends)
         ahead = {tp: c.offset for tp, c in committed.items() if c and c.offset > ends[tp]}
@@ -704,7 +714,7 @@ class FromKafkaOperator(WindowOperator):
         return classes | {stage: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items() if f is not None}
 
 
-def starting_offsets(
+def resolve_starting_offsets(
     hook: KafkaHook, value: Written, current: Log, group_id: str, committed: Mapping[TopicPartition, CommittedOffset | None]
 ) -> dict[TopicPartition, int]:
     """Return the first offsets of a pipeline that is unknown to its ledger, its sink and its group.

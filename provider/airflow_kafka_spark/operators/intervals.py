@@ -13,12 +13,12 @@ from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, Intervals
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_foreign
-from airflow_kafka_spark.windows.interval import Interval, contiguous_offsets, topic_start
-from airflow_kafka_spark.windows.interval_boundaries import Boundary, interval_ranges, known_epochs, limit_start
-from airflow_kafka_spark.windows.memory import Memory, known_topic_ids
+from airflow_kafka_spark.windows.interval import Interval, find_contiguous_offsets, find_topic_start
+from airflow_kafka_spark.windows.interval_boundaries import Boundary, find_known_epochs, limit_start, plan_interval_ranges
+from airflow_kafka_spark.windows.memory import Memory, list_known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, epochs_of, refuse_recreated
-from airflow_kafka_spark.windows.times import instant_ms
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, find_epochs, refuse_recreated
+from airflow_kafka_spark.windows.times import to_milliseconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -37,7 +37,7 @@ TIMETABLES = (
 )
 
 
-def interval_of(run: Run) -> Interval | None:
+def find_interval(run: Run) -> Interval | None:
     """Return the data interval of a run; None if it has none, or one without width."""
     start, end = run.interval
     if start is None or end is None or start >= end:
@@ -45,7 +45,7 @@ def interval_of(run: Run) -> Interval | None:
     return Interval(start, end)
 
 
-def interval_problem(run: Run) -> Problem:
+def make_interval_problem(run: Run) -> Problem:
     """Return why ``window="interval"`` is not possible in this run."""
     start, end = run.interval
     found = (
@@ -84,9 +84,9 @@ class IntervalPlan:
         :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
         :raises IntervalsLost: the ledger has lost intervals, and this may be one of them.
         """
-        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
         from airflow_kafka_spark.ledger.boundaries import Boundaries
-        from airflow_kafka_spark.ledger.group import intervals_of
+        from airflow_kafka_spark.ledger.group import find_followed_intervals
 
         interval, bounds = ledger.interval, (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.refuse_overlaps()
@@ -103,7 +103,7 @@ class IntervalPlan:
         ledger.refuse_overlaps()
         current = self._log()
         warn_of_lost_transactions(self.kafka, current)
-        refuse_recreated(known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
+        refuse_recreated(list_known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:
             refuse_foreign(there, current.cluster_id, current.topic_ids)
@@ -114,7 +114,7 @@ class IntervalPlan:
         else:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
-            followed = intervals_of(ledger.parent_pipeline, of_group, current.topic_ids)
+            followed = find_followed_intervals(ledger.parent_pipeline, of_group, current.topic_ids)
             # The group was read before the ledger, so the ledger has to have the interval that the group names.
             is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
             if followed is not None and followed.interval.end == interval.start:
@@ -124,7 +124,7 @@ class IntervalPlan:
             moved = ledger.parent_memory.claimed_position
             current = self._compared(current, starts, ends)
             others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(interval)]
-            planned = interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
+            planned = plan_interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
             if followed is not None and is_lost:
                 self._refuse_followed(ledger, planned, followed)
         return Window(
@@ -132,13 +132,13 @@ class IntervalPlan:
             number=1,
             ranges=planned.ranges,
             run=run.id,
-            planned_at=utc_now(),
+            planned_at=format_utc_now(),
             cluster_id=current.cluster_id,
             topic_ids={t: current.topic_ids[t] for t in self.topics if current.topic_ids.get(t)},
             gaps=planned.gaps,
             interval=bounds,
             replay=there.replay if there else 0,
-            epochs=epochs_of(current, planned.ranges),
+            epochs=find_epochs(current, planned.ranges),
         )
 
     def _refuse_followed(self, ledger: IntervalLedger, planned: Ranges, followed: FollowedIntervals) -> None:
@@ -157,20 +157,20 @@ class IntervalPlan:
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
         """Return the beginning of the interval in a topic: its start, unless the topic was added to the pipeline later."""
         interval, topic_id = ledger.interval, current.topic_ids.get(topic, "")
-        begin = topic_start(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
+        begin = find_topic_start(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
             log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.parent_pipeline)
             return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
         if begin == interval.start:
             return usual
         log.info("Intervals since %s were planned without topic %s: it begins there", begin, topic)
-        instant = instant_ms(begin)
+        instant = to_milliseconds(begin)
         return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
 
     def _compared(self, current: Log, *boundaries: Mapping[str, Boundary]) -> Log:
         """Return the log, with the partitions that were truncated below a boundary after it was decided."""
         for by_topic in boundaries:
-            offsets, epochs = known_epochs(by_topic.values())
+            offsets, epochs = find_known_epochs(by_topic.values())
             current = compare_epochs(self.kafka, current, offsets, epochs, {t: b.topic_id for t, b in by_topic.items()})
         return current
 
@@ -189,7 +189,9 @@ class IntervalPlan:
         return {tp: c.offset for tp, c in committed.items() if c}, log
 
 
-def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None) -> Position:
+def find_position_after_intervals(
+    memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None
+) -> Position:
     """Return the start of a progress window in a pipeline that has moved intervals: their end, if they have no hole.
 
     Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic.
@@ -198,13 +200,13 @@ def after_intervals(memory: Memory, current: Log, committed: Mapping[TopicPartit
     """
     position = memory.position
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
-    reached = contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
+    reached = find_contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
     for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
         ranges = state.ranges_of(current.topic_ids)
         beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
         if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
-    read = known_topic_ids(memory)
+    read = list_known_topic_ids(memory)
     ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
     return Position(
         {**position.offsets, **reached},

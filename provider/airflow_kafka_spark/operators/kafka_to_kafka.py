@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import ErrorOptions, target_problems
+from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_problems
 from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked, ValidationError
-from airflow_kafka_spark.errors.arguments import choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
-from airflow_kafka_spark.formats.types import backticked
-from airflow_kafka_spark.operators.base import analysis_problems, first_cause
+from airflow_kafka_spark.formats.types import quote_with_backticks
+from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
@@ -26,26 +26,26 @@ from airflow_kafka_spark.operators.options import (
     WindowOptions,
 )
 from airflow_kafka_spark.operators.publishing import (
+    add_dead_letters,
+    add_routes,
     check_target,
-    cluster_problems,
     describe_target,
+    find_cluster_problems,
+    find_sink_problems,
+    list_topic_uris,
+    list_writer_classes,
     make_publisher,
     publish_splits,
     refuse_too_many,
-    sink_problems,
-    topic_uris,
-    with_connection,
-    with_dead_letters,
-    with_routes,
-    writer_classes,
+    set_connection,
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
-from airflow_kafka_spark.transforms.options import sql_problems
+from airflow_kafka_spark.transforms.options import find_sql_problems
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
-from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, whole_splits
+from airflow_kafka_spark.windows.plan import DataLossPolicy, check_readable, make_whole_splits
 from airflow_kafka_spark.windows.report import Report, sum_up_kafka_to_kafka
-from airflow_kafka_spark.windows.times import UpstreamCounts, now_ms
+from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -211,7 +211,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            sink=with_connection(sink, kafka_conn_id),
+            sink=set_connection(sink, kafka_conn_id),
             record_options=RecordOptions(value or Raw(), key, metadata_columns, behavior_on_null_values),
             read_options=ReadOptions(
                 topics,
@@ -246,27 +246,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.preserve_timestamps = preserve_timestamps
         self.preserve_headers = preserve_headers
         self._plan: TopicPlan | None = None
-        self.add_assets(self.topic_uris, topic_uris(self.sink))
+        self.add_assets(self.topic_uris, list_topic_uris(self.sink))
 
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong = [*self.record_options.type_problems(), *sink_problems(self.sink)]
+        wrong = [*self.record_options.type_problems(), *find_sink_problems(self.sink)]
         decoding = self.decoding_problems(wrong)
         changes = self.transform_problems() if wrong else [*self._column_sink_problems(), *self._change_problems()]
         problems = [*self.reading_problems(run), *decoding, *changes, *self.server_problems(run), *self.error_problems()]
         problems += [] if wrong else self._target_problems()
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
         if self.transforms:
-            cause = first_cause([*decoding, *self.transform_problems(), *of_spark])
-            return problems + analysis_problems("transforms", self._fitting_problems, cause, problems)
+            cause = find_first_cause([*decoding, *self.transform_problems(), *of_spark])
+            return problems + find_analysis_problems("transforms", self._fitting_problems, cause, problems)
         if not problems or not self._sql:
             # Without a problem, SQL is checked when the window is planned, so that a run without records starts no Spark.
             return problems
         of_sql = [problem for problem in changes if problem.where.partition(".")[0] in ("filter", "columns")]
-        cause = first_cause([*decoding, *wrong, *of_sql, *of_spark])
+        cause = find_first_cause([*decoding, *wrong, *of_sql, *of_spark])
         check = partial(self._fitting_problems, sql_alone=bool(changes))
-        return problems + analysis_problems(" and ".join(self._sql), check, cause, problems)
+        return problems + find_analysis_problems(" and ".join(self._sql), check, cause, problems)
 
     @property
     def _sql(self) -> tuple[str, ...]:
@@ -311,11 +311,11 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return [*self.transform_problems(), *self._beside_transforms(), *self.sink.problems(None)]
         problems = []
         if self.filter is not None:
-            problems += sql_problems("filter", self.filter, "a condition, for instance `amount > 10`")
+            problems += find_sql_problems("filter", self.filter, "a condition, for instance `amount > 10`")
         if self.columns is not None and not self.columns:
             problems.append(Problem("columns", "they are empty", "Name a column and its expression, or leave them out"))
         for name, text in (self.columns or {}).items():
-            problems += sql_problems(f"columns.{name}", text, "an expression")
+            problems += find_sql_problems(f"columns.{name}", text, "an expression")
         by_case: dict[str, str] = {}
         for name in self.columns or ():
             if (other := by_case.setdefault(name.lower(), name)) != name:
@@ -350,14 +350,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
             found = f"`{self.sink.topic}` is read, too: its records would be read again"
             return [Problem("sink.topic", found, "Write to another topic")]
-        mixed = target_problems(self.sink.topic, self.errors, self.routes())
-        if of_cluster := cluster_problems(self.sink, self.kafka_conn_id):
+        mixed = find_target_problems(self.sink.topic, self.errors, self.routes())
+        if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
         return [*mixed, *self.sink.server_problems(self.kafka)]
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write"))):
+        if behavior is not None and (unknown := find_choice_problems(where, behavior, ("fail", "ignore", "write"))):
             return unknown
         if behavior == "write" and self._key_needs_value:
             found = "a record without a value has no columns to make the sink's `key` of"
@@ -398,7 +398,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         check_target(self.kafka, self.sink, window.target)
 
     def splits(self, window: Window) -> tuple[Split, ...]:
-        return whole_splits(window, without=self.lost_topics(window))
+        return make_whole_splits(window, without=self.lost_topics(window))
 
     # --- 4. move, 5. commit ---
 
@@ -414,12 +414,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             if unpublished:
                 self._publish_splits(window, ledger, tuple(splits[index] for index in unpublished))
 
-        ranges = {split.index: split.range for split in whole_splits(window)}
+        ranges = {split.index: split.range for split in make_whole_splits(window)}
         markers = publish_splits(ledger, window, list(splits), publish, [index for index in ranges if index not in splits])
         self.check(window)
         dead = merge_landed(part for marker in markers for part in marker.dead_letters)
         report = sum_up_kafka_to_kafka(
-            window, markers, ranges, flushed=now_ms(), upstream=self.read_options.counts, dead_letters=dead
+            window, markers, ranges, flushed=get_current_milliseconds(), upstream=self.read_options.counts, dead_letters=dead
         )
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
@@ -435,10 +435,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         :param left: the ranges of the splits without a marker, by index.
         :raises LedgerBehind: the group's offset says that a split is published, and the ledger has no marker of it.
         """
-        from airflow_kafka_spark.ledger.group import windows_of
+        from airflow_kafka_spark.ledger.group import list_window_numbers
 
         committed = self.kafka.committed(self.group_id, [r.topic_partition for r in left.values()])
-        named = windows_of(ledger.pipeline, committed)
+        named = list_window_numbers(ledger.pipeline, committed)
 
         def is_published(r: OffsetRange) -> bool:
             there = committed[r.topic_partition]
@@ -479,15 +479,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.check_results(window, rejected)
 
     def _make_publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
-        made = with_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
-        return with_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
+        made = add_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
+        return add_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def error_classes(self) -> dict[str, str]:
-        return super().error_classes() | writer_classes(self.sink, OUTPUT)
+        return super().error_classes() | list_writer_classes(self.sink, OUTPUT)
 
     def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
         """Return the offset that the group commits with each partition; none for a partition whose committed offset is higher."""
-        from airflow_kafka_spark.ledger.group import offset_metadata
+        from airflow_kafka_spark.ledger.group import make_offset_metadata
         from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets
 
         ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
@@ -495,7 +495,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         hint = ledger.claim_hint
         return ConsumedOffsets(
             self.group_id,
-            {index: (tp, ends[tp], offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
+            {index: (tp, ends[tp], make_offset_metadata(window, tp.topic, hint)) for index, tp in places.items() if tp in ends},
         )
 
     # --- for the steps ---
@@ -518,7 +518,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         unchanged."""
         if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
-        return {name: backticked(name) for name in self.formats[0].arrow_schema().names}
+        return {name: quote_with_backticks(name) for name in self.formats[0].arrow_schema().names}
 
     @property
     def _projection(self) -> SqlProjection:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
-from airflow_kafka_spark.errors.arguments import choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
-from airflow_kafka_spark.operators.base import analysis_problems, asset_uris, first_cause
+from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
@@ -27,21 +27,21 @@ from airflow_kafka_spark.operators.options import (
 from airflow_kafka_spark.operators.routed_sinks import (
     RoutedSink,
     RoutedSinks,
+    add_routed_counts,
+    find_routed_sink_problems,
+    list_routed_sinks,
     refuse_rejected,
     refuse_removed_sinks,
-    routed_sink_problems,
-    routed_sinks_of,
-    with_routed,
-    without_routed_sinks,
+    remove_routed_sinks,
 )
-from airflow_kafka_spark.sinks.base import Sink, unknown_window_problems
-from airflow_kafka_spark.sources.kafka.topics import compacted_topics
+from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
+from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
-from airflow_kafka_spark.windows.times import UpstreamCounts, now_ms
+from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -242,7 +242,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             **kwargs,
         )
         # Topics are this task's inlets and the sinks are its outlets, under names that need no connection to be looked up.
-        self.add_assets(self.topic_uris, [uri for sink in self.sinks for uri in asset_uris(sink, Sink)])
+        self.add_assets(self.topic_uris, [uri for sink in self.sinks for uri in list_asset_uris(sink, Sink)])
 
     # --- 1. validate ---
 
@@ -257,7 +257,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         ]
         problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
-        return [*problems, *self._row_problems(run, first_cause([*flow, *changes, *of_spark]), problems)]
+        return [*problems, *self._row_problems(run, find_first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
         """Return the problems that the sinks find in their rows. With transforms, only Spark knows the columns of these.
@@ -269,11 +269,11 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return []
         check = partial(self._validate_sink, run)
         found: list[Problem] = [Unchecked("transforms", cause)] if self.transforms and cause else []
-        found += analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
+        found += find_analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
         for routed in self._routed_sinks:
             check = partial(self._validate_routed, routed, run)
             instead = partial(routed.problems, None)
-            found += analysis_problems(f"{routed.where} columns", check, cause, [*others, *found], instead)
+            found += find_analysis_problems(f"{routed.where} columns", check, cause, [*others, *found], instead)
         return found
 
     def _validate_sink(self, run: Run) -> list[Problem]:
@@ -327,7 +327,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the problems of the sinks that transforms send records to."""
         if not isinstance(self.sink, Sink):
             return []
-        problems = routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
+        problems = find_routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
         if self.key is None:
             found = "a sink that deletes needs the key's columns: a tombstone has no others"
             deletes = (routed for routed in self._routed_sinks if routed.sink.takes_tombstones)
@@ -341,7 +341,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         found = super().unknown_window_problems(replay)
         for routed, part in self._routed_replays(replay):
-            found += routed.prefixed(unknown_window_problems(routed.sink, part))
+            found += routed.prefixed(find_unknown_window_problems(routed.sink, part))
         return found
 
     def window_replay_problems(self, replay: Window) -> list[Problem]:
@@ -360,7 +360,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
-        if behavior is not None and (unknown := choice_problems(where, behavior, ("fail", "ignore", "write", "delete"))):
+        if behavior is not None and (unknown := find_choice_problems(where, behavior, ("fail", "ignore", "write", "delete"))):
             return unknown
         if behavior == "delete" and not self.sink.takes_tombstones:
             return [Problem(where, "this sink does not delete", "Set `delete_enabled=True` on the sink")]
@@ -400,10 +400,10 @@ class KafkaToSinkOperator(FromKafkaOperator):
         known = ledger.memory.dead.get(window.number)
         # If the sink had the window before, this attempt has not counted the records for topics and other sinks. The ledger has.
         if known and known.routes and not report.routed:
-            report = replace(with_routed(report, sum(part.records for part in known.routes)), routed=known.routes)
+            report = replace(add_routed_counts(report, sum(part.records for part in known.routes)), routed=known.routes)
         # Without a filter, they are those of a destination that the window had before a `rebind`.
         if known and self._routed_sinks and (captured := known.captures(window.replay)) and not report.captured:
-            report = replace(with_routed(report, sum(part.records for part in captured)), captured=captured)
+            report = replace(add_routed_counts(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
     # --- the parts of a move ---
@@ -474,7 +474,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the rows that the sink gets of a pipeline's windows."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._schema(without_routed_sinks(self._transforms), self.null_values)
+        schema = self._schema(remove_routed_sinks(self._transforms), self.null_values)
         # If other sinks take parts of the window, the rows that this sink refuses have to be known before they commit.
         asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
@@ -483,7 +483,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the rows that another sink gets."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        chain = routed.chain(without_routed_sinks(self._transforms[: routed.index]))
+        chain = routed.chain(remove_routed_sinks(self._transforms[: routed.index]))
         schema = self._schema(chain, routed.null_values)
         return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
@@ -514,7 +514,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     @property
     def _routed_sinks(self) -> tuple[RoutedSink, ...]:
         """The sinks that transforms send records to."""
-        return routed_sinks_of(self.transforms)
+        return list_routed_sinks(self.transforms)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -575,18 +575,18 @@ class SinkMove:
         :raises ValidationError: records that were sent to a topic or another sink would be sent or written once more.
         :raises Fenced: a newer attempt has taken over.
         """
-        from airflow_kafka_spark.bad_records.dead_letters import known_dead_letters
+        from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters
         from airflow_kafka_spark.road.tasks.account import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)
         # A cheap check for an attempt that was suspended after the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
-        known, tolerance = known_dead_letters(ledger), None
+        known, tolerance = find_known_dead_letters(ledger), None
         if operator.errors.tolerates:
             tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
-        refuse_removed_sinks(routed_sinks_of(operator.transforms), known, window)
+        refuse_removed_sinks(list_routed_sinks(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
 
     def run(self) -> Report:
@@ -607,7 +607,7 @@ class SinkMove:
 
     def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
-        others = RoutedSinks(opened, self.known, sent_before, partial(compacted_topics, self.operator.kafka))
+        others = RoutedSinks(opened, self.known, sent_before, partial(find_compacted_topics, self.operator.kafka))
         for routed, shape in self.operator.routed_sinks_and_shapes(self.window.pipeline):
             others.begin(routed, self.window, self.splits, shape)
         return others
@@ -674,7 +674,7 @@ class SinkMove:
             if is_shorter and not (result.rejected or result.routed):
                 removed[result.index] = count
         kept = {result.index for result in self.results if result.gaps}
-        compacted = compacted_topics(self.operator.kafka, {ranges[index].topic for index in removed.keys() - kept})
+        compacted = find_compacted_topics(self.operator.kafka, {ranges[index].topic for index in removed.keys() - kept})
         removed = {i: count for i, count in removed.items() if i in kept or ranges[i].topic in compacted}
         if not removed:
             return
@@ -721,7 +721,7 @@ class SinkMove:
             self.results,
             applied,
             {split.index: split.range for split in self.splits},
-            flushed=now_ms(),
+            flushed=get_current_milliseconds(),
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)

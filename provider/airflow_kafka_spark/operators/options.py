@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import METADATA, Format, NullValues
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.model import TOPIC_NAME
@@ -166,8 +166,8 @@ class ReadOptions:
         return [*self.subscription.validate(), *self._option_problems(), *self._range_problems(), *self._count_problems()]
 
     def _option_problems(self) -> Iterator[Problem]:
-        yield from choice_problems("data_loss", self.data_loss, ("fail", "skip"))
-        yield from choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
+        yield from find_choice_problems("data_loss", self.data_loss, ("fail", "skip"))
+        yield from find_choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group", "Name one, as `orders-warehouse`")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
@@ -214,7 +214,7 @@ class FollowOptions:
 
     def problems(self, read: ReadOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
-        problems = choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
+        problems = find_choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
         if self.follows and read.max_records is not None:
             found = "a window that follows another pipeline is as large as the windows of that pipeline"
             problems.append(Problem("max_records", found, "Leave it out, or `follows`"))
@@ -252,9 +252,9 @@ class WindowOptions:
     def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
         problems: list[Problem] = [
-            *choice_problems("window", self.window, ("progress", "interval")),
-            *choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
-            *choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
+            *find_choice_problems("window", self.window, ("progress", "interval")),
+            *find_choice_problems("on_rerun", self.on_rerun, (None, "skip", "replay")),
+            *find_choice_problems("on_missing_interval", self.on_missing_interval, ("fail", "progress")),
         ]
         if not self.grace_seconds >= 0:
             problems.append(Problem("grace", f"it is {self.grace!r}; expected seconds or a timedelta, not negative"))

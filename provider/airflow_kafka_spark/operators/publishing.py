@@ -38,13 +38,13 @@ PUBLISH_TRIES = 3
 """Number of times that an attempt publishes a split, if late tasks of earlier attempts stop it each time."""
 
 
-def with_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
+def set_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
     """Return a sink with the connection of its operator, unless it names one itself."""
     # A sink of another kind is refused when the task runs, with all other problems.
     return replace(sink, conn_id=kafka_conn_id) if isinstance(sink, KafkaSink) and sink.conn_id is None else sink
 
 
-def sink_problems(sink: KafkaSink) -> list[Problem]:
+def find_sink_problems(sink: KafkaSink) -> list[Problem]:
     """Return the problems of a sink of another kind, or with formats that are none."""
     if not isinstance(sink, KafkaSink):
         return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
@@ -55,7 +55,7 @@ def sink_problems(sink: KafkaSink) -> list[Problem]:
     return []
 
 
-def cluster_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
+def find_cluster_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
     """Return the problem of a sink of another cluster than that of the operator."""
     if sink.conn_id not in (None, kafka_conn_id):
         found = f"it is `{sink.conn_id}`, and the operator's `kafka_conn_id` is `{kafka_conn_id}`: exactly-once needs one cluster"
@@ -63,7 +63,7 @@ def cluster_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
     return []
 
 
-def topic_uris(sink: KafkaSink) -> list[str]:
+def list_topic_uris(sink: KafkaSink) -> list[str]:
     """Return the asset of the topic; none for a column of topics."""
     return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []
 
@@ -108,7 +108,7 @@ def make_publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: 
     )
 
 
-def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
+def list_writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
     """Return the classes of the formats that are written, by stage.
 
     :param behind: a suffix of the stages' names.
@@ -117,7 +117,7 @@ def writer_classes(sink: KafkaSink, behind: str = "") -> dict[str, str]:
     return {stage + behind: f"{type(f).__module__}.{type(f).__name__}" for stage, f in formats.items()}
 
 
-def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
+def add_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letters: DeadLetterTopic | None) -> Publisher:
     """Return a publisher that tolerates bad records.
 
     :param made: the publisher of the good records.
@@ -128,22 +128,22 @@ def with_dead_letters(made: Publisher, kafka: KafkaHook, sink: KafkaSink, letter
 
     if letters is None:
         return replace(made, bad_record_policy=BadRecordPolicy())
-    made, partitions = _with_topic(made, kafka, sink, letters.name, letters.replication_factor)
+    made, partitions = _add_topic(made, kafka, sink, letters.name, letters.replication_factor)
     return replace(made, bad_record_policy=BadRecordPolicy(letters.name, partitions, letters.envelope))
 
 
-def with_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
+def add_routes(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topics: Iterable[str]) -> Publisher:
     """Return a publisher that also sends records to topics that a ``Filter`` names, in the transactions of their splits.
 
     Topics that are missing are created.
     """
     known = dict(made.partitions)
     for topic in dict.fromkeys(topics):
-        made, known[topic] = _with_topic(made, kafka, sink, topic, -1)
+        made, known[topic] = _add_topic(made, kafka, sink, topic, -1)
     return replace(made, partitions=known, routes=frozenset(topics))
 
 
-def _with_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
+def _add_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, replication_factor: int) -> tuple[Publisher, int]:
     """Return a publisher whose limit is the largest record of a topic, and the number of the topic's partitions.
 
     The topic is created if it is missing.
@@ -167,13 +167,13 @@ def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledge
     if errors.most is None:
         return
     counted = job.count() if can_be_bad else []
-    errors.accept(window, [*accounts_of(ledger.published().values()), *counted])
+    errors.accept(window, [*list_accounts(ledger.published().values()), *counted])
     assert job.publisher.bad_record_policy is not None
     policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
     job.publisher = replace(job.publisher, bad_record_policy=policy)
 
 
-def accounts_of(markers: Iterable[Marker]) -> list[SplitResult]:
+def list_accounts(markers: Iterable[Marker]) -> list[SplitResult]:
     """Return the accounts of splits that are published."""
     return [marker.result or SplitResult(marker.split, marker.records) for marker in markers]
 

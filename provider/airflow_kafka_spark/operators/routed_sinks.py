@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRecordMissing, SinkRejected, Unchecked, ValidationError
-from airflow_kafka_spark.errors.arguments import with_sound_types
+from airflow_kafka_spark.errors.arguments import replace_wrong_types
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
 from airflow_kafka_spark.windows.continuity import drop_recreated_topics
-from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, digest_of
+from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, compute_digest
 from airflow_kafka_spark.windows.interval import ROUTED
 from airflow_kafka_spark.windows.model import (
     ELSEWHERE,
@@ -125,26 +125,26 @@ class RoutedSink:
         return self.where + (where.removeprefix("sink") if where.startswith("sink") else "")
 
 
-def routed_sinks_of(transforms: object) -> tuple[RoutedSink, ...]:
+def list_routed_sinks(transforms: object) -> tuple[RoutedSink, ...]:
     """Return the routed sinks of an operator's ``transforms``; none if they are not a sequence."""
     if isinstance(transforms, str) or not isinstance(transforms, Sequence):
         return ()
     found: list[RoutedSink] = []
     for index, transform in enumerate(map(as_transform, transforms)):
         if isinstance(transform, Filter) and isinstance(transform.captured_by, Sink):
-            sink, wrong = with_sound_types(transform.captured_by, f"transforms[{index}] {transform.name}.to.")
+            sink, wrong = replace_wrong_types(transform.captured_by, f"transforms[{index}] {transform.name}.to.")
             name = urllib.parse.unquote(sink.asset_uri.rstrip("/").rpartition("/")[2])
             same = sum(c.name == name or c.name.startswith(f"{name}.") for c in found)
             found.append(RoutedSink(index, transform, sink, f"{name}.{same + 1}" if same else name, tuple(wrong)))
     return tuple(found)
 
 
-def without_routed_sinks(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+def remove_routed_sinks(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return the transforms with filters that only remove records, to find columns and problems."""
     return tuple(replace(t, to=None) if isinstance(t, Filter) and t.captured_by else t for t in transforms)
 
 
-def routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: bool) -> list[Problem]:
+def find_routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unordered: bool) -> list[Problem]:
     """Return the problems of routed sinks, without asking a server.
 
     :param own: the operator's sink.
@@ -229,13 +229,13 @@ class RoutedPart:
         found = self.writer.refused_records(self.results) if self.applied is None else ()
         refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
         self.results = add_refused(self.results, found, self.splits, hook)
-        letters, where = _refused_letters(self.results)
+        letters, where = _collect_refused_letters(self.results)
         left = {tp: OffsetSet() for tp in self.taken}
         for tp, offsets in self.taken.items():
             left[tp].add(offsets)
             # The ledger remembers each dead letter: the next attempt does not read its record.
             left[tp].discard(where.get(tp, ()))
-        records, digest = sum(r.handed_over for r in self.results), digest_of(left)
+        records, digest = sum(r.handed_over for r in self.results), compute_digest(left)
         if self.applied is not None:
             records = self._compared(records, digest, compacted)
         self.decided = Captured(self.window.replay, self.routed.name, self.uri, records, digest)
@@ -279,7 +279,7 @@ class RoutedPart:
         :raises WindowConflict: this window does not follow the sink's last window.
         """
         if self.applied is None:
-            with _naming(self.pipeline):
+            with _name_pipeline_in_errors(self.pipeline):
                 self.applied = self.writer.commit(self.results)
 
 
@@ -307,7 +307,7 @@ class RoutedSinks:
         """Begin a sink's part of a window, which fences earlier attempts at it."""
         known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
         pipeline, window = window.pipeline, routed.window(window)
-        with _naming(pipeline):
+        with _name_pipeline_in_errors(pipeline):
             writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
         # Not before: from here on, no earlier attempt can commit.
         applied = routed.sink.applied(window)
@@ -357,9 +357,9 @@ class RoutedSinks:
         """
         if not self.parts:
             return
-        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, from_bytes
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, read_letters
 
-        new = from_bytes((result.routes for result in results), ROUTED).num_rows
+        new = read_letters((result.routes for result in results), ROUTED).num_rows
         left_out = sum(result.routed for result in results) - new
         # Records that earlier attempts have sent to topics may have been deleted since.
         if not self.count <= left_out <= self.count + self._before:
@@ -376,7 +376,7 @@ class RoutedSinks:
 
 
 @contextmanager
-def _naming(pipeline: str) -> Iterator[None]:
+def _name_pipeline_in_errors(pipeline: str) -> Iterator[None]:
     """Let an error name the pipeline itself, which commands take, and not its part."""
     try:
         yield
@@ -409,21 +409,21 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
         raise ValidationError([Problem("transforms", what, "Keep such a Filter until this window is complete")])
 
 
-def with_routed(report: Report, count: int) -> Report:
+def add_routed_counts(report: Report, count: int) -> Report:
     """Return the report of a window that the operator's sink had committed before, with the counts of records that went to other
     sinks and topics."""
     return replace(report, records_read=report.records_read + count, records_routed=report.records_routed + count)
 
 
-def _refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicPartition, list[int]]]:
+def _collect_refused_letters(results: Sequence[SplitResult]) -> tuple[bytes, dict[TopicPartition, list[int]]]:
     """Return the dead letters of records that a sink has refused, and their offsets. The operator's own job counts the others."""
     if not any(result.letters for result in results):
         return b"", {}
     import pyarrow.compute as pc
 
-    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import from_bytes, to_bytes
+    from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import read_letters, to_bytes
 
-    letters = from_bytes(result.letters for result in results)
+    letters = read_letters(result.letters for result in results)
     letters = letters.filter(pc.equal(letters["stage"], TASK_PUT))
     where: dict[TopicPartition, list[int]] = {}
     for topic, partition, offset in zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True):

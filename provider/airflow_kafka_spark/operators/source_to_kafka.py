@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, route_problems, target_problems
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_problems
 from airflow_kafka_spark.errors import (
     LedgerBehind,
     PipelineInOtherLedger,
@@ -19,24 +19,24 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import choice_problems
-from airflow_kafka_spark.operators.base import WindowOperator, analysis_problems, asset_uris, first_cause
+from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
 from airflow_kafka_spark.operators.publishing import (
-    accounts_of,
+    add_dead_letters,
+    add_routes,
     check_target,
-    cluster_problems,
     describe_target,
+    find_cluster_problems,
+    find_sink_problems,
+    list_accounts,
+    list_topic_uris,
+    list_writer_classes,
     make_publisher,
     publish_splits,
     refuse_too_many,
-    sink_problems,
-    topic_uris,
-    with_connection,
-    with_dead_letters,
-    with_routes,
-    writer_classes,
+    set_connection,
 )
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
@@ -50,9 +50,9 @@ from airflow_kafka_spark.windows.model import (
     TargetTopic,
     TopicPartition,
     Window,
-    first_bad_records,
+    select_first_bad_records,
 )
-from airflow_kafka_spark.windows.pass_progress import progress_text
+from airflow_kafka_spark.windows.pass_progress import format_progress
 from airflow_kafka_spark.windows.report import Report, sum_up_published
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class SourceToKafkaOperator(WindowOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            sink=with_connection(sink, kafka_conn_id),
+            sink=set_connection(sink, kafka_conn_id),
             transforms=transforms,
             errors=ErrorOptions(
                 errors_tolerance,
@@ -186,15 +186,15 @@ class SourceToKafkaOperator(WindowOperator):
         )
         self.source = source
         self.read_with = read_with
-        self.add_assets(asset_uris(source, RowSource), topic_uris(self.sink))
+        self.add_assets(list_asset_uris(source, RowSource), list_topic_uris(self.sink))
 
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong_sink, of_source = sink_problems(self.sink), self._source_problems()
-        of_cluster = [] if wrong_sink else cluster_problems(self.sink, self.kafka_conn_id)
+        wrong_sink, of_source = find_sink_problems(self.sink), self._source_problems()
+        of_cluster = [] if wrong_sink else find_cluster_problems(self.sink, self.kafka_conn_id)
         problems = [*self.pipeline_problems(run), *of_source, *wrong_sink, *of_cluster]
-        problems += choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
+        problems += find_choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         of_schemas = [] if wrong_sink else list(self._schema_problems())
         problems += of_schemas
         of_spark, changes = self.spark_problems(), self._transform_problems()
@@ -202,7 +202,7 @@ class SourceToKafkaOperator(WindowOperator):
             return [*problems, *changes, *self._error_problems(), *of_spark]
         columns = self._known_columns(of_source)
         if of_source and columns is None:
-            problems.append(Unchecked("sink columns", first_cause(of_source)))
+            problems.append(Unchecked("sink columns", find_first_cause(of_source)))
         connect = () if columns is None else self.source.connect_columns
         of_options = self.sink.problems(columns, connect=connect, transformed=bool(self.transforms))
         problems += [
@@ -215,9 +215,9 @@ class SourceToKafkaOperator(WindowOperator):
         if self.transforms and problems:
             # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
-            cause = first_cause([*of_source, *of_schemas, *of_records, *changes, *of_spark])
-            check = partial(self._fitting_problems, first_cause(problems))
-            problems += analysis_problems("transforms", check, cause, problems)
+            cause = find_first_cause([*of_source, *of_schemas, *of_records, *changes, *of_spark])
+            check = partial(self._fitting_problems, find_first_cause(problems))
+            problems += find_analysis_problems("transforms", check, cause, problems)
         return problems
 
     def _source_problems(self) -> list[Problem]:
@@ -296,9 +296,9 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _error_problems(self) -> list[Problem]:
         routes, taken = self.routes(), (self.ledger_topic,)
-        mixed = target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
+        mixed = find_target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
         wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
-        return [*mixed, *wrong, *route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
+        return [*mixed, *wrong, *find_route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
     @property
     def own_group(self) -> str:
@@ -332,7 +332,7 @@ class SourceToKafkaOperator(WindowOperator):
         return Dataflow(self.sinks, source=self.source, dead_letter_topic=self.errors.topic)
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
 
         self.sink.ensure_topic(self.kafka)
         targets = self._targets()
@@ -356,7 +356,7 @@ class SourceToKafkaOperator(WindowOperator):
             number=ledger.memory.last_used + 1,
             ranges=(),
             run=run.id,
-            planned_at=utc_now(),
+            planned_at=format_utc_now(),
             cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=SourcePlan(
@@ -398,7 +398,7 @@ class SourceToKafkaOperator(WindowOperator):
         :raises LedgerBehind: it lacks a window, whose rows would be published again.
         :raises PipelineInOtherLedger: the pipeline has published to these topics with another ledger topic.
         """
-        from airflow_kafka_spark.ledger.group import source_window_of
+        from airflow_kafka_spark.ledger.group import find_source_window
 
         memory, group, ids = ledger.memory, self.own_group, {found.topic: found.topic_id for found in targets}
         of_ledger = [TopicPartition(self.ledger_topic, number) for number in ledger.topic.partitions]
@@ -406,7 +406,7 @@ class SourceToKafkaOperator(WindowOperator):
         names = ids or (self.kafka.list_topics() if memory.is_blank else ())
         places = [TopicPartition(name, 0) for name in names if name != self.ledger_topic]
         committed = self.kafka.committed(group, [*of_ledger, *places])
-        named = source_window_of(ledger.pipeline, committed, ids)
+        named = find_source_window(ledger.pipeline, committed, ids)
         if named is None and memory.is_blank:
             self._refuse_other_ledger(ledger, places, ids)
         known = max((memory.last_used, *memory.entries))
@@ -431,7 +431,7 @@ class SourceToKafkaOperator(WindowOperator):
         :param ids: the ids of the topics that are published to, if they are known.
         :raises PipelineInOtherLedger: there is one, or there was one whose ledger topic is gone.
         """
-        from airflow_kafka_spark.ledger.group import source_window_of
+        from airflow_kafka_spark.ledger.group import find_source_window
         from airflow_kafka_spark.ledger.topic import LedgerTopic
 
         pipeline, mine = ledger.pipeline, ledger.bound
@@ -447,7 +447,7 @@ class SourceToKafkaOperator(WindowOperator):
                     there = other.read_without_waiting(pipeline).memory
                     is_same = not there.is_blank and is_same_flow(there.binding, mine)
                 else:
-                    is_same = source_window_of(pipeline, self.kafka.committed(group, places), ids) is not None
+                    is_same = find_source_window(pipeline, self.kafka.committed(group, places), ids) is not None
             except RightMissing as error:
                 self.log.info("Group %s is not compared, because a right is missing: %s", group, error.found)
                 continue
@@ -509,7 +509,7 @@ class SourceToKafkaOperator(WindowOperator):
         :raises KafkaSparkError: the registry does not answer.
         """
         from airflow_kafka_spark.road.publish import open_session_for
-        from airflow_kafka_spark.sinks.kafka.sink import struct_problems
+        from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
         sink, chain = self.sink, self._chain
         # The types of a log's events are fixed, and their tasks register the schemas of tables.
@@ -520,7 +520,7 @@ class SourceToKafkaOperator(WindowOperator):
             rows = self.source.frame(session, bounds)
             if chain is not None:
                 chain.check(rows)
-            elif problems := struct_problems(sink.records(rows).schema, sink.value_writer, sink.key_writer):
+            elif problems := find_struct_problems(sink.records(rows).schema, sink.value_writer, sink.key_writer):
                 raise ValidationError(problems)
 
     def check(self, window: Window) -> None:
@@ -549,7 +549,7 @@ class SourceToKafkaOperator(WindowOperator):
         ledger.move_source(self.source.position_after(plan.splits, plan.position, tokens))
         report = sum_up_published(window, markers)
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
-            self.errors.accept(window, accounts_of(markers))
+            self.errors.accept(window, list_accounts(markers))
         if window.source.rows not in (None, report.records_read):
             self.log.warning(
                 "%s rows were counted when window %s was planned, %s were there when they were read: the source has changed",
@@ -577,7 +577,7 @@ class SourceToKafkaOperator(WindowOperator):
             refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
-            raise RowsRejected(str(window), count, first_bad_records(rejected, SHOWN))
+            raise RowsRejected(str(window), count, select_first_bad_records(rejected, SHOWN))
 
     @property
     def _chain(self) -> SourceChain | None:
@@ -590,29 +590,29 @@ class SourceToKafkaOperator(WindowOperator):
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import RowEnvelope
 
         topics = self.routes().values()
-        made = with_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
+        made = add_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
-        classes = writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
+        classes = list_writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, classes)
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)
-        return with_dead_letters(made, self.kafka, self.sink, letters)
+        return add_dead_letters(made, self.kafka, self.sink, letters)
 
     # --- 6. close ---
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
-        from airflow_kafka_spark.ledger.attempt import utc_now
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
 
-        report = replace(report, completed_at=utc_now(), source=self.source.uri)
+        report = replace(report, completed_at=format_utc_now(), source=self.source.uri)
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
         offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._offsets_in_targets(landed)}
         summary = report.to_dict()
         ledger.close(summary, offsets)
         if progress := summary.get("source_progress"):
-            self.log.info("All tables: %s", progress_text(progress))
+            self.log.info("All tables: %s", format_progress(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
         self.source.completed(closed.position)

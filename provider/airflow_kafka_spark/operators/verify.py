@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import SinkDiffers, ValidationError
-from airflow_kafka_spark.errors.arguments import names_of, type_problems, with_sound_arguments
+from airflow_kafka_spark.errors.arguments import as_names, find_type_problems, replace_wrong_arguments
 from airflow_kafka_spark.operators.base import render_templates
-from airflow_kafka_spark.operators.visibility.links import Links, TableLink, table_page
-from airflow_kafka_spark.operators.visibility.progress import store_of
+from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
+from airflow_kafka_spark.operators.visibility.progress import find_store
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources import JdbcSource
 
@@ -136,8 +136,8 @@ class VerifyOperator(BaseOperator):
 
         options, plan = self._planned()
         self.links = Links(context.get("ti"))
-        self.links.show(TableLink, table_page(options.sink.uri))
-        report = verify(plan, options, Work(options.parallel, self._stopped), store_of(context))
+        self.links.show(TableLink, make_table_page(options.sink.uri))
+        report = verify(plan, options, Work(options.parallel, self._stopped), find_store(context))
         found = report.to_json()
         self._log(report)
         if report.is_equal or options.on_difference == "warn":
@@ -157,13 +157,13 @@ class VerifyOperator(BaseOperator):
         """
         from airflow_kafka_spark.verification.plan import VerificationOptions, make_plan
 
-        sound, problems = with_sound_arguments(self)
+        sound, problems = replace_wrong_arguments(self)
         where = sound.where or ""
         options = VerificationOptions(
             source=sound.source,
             sink=sound.sink,
             columns=sound.columns or {},
-            exclude_columns=names_of(sound.exclude_columns),
+            exclude_columns=as_names(sound.exclude_columns),
             where=where,
             sink_where=where if sound.sink_where is None else sound.sink_where,
             chunk_rows=sound.chunk_rows,
@@ -173,7 +173,7 @@ class VerifyOperator(BaseOperator):
             max_keys=sound.max_keys,
             on_difference=sound.on_difference,
         )
-        problems += type_problems(options.source, "source.") + type_problems(options.sink, "sink.")
+        problems += find_type_problems(options.source, "source.") + find_type_problems(options.sink, "sink.")
         problems += options.problems()
         plan, of_tables = make_plan(options) if not any(p.where.startswith(("source", "sink")) for p in problems) else (None, [])
         if problems or plan is None:

@@ -28,7 +28,7 @@ from airflow_kafka_spark.formats.base import (
     NullValues,
     Part,
     as_struct,
-    spark_column,
+    make_spark_column,
 )
 from airflow_kafka_spark.windows.model import PackedSplits, Split
 
@@ -58,7 +58,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 @contextmanager
-def sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+def use_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Set SQL settings for one job, and restore the former ones afterwards, because the session may be shared."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
@@ -176,7 +176,7 @@ class SinkChain:
         frame = apply_chain(records, transforms)
         columns = self._columns(frame)
         absent = F.col("value").isNull().alias(TOMBSTONE)
-        carried = [spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
+        carried = [make_spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
         return frame.select(*(column.alias(name) for name, column in columns.items()), absent, *carried)
 
     def _with_captures(self) -> tuple[Transform, ...]:
@@ -230,7 +230,7 @@ class SinkChain:
         :raises ValidationError: a transform does not fit its input.
         """
         if not self._plans:
-            with spark.session() as session, sql_settings(session, SETTINGS):
+            with spark.session() as session, use_sql_settings(session, SETTINGS):
                 self._plans.append(self._plan(session))
         return self._plans[0]
 
@@ -238,7 +238,7 @@ class SinkChain:
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-        from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+        from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
         from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
 
         read = ReadTask(PackedSplits.of(()), replace(self._layout(kept=False), originals=tuple(ORIGINAL)), Reading())
@@ -246,7 +246,7 @@ class SinkChain:
         names, types = made.columns[: made.columns.index(TOMBSTONE)], to_arrow_schema(made.schema)
         schema = pa.schema([types.field(name) for name in names])
         try:
-            return ChainPlan(schema, program_of(made, read.schema))
+            return ChainPlan(schema, make_program(made, read.schema))
         except Unknown as reason:
             return ChainPlan(schema, unknown=str(reason))
 
@@ -306,7 +306,7 @@ class TopicChain:
 
         frame, changed = transform_frame(frame, self.chain.transforms)
         kept = [name for name in frame.columns if not name.startswith(MADE)]
-        columns = [F.col(MADE + "value").isNull().alias(TOMBSTONE), *map(spark_column, kept)]
+        columns = [F.col(MADE + "value").isNull().alias(TOMBSTONE), *map(make_spark_column, kept)]
         fine = F.col(END).isNull() & F.col(ERROR).isNull()
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
@@ -363,9 +363,9 @@ class SourceChain:
         :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
         :raises KafkaSparkError: a schema registry does not answer.
         """
-        from airflow_kafka_spark.sinks.kafka.sink import struct_problems
+        from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
-        if problems := struct_problems(self.records(rows, keep=False).schema, self.sink.value_writer, self.sink.key_writer):
+        if problems := find_struct_problems(self.records(rows, keep=False).schema, self.sink.value_writer, self.sink.key_writer):
             raise ValidationError(problems)
 
     def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
@@ -377,9 +377,9 @@ class SourceChain:
         """
         from pyspark.sql import functions as F
 
-        from airflow_kafka_spark.transforms.chain import chain_routes
+        from airflow_kafka_spark.transforms.chain import list_chain_routes
 
-        routed = bool(chain_routes(self.transforms))
+        routed = bool(list_chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
         ends = {END: F.col(END)} if END in rows.columns else {}
         made, changed = transform_frame(self._record_frame(rows, {**given, **ends}), self.transforms)
@@ -426,10 +426,10 @@ class SourceChain:
         """
         from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
         from airflow_kafka_spark.road.tasks.sort import RowOrigin
-        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        encoder = KeyValueEncoder(struct_encoders(records.schema, self.sink.value_writer, self.sink.key_writer))
+        encoder = KeyValueEncoder(make_struct_encoders(records.schema, self.sink.value_writer, self.sink.key_writer))
         origin, topics = RowOrigin(self.source, self.window), TopicRules(self.reserved)
         sorting = Sorting(encoder, tolerance, topics=topics, pipeline=self.pipeline, origin=origin)
         return PublishTask(publisher, left, sorting)
@@ -459,7 +459,7 @@ class SourceChain:
 
         if not self.sink.key_columns:
             return F.lit(None)
-        return spark_column(self.sink.key_columns[0]) if self._is_bare else as_struct(self.sink.key_columns)
+        return make_spark_column(self.sink.key_columns[0]) if self._is_bare else as_struct(self.sink.key_columns)
 
     @property
     def _is_bare(self) -> bool:
@@ -520,7 +520,7 @@ def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tu
     frame = apply_chain(frame, transforms, changed=changed)
     kept = [name for name in frame.columns if name.startswith("__kafka_")]
     named = ("key", "value", "topic", "partition", "timestamp", "headers")
-    return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(spark_column, kept)), frozenset(changed)
+    return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(make_spark_column, kept)), frozenset(changed)
 
 
 def encode_part(
@@ -552,17 +552,17 @@ def encode_part(
     if isinstance(found, (ArrayType, MapType)):
         what = f"behind the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
         raise ValidationError([Problem("transforms", what, "Give it a name with HoistField")])
-    writer = format or _fitting(found, read)
+    writer = format or _find_default_format(found, read)
     if problems := writer.encoding_problems(where, names):
         raise ValidationError(problems)
-    before = [spark_column(name) for name in frame.columns]
+    before = [make_spark_column(name) for name in frame.columns]
     fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]
     # In two steps: the first makes each field a column of its own name, to which `encode` refers.
     written = F.when(fine & whole.isNotNull(), as_struct(names) if in_tasks else writer.encode(names))
     return frame.select(*before, *fields).select(*before, written.alias(BYTES + part)), writer
 
 
-def _fitting(found: DataType, read: Format | None) -> Format:
+def _find_default_format(found: DataType, read: Format | None) -> Format:
     """Return the default format of Connect for a type."""
     from pyspark.sql.types import BinaryType, StructType
 

@@ -29,13 +29,13 @@ from airflow_kafka_spark.formats.base import (
     VALUE,
     Format,
     as_struct,
-    spark_column,
+    make_spark_column,
 )
-from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, each_split
+from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
+from airflow_kafka_spark.road.watch import Watch, collect, run_per_split
 from airflow_kafka_spark.road.write import ReadWith
 from airflow_kafka_spark.sinks.kafka.sink import EncodedBySpark
-from airflow_kafka_spark.transforms.chain import sql_refusal
+from airflow_kafka_spark.transforms.chain import describe_sql_refusal
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
 from airflow_kafka_spark.windows.model import Marker, PackedSplits, Split, SplitResult, Window
 
@@ -110,7 +110,7 @@ class PublishJob(ABC):
         task = self._reading_task(publisher)
         if task is not None:
             with self.spark.without_sql() as spark, self._watch.over(spark):
-                results = self._collect(each_split(spark, task, self.split_count))
+                results = self._collect(run_per_split(spark, task, self.split_count))
         else:
             with self._session() as session, self._watch.over(session):
                 results = self._collect(self._frame(session, publisher))
@@ -166,7 +166,7 @@ class TopicJob(PublishJob):
 
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
-        with self.spark.session() as session, sql_settings(session, SETTINGS):
+        with self.spark.session() as session, use_sql_settings(session, SETTINGS):
             yield session
 
     def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
@@ -197,8 +197,8 @@ class TopicJob(PublishJob):
 
         from airflow_kafka_spark.road.tasks.publish import PublishTask
 
-        if self.plan is None and (made := self._changing_task(publisher, plan_in(session, self.change))) is not None:
-            return each_split(session, made, self.split_count)
+        if self.plan is None and (made := self._changing_task(publisher, plan_in_session(session, self.change))) is not None:
+            return run_per_split(session, made, self.split_count)
         reading = self._reading(publisher)
         read = self.change.read_task(self.left, reading)
         # One row a task: which split it shall read.
@@ -214,10 +214,10 @@ class TopicJob(PublishJob):
         :param records: their columns.
         :raises EncodedBySpark: the tasks cannot encode a column.
         """
-        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        encoder = KeyValueEncoder(struct_encoders(records, formats.get("value"), formats.get("key")))
+        encoder = KeyValueEncoder(make_struct_encoders(records, formats.get("value"), formats.get("key")))
         return self.change.sorting(encoder, formats, reading)
 
     def _reading(self, publisher: Publisher | None) -> Reading:
@@ -254,40 +254,40 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
     :raises KafkaSparkError: a schema registry does not answer.
     """
-    with spark.session() as session, sql_settings(session, SETTINGS):
-        return plan_in(session, change)
+    with spark.session() as session, use_sql_settings(session, SETTINGS):
+        return plan_in_session(session, change)
 
 
-def plan_in(session: SparkSession, change: SqlProjection | TopicChain) -> TopicPlan:
+def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -> TopicPlan:
     """Return the plan of a change, as :func:`check_change`."""
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from airflow_kafka_spark.road.arrow.catalyst import Unknown, program_of
+    from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
     from airflow_kafka_spark.road.tasks.account import Tolerance
     from airflow_kafka_spark.road.tasks.read import Reading
-    from airflow_kafka_spark.sinks.kafka.sink import struct_problems
+    from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
     # With all columns that a job may carry.
     read = change.read_task((), Reading(tolerance=Tolerance()))
     empty = session.createDataFrame([], from_arrow_schema(read.schema))
     changed, formats = change.records(empty, in_tasks=True)
     columns = changed.schema
-    problems = [p for part in ("value", "key") for p in _type_problems(part, columns[part].dataType)]
-    if problems := problems or struct_problems(columns, formats.get("value"), formats.get("key")):
+    problems = [p for part in ("value", "key") for p in _find_type_problems(part, columns[part].dataType)]
+    if problems := problems or find_struct_problems(columns, formats.get("value"), formats.get("key")):
         raise ValidationError(problems)
     try:
         _ = change.records(empty, in_tasks=False)[0].schema
     except AnalysisException as error:
-        found = f"the columns cannot be written in its format. {sql_refusal(error)}"
+        found = f"the columns cannot be written in its format. {describe_sql_refusal(error)}"
         raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
     try:
-        return TopicPlan(columns, formats, program_of(changed, read.schema))
+        return TopicPlan(columns, formats, make_program(changed, read.schema))
     except Unknown as reason:
         return TopicPlan(columns, formats, unknown=str(reason))
 
 
-def _type_problems(part: str, found: DataType) -> list[Problem]:
+def _find_type_problems(part: str, found: DataType) -> list[Problem]:
     """Return the columns of a new key or value that have no type."""
     nulls = [f.name for f in getattr(found, "fields", ()) if f.dataType.typeName() == "void"]
     what, action = "it is NULL for each record, so it has no type", "Give it one, as `cast(NULL AS string)`"
@@ -401,28 +401,28 @@ class SqlProjection:
         problems: list[Problem] = []
         # A filter is checked by itself, so that Spark's reason names nothing that the user has not written.
         text = self.filter or ""
-        if text and _understood("filter", lambda: rows.where(F.expr(text)), problems) is not None:
+        if text and _try_sql("filter", lambda: rows.where(F.expr(text)), problems) is not None:
             rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text))
         if (columns := self.columns) is not None:
             # Not computed for the row that ends a split, because its columns are empty.
             def computed(names: Iterable[str]) -> DataFrame:
                 new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(columns[name])).alias(name) for name in names]
-                return rows.select(*new, *(spark_column(name) for name in self.key if name not in columns), *carried)
+                return rows.select(*new, *(make_spark_column(name) for name in self.key if name not in columns), *carried)
 
             found: list[Problem] = []
-            if (made := _understood("columns", lambda: computed(columns), found)) is not None:
+            if (made := _try_sql("columns", lambda: computed(columns), found)) is not None:
                 rows = made
             else:
                 wrong: list[Problem] = []
                 for name in columns:
-                    _understood(f"columns.{name}", partial(computed, [name]), wrong)
+                    _try_sql(f"columns.{name}", partial(computed, [name]), wrong)
                 problems += wrong or found
         if problems:
             raise ValidationError(problems)
         return rows
 
 
-def _understood(where: str, make: Callable[[], DataFrame], problems: list[Problem]) -> DataFrame | None:
+def _try_sql(where: str, make: Callable[[], DataFrame], problems: list[Problem]) -> DataFrame | None:
     """Return a frame that SQL makes. If Spark refuses the SQL, add its reason to the problems and return None."""
     from pyspark.errors import AnalysisException, ParseException
 
@@ -430,7 +430,7 @@ def _understood(where: str, make: Callable[[], DataFrame], problems: list[Proble
         made = make()
         _ = made.schema  # Spark Connect analyzes only on request
     except (AnalysisException, ParseException) as error:
-        problems.append(Problem(where, sql_refusal(error), "Correct it"))
+        problems.append(Problem(where, describe_sql_refusal(error), "Correct it"))
         return None
     return made
 
@@ -498,7 +498,7 @@ class SourceJob(PublishJob):
         from airflow_kafka_spark.road.tasks.account import Tolerance
         from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
         from airflow_kafka_spark.road.tasks.sort import RowOrigin
-        from airflow_kafka_spark.sinks.kafka.sink import struct_encoders
+        from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         rows = self.source.frame(session, self._bounds)
@@ -509,7 +509,7 @@ class SourceJob(PublishJob):
             task = self.chain.task(records, publisher, self.left, tolerance)
         else:
             records = self.sink.records(rows)
-            encoders = struct_encoders(
+            encoders = make_struct_encoders(
                 records.schema, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None
             )
             task = PublishTask(publisher, self.left, Sorting(KeyValueEncoder(encoders), tolerance, origin=RowOrigin()))
@@ -521,11 +521,11 @@ class SourceJob(PublishJob):
 @contextmanager
 def open_session_for(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
     """Open a session in which Spark reads a source."""
-    with spark.session(jars=_jars(spark, source)) as session, sql_settings(session, {**SETTINGS, **source.settings}):
+    with spark.session(jars=_list_jars(spark, source)) as session, use_sql_settings(session, {**SETTINGS, **source.settings}):
         yield session
 
 
-def _jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
+def _list_jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
     from airflow_kafka_spark.hooks.spark import jars
 
     if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own

@@ -17,8 +17,8 @@ from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
-from airflow_kafka_spark.hooks.kafka.client_errors import right_missing_in_java
-from airflow_kafka_spark.hooks.spark.health import context_of
+from airflow_kafka_spark.hooks.kafka.client_errors import find_missing_right_in_java
+from airflow_kafka_spark.hooks.spark.health import get_context
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window
 
@@ -91,7 +91,7 @@ class Watch:
         :param spark: the context or the session of the job.
         :raises SparkJobFailed: the job was cancelled.
         """
-        self._spark, follower, context = spark, _follower.get(), context_of(spark)
+        self._spark, follower, context = spark, _follower.get(), get_context(spark)
         try:
             if follower:
                 follower.on_start(context)
@@ -151,7 +151,7 @@ class Watch:
         self._is_cancelled = True
         log.warning("Cancelling the Spark job of window %s", self.window)
         try:
-            if (context := context_of(spark)) is None:
+            if (context := get_context(spark)) is None:
                 cast("SparkSession", spark).interruptAll()
             else:
                 context.cancelJobGroup(self._group)
@@ -194,7 +194,7 @@ class _ProgressReporter:
             log.info("%s", self._line(finished, now - self._begun))
 
 
-def progress_line(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
+def format_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
     """Return the progress of a window as a line for the log."""
     share = sum(s.range.span for s in splits) * finished / len(splits)
     rate = share / seconds if seconds else 0.0
@@ -205,7 +205,7 @@ def progress_line(window: Window, splits: Sequence[Split], finished: int, second
     )
 
 
-def each_split(spark: SparkContext | SparkSession, task: Task, splits: int) -> RDD[str] | DataFrame:
+def run_per_split(spark: SparkContext | SparkSession, task: Task, splits: int) -> RDD[str] | DataFrame:
     """Return the results of a job without SQL, whose tasks read one split each. Nothing runs before :func:`collect`.
 
     Where the driver runs here this is an RDD. The first use of Spark's SQL in a JVM takes two CPU seconds, and no SQL is needed
@@ -217,7 +217,7 @@ def each_split(spark: SparkContext | SparkSession, task: Task, splits: int) -> R
     """
     from airflow_kafka_spark.road.tasks.read import EachSplit
 
-    context, none = context_of(spark), list[int]()
+    context, none = get_context(spark), list[int]()
     if context is None:
         return cast("SparkSession", spark).range(0, splits, 1, splits).mapInArrow(cast(Any, task), "result string")
     return context.parallelize(none, splits).mapPartitionsWithIndex(EachSplit(task))
@@ -235,11 +235,11 @@ def collect(results: RDD[str] | DataFrame, window: Window) -> list[str]:
     except KafkaSparkError:
         raise
     except Exception as error:
-        if missing := right_missing_in_java(str(error), f"reading window {window}"):
+        if missing := find_missing_right_in_java(str(error), f"reading window {window}"):
             raise missing from error
         if unfit := explain(str(error)):
             raise ExecutorUnfit(str(window), unfit) from error
-        raise SparkJobFailed(str(window), reason_of(error), retryable=is_retryable(error)) from error
+        raise SparkJobFailed(str(window), find_reason(error), retryable=is_retryable(error)) from error
 
 
 def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
@@ -248,7 +248,7 @@ def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
     The job has a thread of its own. pyspark's own cleanup calls the JVM, and Py4J would let that call wait until the job of the
     same thread has ended. So an attempt that Airflow's ``execution_timeout`` interrupts would wait for a job that hangs.
     """
-    if context_of(results.sparkSession if hasattr(results, "sparkSession") else results.context) is None:
+    if get_context(results.sparkSession if hasattr(results, "sparkSession") else results.context) is None:
         return results.collect()
     from pyspark import InheritableThread
 
@@ -272,14 +272,14 @@ def is_retryable(error: Exception) -> bool:
     """Return False if one of our own tasks has raised an error that a retry does not end, or SQL has (``raise_error``); True in
     all other cases."""
     if WORKER_EXITED in str(error) or _is_session_ended(error):
-        return True  # the cause that `reason_of` names, whatever else the trace holds
+        return True  # the cause that `find_reason` names, whatever else the trace holds
     if "[USER_RAISED_EXCEPTION]" in str(error):
         return False
     found = _OUR_ERROR.search(str(error))
     return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
 
 
-def reason_of(error: Exception) -> str:
+def find_reason(error: Exception) -> str:
     """Return the line of a Spark error that has the cause. The whole error stays in the log."""
     # After it, Spark quotes the position in the user's SQL, with a ruler of carets.
     if WORKER_EXITED in str(error):

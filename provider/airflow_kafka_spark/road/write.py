@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import SparkJobFailed
-from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, each_split, progress_line
+from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
+from airflow_kafka_spark.road.watch import Watch, collect, format_progress, run_per_split
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
@@ -64,7 +64,7 @@ class SinkJob(ABC):
 
     def __post_init__(self) -> None:
         self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: progress_line(self.window, self.splits, tasks, seconds)
+            self.spark, self.window, lambda tasks, seconds: format_progress(self.window, self.splits, tasks, seconds)
         )
 
     @abstractmethod
@@ -112,13 +112,13 @@ class RowJob(SinkJob):
                 rows = collect(self._kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         else:
             with self.spark.without_sql() as spark, self._watch.over(spark):
-                rows = collect(each_split(spark, task, len(self.splits)), self.window)
+                rows = collect(run_per_split(spark, task, len(self.splits)), self.window)
         return self._complete([decode_result(row) for row in rows], task)
 
     def _jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks.spark import jars
 
-        return tuple(map(str, jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True)))
+        return tuple(map(str, jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True)))
 
     def _kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
@@ -127,9 +127,9 @@ class RowJob(SinkJob):
             **SPARK_SOURCE,
             **{f"kafka.{name}": value for name, value in java.options.items()},
             "kafka.isolation.level": "read_committed",
-            "assign": _by_topic(self.splits, lambda r: None),
-            "startingOffsets": _by_topic(self.splits, lambda r: r.start),
-            "endingOffsets": _by_topic(self.splits, lambda r: r.end),
+            "assign": _format_by_topic(self.splits, lambda r: None),
+            "startingOffsets": _format_by_topic(self.splits, lambda r: r.start),
+            "endingOffsets": _format_by_topic(self.splits, lambda r: r.end),
             "failOnDataLoss": "true",
             "includeHeaders": str(self.layout.wants_headers or self.reading.keeps).lower(),
             "groupIdPrefix": f"airflow-kafka-spark-{self.window.id}",
@@ -166,7 +166,7 @@ class ChainJob(SinkJob):
     others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        with self.spark.session() as session, sql_settings(session, SETTINGS), self._watch.over(session):
+        with self.spark.session() as session, use_sql_settings(session, SETTINGS), self._watch.over(session):
             results = collect(self._results(session, writer), self.window)
         found = sorted((decode_result(text) for text in results), key=lambda result: result.index)
         if [result.index for result in found] != [split.index for split in self.splits]:
@@ -186,7 +186,7 @@ class ChainJob(SinkJob):
         program = plan.program_for(read)
         if program is not None:
             read = self.chain.reading_only(read, program.columns)
-            return each_split(session, replace(write, read=read, program=program), len(self.splits))
+            return run_per_split(session, replace(write, read=read, program=program), len(self.splits))
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
         # One row a task: which split it shall read.
@@ -199,7 +199,7 @@ class ChainJob(SinkJob):
         return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
 
 
-def _by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:
+def _format_by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:
     """Return JSON for Spark's source: ``{"topic": {"0": offset}}``, or ``{"topic": [0]}`` if ``value`` returns None."""
     topics: dict[str, dict[str, Any]] = {}
     for split in splits:

@@ -179,18 +179,18 @@ class WindowWriter(ABC):
 LEAVE_ROWS = 'Leave the rows as they are: set `on_rerun="skip"`, or do not clear the task'
 
 
-def unknown_window(replay: Window, uri: str) -> Problem:
+def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
     """Return the problem of a replay of a window that the sink has no record of: its rows cannot be distinguished from others."""
     found = f"{uri} has no record of window {replay}, so that a replay would not replace its rows, but add them again"
     return Problem("on_rerun", found, LEAVE_ROWS)
 
 
-def unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
+def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
     """Return the problem of a replay in a sink that has no record of the pipeline; none if it has one."""
-    return [] if sink.last_applied(replay.pipeline) is not None else [unknown_window(replay, sink.uri)]
+    return [] if sink.last_applied(replay.pipeline) is not None else [make_unknown_window_problem(replay, sink.uri)]
 
 
-def rewritten_window(error: KafkaSparkError) -> Problem:
+def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
     """Return that others have rewritten the rows of a window that is to be replayed."""
     return Problem.of("on_rerun", error, LEAVE_ROWS)
 
@@ -339,7 +339,7 @@ class KeyedOptions(Protocol):
     def offset_columns(self) -> bool: ...
 
 
-def key_problems(sink: KeyedOptions) -> Iterator[Problem]:
+def find_key_problems(sink: KeyedOptions) -> Iterator[Problem]:
     """Yield what is wrong with the options in combination."""
     if sink.mode == "upsert" and not sink.key:
         yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')

@@ -25,7 +25,7 @@ MAX_SPLITS = 2_000
 """Maximum number of splits of a window, because its plan has to fit into one record of the ledger."""
 
 
-def seconds_problems(options: Mapping[str, object]) -> Iterator[Problem]:
+def find_seconds_problems(options: Mapping[str, object]) -> Iterator[Problem]:
     """Yield the options of a source that are not a number of seconds, at least 0.
 
     :param options: the values, by the name of the option.
@@ -35,9 +35,9 @@ def seconds_problems(options: Mapping[str, object]) -> Iterator[Problem]:
             yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, at least 0")
 
 
-def lag_problems(lag: object) -> Iterator[Problem]:
+def find_lag_problems(lag: object) -> Iterator[Problem]:
     """Yield the problem of the option ``max_replica_lag``, which may be None."""
-    return seconds_problems({} if lag is None else {"max_replica_lag": lag})
+    return find_seconds_problems({} if lag is None else {"max_replica_lag": lag})
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class ServerProcess:
 
     def pause(self, seconds: float = 30.0) -> bool:
         """Send SIGSTOP, and wait until every thread has stopped. Return False if the process had ended before."""
-        return self.signal(signal.SIGSTOP) and wait_until(lambda: _all_stopped(self.pid), seconds)
+        return self.signal(signal.SIGSTOP) and wait_until(lambda: _is_all_stopped(self.pid), seconds)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the process to end. Return its exit code, or None if it still runs after so many seconds."""
@@ -179,7 +179,7 @@ class Embedded(ABC):
         if self._supervisor is not None:
             return self
         own = self._given_directory is None
-        self._directory = own_directory(self.software.lower()) if own else self._given_directory
+        self._directory = make_own_directory(self.software.lower()) if own else self._given_directory
         assert self._directory is not None
         self._directory.mkdir(parents=True, exist_ok=True)
         self._supervisor = SupervisorClient(self.software)
@@ -245,7 +245,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, every: float = 
     return True
 
 
-def _all_stopped(pid: int) -> bool:
+def _is_all_stopped(pid: int) -> bool:
     tasks = Path(f"/proc/{pid}/task")
     if not tasks.exists():
         return True  # not Linux, so the state is unknown; or the process has ended
@@ -255,7 +255,7 @@ def _all_stopped(pid: int) -> bool:
         return False
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     """Return ports on the loopback interface that no process uses.
 
     If possible, they are below the range of the system's outgoing connections, so that a server that is down for a while finds
@@ -289,7 +289,7 @@ def free_ports(count: int) -> list[int]:
             bound.close()
 
 
-def own_directory(prefix: str) -> Path:
+def make_own_directory(prefix: str) -> Path:
     """Create a temporary directory for this user only, and return it."""
     return Path(tempfile.mkdtemp(prefix=f"airflow-kafka-spark-{prefix}-"))
 
@@ -302,7 +302,7 @@ def keep_log(log: Path, server: str) -> Path:
     return Path(name)
 
 
-def tail(log: Path, lines: int = 8) -> str:
+def read_tail(log: Path, lines: int = 8) -> str:
     """Return the last lines of a log, for an error message."""
     try:
         with open(log, "rb") as file:

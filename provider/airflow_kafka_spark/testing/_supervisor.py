@@ -50,7 +50,7 @@ class Supervisor:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_before_exec(user),
+                preexec_fn=_make_preexec(user),
             )
         self.children[child.pid] = child
         self.exit_signals[child.pid] = exit_signal
@@ -71,7 +71,7 @@ class Supervisor:
 
     def reap(self) -> None:
         """Reap adopted processes that have ended, so that their process ids disappear."""
-        for pid in _own_children():
+        for pid in _list_own_children():
             if pid not in self.children:
                 os.waitpid(pid, os.WNOHANG)
 
@@ -105,7 +105,7 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _own_children() -> list[int]:
+def _list_own_children() -> list[int]:
     """Return the ids of this process's children, which have ended or not; empty where the system does not tell."""
     with contextlib.suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
@@ -114,14 +114,14 @@ def _own_children() -> list[int]:
 
 def _end_orphans() -> None:
     """Kill the processes that killed servers have left behind, and the children of these."""
-    while orphans := _own_children():
+    while orphans := _list_own_children():
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
-def _before_exec(user: list[int] | None) -> Callable[[], None] | None:
+def _make_preexec(user: list[int] | None) -> Callable[[], None] | None:
     """Return the function that a child runs between fork and exec. All imports and lookups are done before the fork."""
     if not sys.platform.startswith("linux"):
         return (lambda: _become(user)) if user else None

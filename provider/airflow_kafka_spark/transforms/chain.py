@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.formats.base import ERROR, ROUTE, spark_column
-from airflow_kafka_spark.transforms.base import CARRIED, FIXED, PARTS, ColumnTransform, RecordSchema, Transform, carried_columns
+from airflow_kafka_spark.formats.base import ERROR, ROUTE, make_spark_column
+from airflow_kafka_spark.transforms.base import (
+    CARRIED,
+    FIXED,
+    PARTS,
+    ColumnTransform,
+    RecordSchema,
+    Transform,
+    list_carried_columns,
+)
 from airflow_kafka_spark.transforms.custom import Python
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ def chain_problems(transforms: Sequence[TransformLike], where: str = "transforms
     return found
 
 
-def chain_routes(transforms: Sequence[TransformLike], where: str = "transforms") -> dict[str, str]:
+def list_chain_routes(transforms: Sequence[TransformLike], where: str = "transforms") -> dict[str, str]:
     """Return the topics to which a chain routes records, by the argument that names each; empty if it is not a valid list.
 
     :param where: the operator's argument.
@@ -72,7 +80,7 @@ def apply_chain(
     """
     from pyspark.errors import AnalysisException, ParseException
 
-    frame = _record_frame(frame, where, routed=any(as_transform(given).routes_to for given in transforms))
+    frame = _make_record_frame(frame, where, routed=any(as_transform(given).routes_to for given in transforms))
     for index, given in enumerate(transforms):
         transform = as_transform(given)
         at = f"{where}[{index}] {transform.name}"
@@ -86,11 +94,11 @@ def apply_chain(
             found = [Problem(f"{at}.{problem.where}", problem.what, problem.action) for problem in error.problems]
             raise ValidationError(found) from error.__cause__
         except (AnalysisException, ParseException) as error:
-            raise ValidationError([Problem(at, sql_refusal(error), "Correct it")]) from None
+            raise ValidationError([Problem(at, describe_sql_refusal(error), "Correct it")]) from None
     return frame
 
 
-def sql_refusal(error: Exception) -> str:
+def describe_sql_refusal(error: Exception) -> str:
     """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns and conditions."""
     reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
     reason = re.sub(r"CASE WHEN \(\([^()]*__kafka_\w+[^()]*\) AND \([^()]*__kafka_\w+[^()]*\)\) THEN (.*) END", r"\1", reason)
@@ -98,7 +106,7 @@ def sql_refusal(error: Exception) -> str:
     return f"Spark's SQL does not understand it: {reason.replace(' Did you mean one of the following? [].', '')}"
 
 
-def _record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:
+def _make_record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:
     """Return the frame with the parts first, in their fixed types, and with the columns for errors and, if needed, routes."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import NullType
@@ -119,4 +127,4 @@ def _record_frame(frame: DataFrame, where: str, *, routed: bool) -> DataFrame:
     parts = [F.col(p).cast(FIXED[p]).alias(p) if p in FIXED and isinstance(types[p], NullType) else F.col(p) for p in PARTS]
     wanted = [ERROR, *([ROUTE] if routed else [])]
     own = [F.lit(None).cast("string").alias(name) for name in wanted if name not in types]
-    return frame.select(*parts, *map(spark_column, carried_columns(frame)), *own)
+    return frame.select(*parts, *map(make_spark_column, list_carried_columns(frame)), *own)

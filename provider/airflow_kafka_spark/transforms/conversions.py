@@ -65,14 +65,14 @@ def format_timestamp(moment: Column, pattern: str) -> Column:
             continue
         if of_spark:
             parts.append(F.date_format(moment, of_spark))
-        parts.append(_calendar(moment, letter, len(text)))
+        parts.append(_format_calendar(moment, letter, len(text)))
         of_spark = ""
     if of_spark:
         parts.append(F.date_format(moment, of_spark))
     return parts[0] if len(parts) == 1 else F.concat(*parts)
 
 
-def unreadable_letters(pattern: str) -> str:
+def find_unreadable_letters(pattern: str) -> str:
     """Return the letters because of which a pattern cannot parse texts: a weekday anywhere but at the beginning, and some
     others."""
     letters = [letter for letter, _ in split_pattern(pattern)]
@@ -115,36 +115,36 @@ def _separate_fraction(text: Column, found: list[tuple[str, str]]) -> tuple[Colu
     return text, [*found[:at], ("", _SEPARATOR), *found[at:]]
 
 
-def _calendar(moment: Column, letter: str, count: int) -> Column:
+def _format_calendar(moment: Column, letter: str, count: int) -> Column:
     from pyspark.sql import functions as F
 
     day = F.to_date(moment)
     saturday = F.date_add(day, F.lit(7) - F.dayofweek(day))  # the week belongs to the year of its Saturday
     if letter == "Y":
         year = F.year(saturday)
-        return _padded(F.pmod(year, F.lit(100)) if count == 2 else year, count)
+        return _pad(F.pmod(year, F.lit(100)) if count == 2 else year, count)
     if letter == "u":
-        return _padded(F.weekday(day) + 1, count)
+        return _pad(F.weekday(day) + 1, count)
     if letter == "W":
-        return _padded(_weeks(F.dayofmonth(day) + F.dayofweek(F.trunc(day, "month")) - 1), count)
-    return _padded(_weeks(F.dayofyear(saturday) if letter == "w" else F.dayofmonth(day)), count)
+        return _pad(_count_weeks(F.dayofmonth(day) + F.dayofweek(F.trunc(day, "month")) - 1), count)
+    return _pad(_count_weeks(F.dayofyear(saturday) if letter == "w" else F.dayofmonth(day)), count)
 
 
-def _weeks(days: Column) -> Column:
+def _count_weeks(days: Column) -> Column:
     """Return a number of days in weeks, rounded up."""
     from pyspark.sql import functions as F
 
     return F.call_function("div", days + 6, F.lit(7))
 
 
-def _padded(number: Column, count: int) -> Column:
+def _pad(number: Column, count: int) -> Column:
     from pyspark.sql import functions as F
 
     text = number.cast("string")
     return F.when(F.length(text) < count, F.lpad(text, count, "0")).otherwise(text)
 
 
-def date_format_problems(where: str, pattern: object) -> list[Problem]:
+def find_date_format_problems(where: str, pattern: object) -> list[Problem]:
     """Return the problems of a date pattern."""
     if not isinstance(pattern, str) or not pattern.strip():
         return [Problem(where, f"found {pattern!r}; expected a date pattern, for instance `yyyy-MM-dd HH:mm:ss`", "Give one")]
@@ -246,7 +246,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         failed = column.isNotNull() & made.isNull()
-        return F.when(failed, F.concat(F.lit(f"{what} is "), quoted_value(column, had), F.lit(f", expected {target}")))
+        return F.when(failed, F.concat(F.lit(f"{what} is "), quote_value(column, had), F.lit(f", expected {target}")))
 
     def _cast(self, column: Column, had: DataType, target: str, what: str) -> Column:
         """Return the value in another type; null if it does not fit.
@@ -264,7 +264,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
         return _to_boolean(column, had) if target == "boolean" else _to_number(column, had, target)
 
 
-def _temporal_to_number(column: Column, had: DataType) -> tuple[Column, DataType]:
+def _convert_temporal_to_number(column: Column, had: DataType) -> tuple[Column, DataType]:
     """Return dates and times as Connect's numbers, and all other values unchanged; and the resulting type."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as t
@@ -284,7 +284,7 @@ def _to_boolean(column: Column, had: DataType) -> Column:
         return column.cast("boolean")
     if isinstance(had, t.StringType):
         return F.lower(column) == F.lit("true")
-    column, had = _temporal_to_number(column, had)
+    column, had = _convert_temporal_to_number(column, had)
     whole = F.abs(column.cast("double") if isinstance(had, t.IntegralType) else column) >= 1
     return whole & ~F.isnan(column) if isinstance(had, (t.FloatType, t.DoubleType)) else whole
 
@@ -293,7 +293,7 @@ def _to_number(column: Column, had: DataType, target: str) -> Column:
     from pyspark.sql import functions as F
     from pyspark.sql import types as t
 
-    column, had = _temporal_to_number(column, had)
+    column, had = _convert_temporal_to_number(column, had)
     made = column.try_cast(TYPES[target])
     if isinstance(had, t.StringType) and target in _INTEGERS:
         return F.when(column.rlike(r"\A[+-]?[0-9]+\z"), made)
@@ -336,7 +336,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         if not isinstance(self.field, str):
             problems.append(Problem(f"{where}.field", f"found {self.field!r}; expected a name, or an empty text", "Correct it"))
         if self.format or self.target_type == "string":
-            problems += date_format_problems(f"{where}.format", self.format)
+            problems += find_date_format_problems(f"{where}.format", self.format)
         return problems
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
@@ -361,7 +361,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         if self.target_type == "unix":
             expected += f" that {self.unix_precision} can count"
         failed = column.isNotNull() & made.isNull()
-        return F.when(failed, F.concat(F.lit(f"{what} is "), quoted_value(column, had), F.lit(f", expected {expected}")))
+        return F.when(failed, F.concat(F.lit(f"{what} is "), quote_value(column, had), F.lit(f", expected {expected}")))
 
     def _read(self, column: Column, had: DataType, what: str) -> Column:
         """Return the value as a timestamp; null if it cannot be read as one."""
@@ -372,7 +372,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
             if not self.format:
                 found = f"{what} is a string, and there is no format to read it by"
                 raise ValidationError([Problem("format", found, "Give one, for instance `yyyy-MM-dd HH:mm:ss`")])
-            if letters := unreadable_letters(self.format):
+            if letters := find_unreadable_letters(self.format):
                 found = f"{what} is a string, which cannot be read by `{self.format}`: {', '.join(letters)}"
                 raise ValidationError([Problem("format", found, "Leave these letters out; `E` may only stand at the beginning")])
             return parse_timestamp(column, self.format)
@@ -390,7 +390,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         if self.unix_precision == "seconds":
             return F.try_multiply(column, F.lit(1000).cast("bigint"))
         per_milli = {"milliseconds": 1, "microseconds": 1000, "nanoseconds": 1000000}[self.unix_precision]
-        return _div(column, per_milli)
+        return _divide(column, per_milli)
 
     def _written(self, moment: Column) -> Column:
         from pyspark.sql import functions as F
@@ -409,10 +409,10 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         if self.unix_precision == "microseconds":
             return F.unix_micros(moment)
         millis = F.unix_millis(moment)
-        return millis if self.unix_precision == "milliseconds" else _div(millis, 1000)
+        return millis if self.unix_precision == "milliseconds" else _divide(millis, 1000)
 
 
-def _div(column: Column, by: int) -> Column:
+def _divide(column: Column, by: int) -> Column:
     """Return an exact integer division, rounded towards 0."""
     from pyspark.sql import functions as F
 
@@ -437,11 +437,11 @@ def to_text(column: Column, type_: DataType) -> Column:
     if isinstance(type_, (t.ArrayType, t.MapType, t.StructType)):
         return F.to_json(column, {"ignoreNullFields": "false"})
     if isinstance(type_, (t.FloatType, t.DoubleType)):
-        return _plain_decimal(column)
+        return _format_plain_decimal(column)
     return column.cast("string")
 
 
-def _plain_decimal(number: Column) -> Column:
+def _format_plain_decimal(number: Column) -> Column:
     """Return a float as Java writes it, but up to 10^15 without an exponent: ``63521704.02``, as in Connect's documentation."""
     from pyspark.sql import functions as F
 
@@ -451,7 +451,7 @@ def _plain_decimal(number: Column) -> Column:
     return F.when((F.abs(number) >= 1e7) & (F.abs(number) < 1e15), digits).otherwise(text)
 
 
-def quoted_value(column: Column, type_: DataType) -> Column:
+def quote_value(column: Column, type_: DataType) -> Column:
     """Return a value for a message, truncated to 100 characters."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, ValidationError
 from airflow_kafka_spark.transforms.base import SCOPE, ColumnTransform, RecordSchema, Transform, require_boolean
-from airflow_kafka_spark.transforms.options import name_problems, sql_problems
+from airflow_kafka_spark.transforms.options import find_name_problems, find_sql_problems
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,15 +37,15 @@ class Sql(ColumnTransform):
         if self.columns is None and self.filter is None:
             return [*problems, Problem(where, "found neither `columns` nor `filter`; expected one", "Give one, or both")]
         if self.filter is not None:
-            problems += sql_problems(f"{where}.filter", self.filter, "a condition, for instance `amount > 10`")
+            problems += find_sql_problems(f"{where}.filter", self.filter, "a condition, for instance `amount > 10`")
         if self.columns is None:
             return problems
         if not isinstance(self.columns, Mapping) or not self.columns:
             what = f"found {self.columns!r}; expected fields and their expressions"
             return [*problems, Problem(f"{where}.columns", what, 'Write for instance {"cents": "amount * 100"}')]
         for name, text in self.columns.items():
-            problems += name_problems(f"{where}.columns", name)
-            problems += sql_problems(f"{where}.columns", text, f"an expression for `{name}`")
+            problems += find_name_problems(f"{where}.columns", name)
+            problems += find_sql_problems(f"{where}.columns", text, f"an expression for `{name}`")
         return problems
 
     def apply_guarded(self, frame: DataFrame) -> DataFrame:

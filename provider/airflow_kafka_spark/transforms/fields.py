@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform, RecordSchema, rebuild_struct
 from airflow_kafka_spark.transforms.options import (
-    name_problems,
-    names_problems,
+    find_name_problems,
+    find_names_problems,
     parse_names,
     parse_pairs,
     parse_path,
@@ -37,7 +37,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
     field_syntax_version: Literal["V1", "V2"] = "V1"
 
     def validate(self, where: str) -> list[Problem]:
-        problems = [*super().validate(where), *name_problems(f"{where}.field", self.field)]
+        problems = [*super().validate(where), *find_name_problems(f"{where}.field", self.field)]
         if self.field_syntax_version not in ("V1", "V2"):
             what = f'found {self.field_syntax_version!r}; expected "V1" or "V2"'
             problems.append(Problem(f"{where}.field_syntax_version", what, "Correct it"))
@@ -115,7 +115,7 @@ class HoistField(KeyOrValueTransform):
     field: str
 
     def validate(self, where: str) -> list[Problem]:
-        return [*super().validate(where), *name_problems(f"{where}.field", self.field)]
+        return [*super().validate(where), *find_name_problems(f"{where}.field", self.field)]
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
@@ -151,7 +151,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
         if not given:
             problems.append(Problem(where, "found no field to insert; expected at least one", "Name for instance `topic_field`"))
         for option, spec in given.items():
-            problems += name_problems(f"{where}.{option}_field", _field_name(spec) if isinstance(spec, str) else spec)
+            problems += find_name_problems(f"{where}.{option}_field", _parse_field_name(spec) if isinstance(spec, str) else spec)
         if (self.static_field is None) != (self.static_value is None):
             what = "`static_field` and `static_value` belong together; found one of them"
             problems.append(Problem(f"{where}.static_value", what, "Give both, or neither"))
@@ -170,7 +170,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
 
         whole = F.col(self.of)
         new, errors = {}, []
-        names = {option: _field_name(spec) for option, spec in self._given().items()}
+        names = {option: _parse_field_name(spec) for option, spec in self._given().items()}
         for option, spec in self._given().items():
             name = names[option]
             new[name] = F.lit(self.static_value) if option == "static" else F.col(option)
@@ -209,8 +209,8 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(where, what, "Name fields"))
         for option in ("include", "exclude"):
             if given := getattr(self, option):
-                problems += names_problems(f"{where}.{option}", given)
-        wrong = [p for pair in renames.items() for name in pair for p in name_problems(f"{where}.renames", name)]
+                problems += find_names_problems(f"{where}.{option}", given)
+        wrong = [p for pair in renames.items() for name in pair for p in find_name_problems(f"{where}.renames", name)]
         problems += wrong
         for new, count in Counter(() if wrong else renames.values()).items():
             if count > 1:
@@ -254,7 +254,7 @@ class ValueToKey(NullDefaultTransform):
     fields: str | Sequence[str]
 
     def validate(self, where: str) -> list[Problem]:
-        return [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
+        return [*super().validate(where), *find_names_problems(f"{where}.fields", self.fields)]
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
@@ -266,7 +266,7 @@ class ValueToKey(NullDefaultTransform):
         return {"key": key, "error": F.when(value.isNull(), F.lit("found a null value (a tombstone), expected a struct"))}
 
 
-def _field_name(spec: str) -> str:
+def _parse_field_name(spec: str) -> str:
     """Return the name of an inserted field, without the mark of required and optional fields."""
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
@@ -288,7 +288,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
     replacement: str | None = None
 
     def validate(self, where: str) -> list[Problem]:
-        problems = [*super().validate(where), *names_problems(f"{where}.fields", self.fields)]
+        problems = [*super().validate(where), *find_names_problems(f"{where}.fields", self.fields)]
         if self.replacement is not None and not (isinstance(self.replacement, str) and self.replacement):
             what = f"found {self.replacement!r}; expected a text that is not empty"
             problems.append(Problem(f"{where}.replacement", what, "Leave it out for an empty text, 0 and so on"))
@@ -310,7 +310,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
 
     def _mask(self, name: str, found: DataType) -> Column | Problem:
         kind = found.simpleString()
-        mask = neutral_value(found) if self.replacement is None else _replacement_value(self.replacement, found)
+        mask = find_neutral_value(found) if self.replacement is None else _make_replacement_value(self.replacement, found)
         if mask is not None:
             return mask
         if self.replacement is None:
@@ -320,7 +320,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
         return Problem("replacement", what, "Mask it in a MaskField of its own")
 
 
-def neutral_value(found: DataType) -> Column | None:
+def find_neutral_value(found: DataType) -> Column | None:
     """Return the neutral value of a type; None if the type has no neutral value."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as t
@@ -337,7 +337,7 @@ def neutral_value(found: DataType) -> Column | None:
     return F.lit("") if isinstance(found, t.StringType) else F.lit(False) if isinstance(found, t.BooleanType) else None
 
 
-def _replacement_value(text: str, found: DataType) -> Column | None:
+def _make_replacement_value(text: str, found: DataType) -> Column | None:
     """Return a text as a value of a type; None if the type cannot hold it."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as t

@@ -16,7 +16,7 @@ from airflow_kafka_spark.transforms.base import (
     rebuild_struct,
 )
 from airflow_kafka_spark.transforms.conversions import to_text
-from airflow_kafka_spark.transforms.options import name_problems, names_problems, parse_names
+from airflow_kafka_spark.transforms.options import find_name_problems, find_names_problems, parse_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,7 +33,7 @@ class DropHeaders(ColumnTransform):
     headers: str | Sequence[str]
 
     def validate(self, where: str) -> list[Problem]:
-        return [*super().validate(where), *names_problems(f"{where}.headers", self.headers)]
+        return [*super().validate(where), *find_names_problems(f"{where}.headers", self.headers)]
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
@@ -55,7 +55,7 @@ class InsertHeader(ColumnTransform):
     value_literal: str
 
     def validate(self, where: str) -> list[Problem]:
-        problems = [*super().validate(where), *name_problems(f"{where}.header", self.header)]
+        problems = [*super().validate(where), *find_name_problems(f"{where}.header", self.header)]
         if not isinstance(self.value_literal, str):
             what = f"found {self.value_literal!r}; expected a text"
             problems.append(Problem(f"{where}.value_literal", what, "Write it as a text"))
@@ -90,8 +90,8 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
     operation: Literal["copy", "move"]
 
     def validate(self, where: str) -> list[Problem]:
-        wrong = names_problems(f"{where}.fields", self.fields, twice=True)
-        wrong += names_problems(f"{where}.headers", self.headers, twice=True, what="headers")
+        wrong = find_names_problems(f"{where}.fields", self.fields, twice=True)
+        wrong += find_names_problems(f"{where}.headers", self.headers, twice=True, what="headers")
         problems = [*super().validate(where), *wrong]
         if not wrong and len(parse_names(self.headers)) != len(parse_names(self.fields)):
             what = f"found {len(parse_names(self.headers))} for {len(parse_names(self.fields))} fields; expected one for each"

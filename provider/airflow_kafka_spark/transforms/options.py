@@ -34,7 +34,7 @@ def parse_pairs(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str
     return found
 
 
-def name_problems(where: str, name: object, expected: str = "a name") -> list[Problem]:
+def find_name_problems(where: str, name: object, expected: str = "a name") -> list[Problem]:
     """Return the problems of an option that has to be a text that is not empty."""
     if isinstance(name, str) and name.strip():
         return []
@@ -45,19 +45,19 @@ _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTA
 _WINDOW_FUNCTION = re.compile(r"\bover\s*\(", re.IGNORECASE)
 
 
-def sql_problems(where: str, text: object, expected: str) -> list[Problem]:
+def find_sql_problems(where: str, text: object, expected: str) -> list[Problem]:
     """Return the problems of an expression in Spark's SQL that are found without Spark.
 
     A window function is one of them: Spark would move the records out of their splits, whose counts would be wrong.
     """
-    problems = name_problems(where, text, expected)
+    problems = find_name_problems(where, text, expected)
     if not problems and _WINDOW_FUNCTION.search(_QUOTED.sub("''", str(text))):
         found = "found a window function (`OVER`); expected an expression that each record gives by itself"
         return [Problem(where, found, "Leave it out: records are processed one by one")]
     return problems
 
 
-def names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
+def find_names_problems(where: str, names: object, *, twice: bool = False, what: str = "fields") -> list[Problem]:
     """Return the problems of a list of names that must not be empty.
 
     :param twice: True if a name may occur twice.
@@ -65,7 +65,7 @@ def names_problems(where: str, names: object, *, twice: bool = False, what: str 
     """
     if not isinstance(names, (str, Sequence)) or not (found := parse_names(names)):
         return [Problem(where, f"found {names!r}; expected at least one name", f"Name {what}")]
-    problems = [p for name in found for p in name_problems(where, name)]
+    problems = [p for name in found for p in find_name_problems(where, name)]
     if problems or twice:
         return problems
     doubles = sorted(name for name, count in Counter(found).items() if count > 1)
@@ -134,15 +134,15 @@ _WRONG_IN_BOTH = (
 )
 
 
-def regex_problems(where: str, regex: object) -> list[Problem]:
+def find_regex_problems(where: str, regex: object) -> list[Problem]:
     """Return the problems of a regular expression that Java refuses for certain."""
     if not isinstance(regex, str) or not regex:
         return [Problem(where, f"found {regex!r}; expected a regular expression", "Correct it")]
-    reason = _python_complaint(regex)
+    reason = _find_python_complaint(regex)
     return [Problem(where, f"`{regex}` is no regular expression: {reason}", "Correct it")] if reason else []
 
 
-def java_regex_problems(where: str, regex: str) -> list[Problem]:
+def find_java_regex_problems(where: str, regex: str) -> list[Problem]:
     """Return the problems that Java finds in a regular expression; an empty list with Spark Connect, which has no JVM in this
     process."""
     from pyspark.sql import SparkSession
@@ -158,7 +158,7 @@ def java_regex_problems(where: str, regex: str) -> list[Problem]:
     return []
 
 
-def replacement_problems(where: str, regex: object, replacement: object) -> list[Problem]:
+def find_replacement_problems(where: str, regex: object, replacement: object) -> list[Problem]:
     """Return the problems of the replacement of a match: ``$1`` is a group, ``\\$`` a dollar sign."""
     if not isinstance(replacement, str):
         return [Problem(where, f"found {replacement!r}; expected a text", "Correct it")]
@@ -190,7 +190,7 @@ def match_at_start(regex: str) -> str:
     return rf"\A(?:{regex}{end})"
 
 
-def _python_complaint(regex: str) -> str:
+def _find_python_complaint(regex: str) -> str:
     if r"\Q" in regex:
         return ""
     try:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.transforms.options import java_regex_problems, match_whole, name_problems, regex_problems, sql_problems
+from airflow_kafka_spark.transforms.options import (
+    find_java_regex_problems,
+    find_name_problems,
+    find_regex_problems,
+    find_sql_problems,
+    match_whole,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -39,12 +45,12 @@ class TopicNameMatches(Predicate):
     pattern: str
 
     def validate(self, where: str) -> list[Problem]:
-        return regex_problems(f"{where}.pattern", self.pattern)
+        return find_regex_problems(f"{where}.pattern", self.pattern)
 
     def test(self) -> Column:
         from pyspark.sql import functions as F
 
-        if problems := java_regex_problems("predicate.pattern", self.pattern):
+        if problems := find_java_regex_problems("predicate.pattern", self.pattern):
             raise ValidationError(problems)
         return F.col("topic").rlike(match_whole(self.pattern))
 
@@ -59,7 +65,7 @@ class HasHeaderKey(Predicate):
     name: str
 
     def validate(self, where: str) -> list[Problem]:
-        return name_problems(f"{where}.name", self.name)
+        return find_name_problems(f"{where}.name", self.name)
 
     def test(self) -> Column:
         from pyspark.sql import functions as F
@@ -92,7 +98,7 @@ class Condition(Predicate):
     over_fields: ClassVar[bool] = True
 
     def validate(self, where: str) -> list[Problem]:
-        return sql_problems(f"{where}.sql", self.sql, "a condition, for instance `amount > 10`")
+        return find_sql_problems(f"{where}.sql", self.sql, "a condition, for instance `amount > 10`")
 
     def test(self) -> Column:
         from pyspark.sql import functions as F

@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.formats.base import LEFT_OUT, spark_column
+from airflow_kafka_spark.formats.base import LEFT_OUT, make_spark_column
 from airflow_kafka_spark.transforms.base import (
     MEETS,
     PARTS,
     ColumnTransform,
     RecordSchema,
     Transform,
-    applies_to,
-    carried_columns,
+    list_carried_columns,
+    make_condition,
     mark_matching,
 )
-from airflow_kafka_spark.transforms.conversions import date_format_problems, format_timestamp
+from airflow_kafka_spark.transforms.conversions import find_date_format_problems, format_timestamp
 from airflow_kafka_spark.transforms.options import (
-    java_regex_problems,
+    find_java_regex_problems,
+    find_name_problems,
+    find_regex_problems,
+    find_replacement_problems,
     match_at_start,
     match_whole,
-    name_problems,
-    regex_problems,
-    replacement_problems,
 )
 from airflow_kafka_spark.transforms.predicates import Condition
 from airflow_kafka_spark.windows.model import TOPIC_NAME
@@ -132,10 +132,10 @@ class Capture(Transform):
 
         frame = mark_matching(frame, self.predicate, self.negate)
         row = F.struct(*(column.alias(name) for name, column in self.row(frame).items()))
-        taken = frame.select("*", F.when(applies_to(frame), row).alias(self.column))
-        kept = [name for name in carried_columns(taken) if name not in (MEETS, LEFT_OUT)]
+        taken = frame.select("*", F.when(make_condition(frame), row).alias(self.column))
+        kept = [name for name in list_carried_columns(taken) if name not in (MEETS, LEFT_OUT)]
         left_out = F.col(LEFT_OUT) | F.col(self.column).isNotNull()
-        return taken.select(*PARTS, *map(spark_column, kept), left_out.alias(LEFT_OUT))
+        return taken.select(*PARTS, *map(make_spark_column, kept), left_out.alias(LEFT_OUT))
 
 
 def encode_route(topic: str, reason: str) -> str:
@@ -158,14 +158,14 @@ class RegexRouter(ColumnTransform):
     def validate(self, where: str) -> list[Problem]:
         return [
             *super().validate(where),
-            *regex_problems(f"{where}.regex", self.regex),
-            *replacement_problems(f"{where}.replacement", self.regex, self.replacement),
+            *find_regex_problems(f"{where}.regex", self.regex),
+            *find_replacement_problems(f"{where}.replacement", self.regex, self.replacement),
         ]
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        if problems := java_regex_problems("regex", self.regex):
+        if problems := find_java_regex_problems("regex", self.regex):
             raise ValidationError(problems)
         # If the whole name matches, the first match is at its beginning.
         first, topic = match_at_start(self.regex), F.col("topic")
@@ -189,8 +189,8 @@ class TimestampRouter(ColumnTransform):
     def validate(self, where: str) -> list[Problem]:
         return [
             *super().validate(where),
-            *name_problems(f"{where}.topic_format", self.topic_format),
-            *date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
+            *find_name_problems(f"{where}.topic_format", self.topic_format),
+            *find_date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
         ]
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:

@@ -48,7 +48,7 @@ class Access:
         return known <= self.editable if known else self.edits_all
 
 
-def access_of(user: BaseUser, paused: Mapping[str, bool]) -> Access:
+def find_access(user: BaseUser, paused: Mapping[str, bool]) -> Access:
     """Return the permissions of a user.
 
     :param user: the user of the request.

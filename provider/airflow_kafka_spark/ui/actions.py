@@ -110,47 +110,49 @@ def parse_request(action: str, body: object) -> ActionRequest:
     if action not in ACTIONS:
         raise RequestRefused(404, f"There is no action `{action}`", expected=f"one of {', '.join(ACTIONS)}")
     if not isinstance(body, Mapping):
-        raise _invalid("The body is not a JSON object")
-    ledger, pipeline, why = (_required_text(body, name) for name in ("ledger", "pipeline", "why"))
+        raise _make_invalid_error("The body is not a JSON object")
+    ledger, pipeline, why = (_get_required_text(body, name) for name in ("ledger", "pipeline", "why"))
     if len(why) > MAX_WHY:
-        raise _invalid(f"`why` has {len(why):,} characters", f"at most {MAX_WHY:,}")
+        raise _make_invalid_error(f"`why` has {len(why):,} characters", f"at most {MAX_WHY:,}")
     dry_run = body.get("dry_run", False)
     if not isinstance(dry_run, bool):
-        raise _invalid("`dry_run` is neither true nor false")
+        raise _make_invalid_error("`dry_run` is neither true nor false")
     window, interval, to = (body.get(name) for name in ("window", "name", "to"))
     if interval is not None and not isinstance(interval, str):
-        raise _invalid("`name` is not a string")
+        raise _make_invalid_error("`name` is not a string")
     if action in ("replay", "resend") and (not isinstance(window, int) or isinstance(window, bool)) and not interval:
-        raise _invalid("`window` is not a number", "the number of a window, or the `name` of a data interval")
+        raise _make_invalid_error("`window` is not a number", "the number of a window, or the `name` of a data interval")
     if action == "reset" and not isinstance(to, (str, Mapping)):
-        raise _invalid("`to` is missing", '"earliest", "latest", a time in ISO 8601, or offsets as {"orders": {"0": 500}}')
-    return ActionRequest(action, ledger, pipeline, why, dry_run, to, _only(action, body), window, interval)
+        raise _make_invalid_error(
+            "`to` is missing", '"earliest", "latest", a time in ISO 8601, or offsets as {"orders": {"0": 500}}'
+        )
+    return ActionRequest(action, ledger, pipeline, why, dry_run, to, _list_chosen_topics(action, body), window, interval)
 
 
-def _required_text(body: Mapping[str, Any], name: str) -> str:
+def _get_required_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise _invalid(f"`{name}` is missing", "a string that is not empty")
+        raise _make_invalid_error(f"`{name}` is missing", "a string that is not empty")
     return value
 
 
-def _only(action: str, body: Mapping[str, Any]) -> tuple[str, ...]:
+def _list_chosen_topics(action: str, body: Mapping[str, Any]) -> tuple[str, ...]:
     only = body.get("only") or []
     if not isinstance(only, list) or not all(isinstance(item, str) for item in only):
-        raise _invalid("`only` is not a list of strings", "topics, or partitions of them as `orders:0,2`")
+        raise _make_invalid_error("`only` is not a list of strings", "topics, or partitions of them as `orders:0,2`")
     if only and action != "reset":
-        raise _invalid(f"`{action}` takes no `only`", "`only` with the action `reset` alone")
+        raise _make_invalid_error(f"`{action}` takes no `only`", "`only` with the action `reset` alone")
     return tuple(only)
 
 
-def _invalid(found: str, expected: str = "") -> RequestRefused:
+def _make_invalid_error(found: str, expected: str = "") -> RequestRefused:
     return RequestRefused(400, found, expected=expected, action="Correct the request")
 
 
 # --- actions ------------------------------------------------------------------------------------------------------------
 
 
-def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
+def perform_action(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     """Carry out an action, or describe what it would do.
 
     :raises KafkaSparkError: the action is refused, or Kafka does not answer.
@@ -159,7 +161,7 @@ def perform(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     return _ACTIONS[request.action](hook, request, context)
 
 
-def _change_request(request: ActionRequest, context: ActionContext) -> ChangeRequest:
+def _make_change_request(request: ActionRequest, context: ActionContext) -> ChangeRequest:
     from airflow_kafka_spark.control.base import ChangeRequest
 
     return ChangeRequest(request.pipeline, request.why, context.who, context.ledger_topic, request.dry_run)
@@ -169,15 +171,15 @@ def _reset(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> A
     from airflow_kafka_spark.control.position import reset
 
     try:
-        found = reset(hook, _change_request(request, context), request.to, only=request.only, group_id=context.group)
+        found = reset(hook, _make_change_request(request, context), request.to, only=request.only, group_id=context.group)
     except WindowOpen as error:
-        raise _with_skip(error) from None
+        raise _add_skip_remedy(error) from None
     did = "would be moved" if request.dry_run else f"was moved (change {found.change})"
     lines = (f"Its group {found.group_id} moves with it",)
-    return ActionResult(not request.dry_run, f"Pipeline {request.pipeline} {did}", lines, *_moves(found.moves))
+    return ActionResult(not request.dry_run, f"Pipeline {request.pipeline} {did}", lines, *_make_moves_table(found.moves))
 
 
-def _with_skip(error: WindowOpen) -> KafkaSparkError:
+def _add_skip_remedy(error: WindowOpen) -> KafkaSparkError:
     """Return the error with the remedy that a page offers, instead of an argument that a page does not have."""
     return KafkaSparkError(
         error.found,
@@ -190,14 +192,14 @@ def _with_skip(error: WindowOpen) -> KafkaSparkError:
 def _skip(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
     from airflow_kafka_spark.control.position import skip
 
-    found = skip(hook, _change_request(request, context), group_id=context.group, running=context.running)
+    found = skip(hook, _make_change_request(request, context), group_id=context.group, running=context.running)
     what = f"Window {found.given_up[0].number}" if found.given_up else "The backlog"
     title = f"{what} of pipeline {request.pipeline} " + ("would be skipped" if request.dry_run else "was skipped")
     lines = (f"{found.skipped_offsets:,} offsets in all: an upper bound of the records", *found.warnings)
-    return ActionResult(not request.dry_run, title, lines, *_moves(found.moves))
+    return ActionResult(not request.dry_run, title, lines, *_make_moves_table(found.moves))
 
 
-def _moves(moves: Sequence[Move]) -> ActionTable:
+def _make_moves_table(moves: Sequence[Move]) -> ActionTable:
     rows = tuple((f"{m.topic}-{m.partition}", "-" if m.before is None else str(m.before), str(m.after)) for m in moves)
     return ("partition", "from", "to"), rows
 
@@ -206,7 +208,7 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     from airflow_kafka_spark.control.replay import replay
 
     window_number = None if request.interval else request.window
-    found = replay(hook, _change_request(request, context), window=window_number, name=request.interval)
+    found = replay(hook, _make_change_request(request, context), window=window_number, name=request.interval)
     did = "would be moved once more" if request.dry_run else "is moved once more"
     window = found.window
     assert window is not None, "a replay names its window"
@@ -218,11 +220,11 @@ def _replay(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> 
     return ActionResult(not request.dry_run, title, found.warnings, ("partition", "start", "end"), rows, clear)
 
 
-def _resend(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
-    from airflow_kafka_spark.control.replay import resend
+def _resend_dead_letters(hook: KafkaHook, request: ActionRequest, context: ActionContext) -> ActionResult:
+    from airflow_kafka_spark.control.replay import resend_dead_letters
 
     window_number = None if request.interval else request.window
-    found = resend(hook, _change_request(request, context), window=window_number, name=request.interval)
+    found = resend_dead_letters(hook, _make_change_request(request, context), window=window_number, name=request.interval)
     total = sum(part.records for part in found.sent_again)
     what = f"{total:,} dead letter{'' if total == 1 else 's'} of window {found.sent_of} of pipeline {request.pipeline}"
     did = ("would be" if request.dry_run else "were" if total != 1 else "was") + " sent again"
@@ -235,7 +237,7 @@ def _pause_or_resume(hook: KafkaHook, request: ActionRequest, context: ActionCon
     from airflow_kafka_spark.control.lifecycle import pause, resume
 
     change = pause if request.action == "pause" else resume
-    found = change(hook, _change_request(request, context))
+    found = change(hook, _make_change_request(request, context))
     verb = "paused" if request.action == "pause" else "resumed"
     title = f"Pipeline {request.pipeline} " + (f"would be {verb}" if request.dry_run else f"is {verb}")
     return ActionResult(not request.dry_run, title, found.warnings)
@@ -245,7 +247,7 @@ _ACTIONS: Mapping[ActionName, Callable[[KafkaHook, ActionRequest, ActionContext]
     "reset": _reset,
     "skip": _skip,
     "replay": _replay,
-    "resend": _resend,
+    "resend": _resend_dead_letters,
     "pause": _pause_or_resume,
     "resume": _pause_or_resume,
 }

@@ -68,9 +68,9 @@ class DagSchedule:
         After the DAG's end no interval is due.
         """
         if self.next_run is not None and self.next_run > now:
-            interval = _with_length(self.next_interval)
+            interval = _check_length(self.next_interval)
         else:
-            interval = _data_interval(self._next(now))
+            interval = _get_data_interval(self._next(now))
         if interval is None:
             return None
         last = self._end_of_last_interval()
@@ -78,13 +78,13 @@ class DagSchedule:
 
     def _end_of_last_interval(self) -> float | None:
         """Return the end of the last data interval that begins before the DAG's end; None if no end limits them."""
-        behind = None if self.end is None else _data_interval(self._next(self.end))
+        behind = None if self.end is None else _get_data_interval(self._next(self.end))
         if behind is None:
             return None
         start, last = behind[0] - 2 * (behind[1] - behind[0]), None
         for _ in range(2 * MAX_STEPS):
             info = self._next(start, latest=self.end)
-            if info is None or (found := _data_interval(info)) is None:
+            if info is None or (found := _get_data_interval(info)) is None:
                 break
             start, last = info.run_after.timestamp(), found[1]
         return last
@@ -116,24 +116,24 @@ class DagSchedule:
         return None
 
 
-def _data_interval(info: DagRunInfo | None) -> tuple[float, float] | None:
+def _get_data_interval(info: DagRunInfo | None) -> tuple[float, float] | None:
     """Return start and end of the data interval of a run; None if it has none, or one without a length."""
     data = info.data_interval if info else None
-    return _with_length((data.start.timestamp(), data.end.timestamp()) if data else None)
+    return _check_length((data.start.timestamp(), data.end.timestamp()) if data else None)
 
 
-def _with_length(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+def _check_length(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     """Return an interval; None if it has no length, as that of a timetable without data intervals."""
     return interval if interval and interval[0] < interval[1] else None
 
 
-def end_of(data: Mapping[str, Any]) -> float | None:
+def find_end_date(data: Mapping[str, Any]) -> float | None:
     """Return the ``end_date`` of a serialized DAG; None if it has none."""
     end = data.get("dag", {}).get("end_date")
     return float(end) if isinstance(end, (int, float)) else None
 
 
-def timetable_of(data: Mapping[str, Any]) -> Timetable | None:
+def load_timetable(data: Mapping[str, Any]) -> Timetable | None:
     """Return the timetable of a serialized DAG; None if this process cannot load it, as one of a plugin that is missing here."""
     from airflow.serialization.decoders import decode_timetable
 
@@ -189,8 +189,8 @@ class PipelineTask:
     :param ending_offsets: ending offsets of the operator; None for its default.
     :param unread: arguments that are known only at run time: templates, and values that are not text.
     :param configuration: its configuration, as the text of a JSON object
-        (:func:`~airflow_kafka_spark.operators.visibility.configuration.configuration_of`); empty for a mapped task, whose runs
-        store it (:func:`read_configuration`).
+        (:func:`~airflow_kafka_spark.operators.visibility.configuration.describe_configuration`); empty for a mapped task, whose
+        runs store it (:func:`read_configuration`).
     """
 
     dag_id: str
@@ -276,14 +276,14 @@ class CatalogReader:
 
     def read(self, session: Session) -> Catalog:
         """Return the current catalog. A DAG whose serialized form is not understood is logged and left out."""
-        hashes = latest_hashes(session)
+        hashes = read_latest_hashes(session)
         changed = sorted(dag_id for dag_id, found in hashes.items() if self._hashes.get(dag_id) != found)
         for begin in range(0, len(changed), DAG_BATCH):
             batch = changed[begin : begin + DAG_BATCH]
-            for dag_id, data in latest_data(session, batch).items():
-                self._tasks[dag_id] = _tasks_of(dag_id, data)
+            for dag_id, data in read_latest_data(session, batch).items():
+                self._tasks[dag_id] = _list_tasks(dag_id, data)
                 if self._tasks[dag_id]:
-                    self._schedules[dag_id] = DagSchedule(timetable=timetable_of(data), end=end_of(data))
+                    self._schedules[dag_id] = DagSchedule(timetable=load_timetable(data), end=find_end_date(data))
         self._tasks = {dag_id: tasks for dag_id, tasks in self._tasks.items() if dag_id in hashes}
         self._schedules = {dag_id: found for dag_id, found in self._schedules.items() if self._tasks.get(dag_id)}
         self._hashes = hashes
@@ -294,7 +294,7 @@ class CatalogReader:
 # --- Airflow's tables ---------------------------------------------------------------------------------------------------
 
 
-def _newest() -> tuple[Any, Any]:
+def _select_newest() -> tuple[Any, Any]:
     """Return the table, and the condition that selects the newest version of each DAG that is not stale."""
     from airflow.models.dag import DagModel
     from airflow.models.dag_version import DagVersion
@@ -315,19 +315,19 @@ def _newest() -> tuple[Any, Any]:
     return SerializedDagModel, SerializedDagModel.dag_version_id.in_(joined)
 
 
-def latest_hashes(session: Session) -> dict[str, str]:
+def read_latest_hashes(session: Session) -> dict[str, str]:
     """Return the hash of the newest version of each DAG."""
     from sqlalchemy import select
 
-    table, newest = _newest()
+    table, newest = _select_newest()
     return {dag_id: found for dag_id, found in session.execute(select(table.dag_id, table.dag_hash).where(newest))}
 
 
-def latest_data(session: Session, dag_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def read_latest_data(session: Session, dag_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """Return the serialized form of the newest version of these DAGs."""
     from sqlalchemy import select
 
-    table, newest = _newest()
+    table, newest = _select_newest()
     rows = session.scalars(select(table).where(newest, table.dag_id.in_(dag_ids)))
     found = {row.dag_id: row.data or {} for row in rows}
     session.expunge_all()
@@ -337,16 +337,16 @@ def latest_data(session: Session, dag_ids: Sequence[str]) -> dict[str, Mapping[s
 # --- serialized tasks ---------------------------------------------------------------------------------------------------
 
 
-def _tasks_of(dag_id: str, data: Mapping[str, Any]) -> tuple[PipelineTask, ...]:
+def _list_tasks(dag_id: str, data: Mapping[str, Any]) -> tuple[PipelineTask, ...]:
     try:
-        tasks = [_decoded(task) for task in data["dag"]["tasks"]]
-        return tuple(found for task in tasks if (found := task_from(dag_id, task)))
+        tasks = [_decode_value(task) for task in data["dag"]["tasks"]]
+        return tuple(found for task in tasks if (found := parse_task(dag_id, task)))
     except (KeyError, TypeError, ValueError, AttributeError):
         log.warning("The serialized form of DAG %s is not understood: its pipelines show once they have run", dag_id)
         return ()
 
 
-def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
+def parse_task(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
     """Return the task, or None if its operator is not one of this package that moves windows, or a subclass of one.
 
     Airflow serializes the template fields and the assets of a task. For other arguments the operator's defaults are assumed.
@@ -364,23 +364,23 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
         value = args.get(name)
         return value if isinstance(value, str) and value and "{{" not in value and name not in mapped else None
 
-    offsets = {name: _offsets(args.get(name), parse) for name, parse in _OFFSETS.items()}
+    offsets = {name: _parse_offsets(args.get(name), parse) for name, parse in _OFFSETS.items()}
     unread = {name for name, (_, is_read) in offsets.items() if not is_read or name in mapped}
     limit = args.get("max_records")
     if "max_records" in mapped or not isinstance(limit, (int, type(None))):
         unread.add("max_records")
-    inlets, outlets = _uris(args.get("inlets")), _uris(args.get("outlets"))
+    inlets, outlets = _list_uris(args.get("inlets")), _list_uris(args.get("outlets"))
     task_id = str(task["task_id"])
     templated = bool(args.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
     pipeline = text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
-    connection = text("kafka_conn_id") or _connection([*inlets, *outlets]) or DEFAULT_CONNECTION
+    connection = text("kafka_conn_id") or _find_connection([*inlets, *outlets]) or DEFAULT_CONNECTION
     # A task that follows another pipeline has that pipeline's assets as inlets, too, after those that it reads.
     return PipelineTask(
         dag_id,
         task_id,
         LedgerName(connection, text("ledger_topic") or DEFAULT_TOPIC),
         pipeline,
-        () if "topics" in mapped else _topics(args.get("topics")),
+        () if "topics" in mapped else _parse_topics(args.get("topics")),
         text("group_id"),
         ", ".join(inlets),
         ", ".join(outlets),
@@ -396,7 +396,7 @@ def task_from(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
 _OFFSETS: Mapping[str, Callable[[object], object]] = {"starting_offsets": parse_start, "ending_offsets": parse_stop}
 
 
-def _offsets(value: object, parse: Callable[[object], object]) -> tuple[str | None, bool]:
+def _parse_offsets(value: object, parse: Callable[[object], object]) -> tuple[str | None, bool]:
     """Return starting or ending offsets in the form of the preview, None for the default; False if only the run knows them."""
     if value == repr(CommittedOffsets()):
         return None, True
@@ -407,30 +407,30 @@ def _offsets(value: object, parse: Callable[[object], object]) -> tuple[str | No
     return (value if value is None or isinstance(value, str) else json.dumps(value)), True
 
 
-def _topics(value: object) -> tuple[str, ...]:
+def _parse_topics(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tuple(n for n in names if isinstance(n, str)) if all(isinstance(n, str) and "{{" not in n for n in names) else ()
 
 
-def _uris(assets: object) -> list[str]:
+def _list_uris(assets: object) -> list[str]:
     found = assets if isinstance(assets, (list, tuple)) else ()
     return [str(a["uri"]) for a in found if isinstance(a, Mapping) and a.get("uri")]
 
 
-def _connection(uris: Iterable[str]) -> str | None:
+def _find_connection(uris: Iterable[str]) -> str | None:
     """Return the connection of the first URI of a topic, ``kafka://<connection>/<topic>``; None if no URI names a topic."""
     found = (uri.removeprefix("kafka://").partition("/")[0] for uri in uris if uri.startswith("kafka://"))
     return next((unquote(name) for name in found if name), None)
 
 
-def _decoded(value: object) -> Any:
+def _decode_value(value: object) -> Any:
     """Return ``value`` without Airflow's wrapping, ``{"__type": .., "__var": ..}``."""
     if isinstance(value, Mapping):
         if "__var" in value and "__type" in value:
-            return _decoded(value["__var"])
-        return {str(key): _decoded(item) for key, item in value.items()}
+            return _decode_value(value["__var"])
+        return {str(key): _decode_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_decoded(item) for item in value]
+        return [_decode_value(item) for item in value]
     return value
 
 
@@ -464,7 +464,7 @@ class TaskInstanceKey(NamedTuple):
         return f"dags/{dag}/runs/{run}/tasks/{task}{mapped}"
 
 
-def task_of_run(run: str) -> TaskInstanceKey | None:
+def parse_task_of_run(run: str) -> TaskInstanceKey | None:
     """Return the task instance that ``run`` names; None if no task planned the window.
 
     :param run: ``<dag_id>/<run_id>/<task_id>[/<map_index>]``. The run id may contain slashes, the other ids may not.
@@ -515,20 +515,22 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
     from sqlalchemy import and_, select, tuple_
 
     found: dict[TaskInstanceKey, TaskInstanceState] = {}
-    for batch in _batches(sorted(set(wanted))):
+    for batch in _batch_keys(sorted(set(wanted))):
         keys = tuple_(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index)
         query = (
             select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state, Instance.try_number)
             .join(DagRun, and_(DagRun.dag_id == Instance.dag_id, DagRun.run_id == Instance.run_id))
             .where(keys.in_([tuple(task) for task in batch]))
         )
-        for *key, state, tries, progress, failure in session.execute(_with_stored(query, PROGRESS_KEY, ERROR_KEY)):
+        for *key, state, tries, progress, failure in session.execute(_add_stored_columns(query, PROGRESS_KEY, ERROR_KEY)):
             name = None if state is None else str(state)
-            found[TaskInstanceKey(*key)] = TaskInstanceState(name, tries or 0, _json_object(progress), _error(failure))
+            found[TaskInstanceKey(*key)] = TaskInstanceState(
+                name, tries or 0, _parse_json_object(progress), _parse_error(failure)
+            )
     return found
 
 
-def _with_stored(query: Select, *keys: str) -> Select:
+def _add_stored_columns(query: Select, *keys: str) -> Select:
     """Return a query with a further column for each key of the task state store. It is NULL if the task instance has stored
     nothing, and before Airflow 3.3, which introduced the store.
 
@@ -563,8 +565,8 @@ def read_configuration(session: Session, task: TaskInstanceKey) -> str:
         .where(Instance.dag_id == task.dag_id, Instance.run_id == task.run_id)
         .where(Instance.task_id == task.task_id, Instance.map_index == task.map_index)
     )
-    found = session.execute(_with_stored(query, CONFIGURATION_KEY)).first()
-    configuration = _json_object(found[1], MAX_CONFIGURATION_BYTES) if found else None
+    found = session.execute(_add_stored_columns(query, CONFIGURATION_KEY)).first()
+    configuration = _parse_json_object(found[1], MAX_CONFIGURATION_BYTES) if found else None
     return json.dumps(configuration) if configuration else ""
 
 
@@ -588,12 +590,12 @@ def read_failed_tasks(session: Session, tasks: Collection[PipelineTask]) -> dict
         .limit(MAX_FAILED)
     )
     found: dict[tuple[str, str], FailedTask] = {}
-    for *key, state, start, end, failure in session.execute(_with_stored(query, ERROR_KEY)):
+    for *key, state, start, end, failure in session.execute(_add_stored_columns(query, ERROR_KEY)):
         task = TaskInstanceKey(*key)
         name = (task.dag_id, task.task_id)
         if name in names and name not in found:
             began = start.timestamp() if start else None
-            found[name] = FailedTask(task, str(state), began, end.timestamp(), _error(failure))
+            found[name] = FailedTask(task, str(state), began, end.timestamp(), _parse_error(failure))
     return found
 
 
@@ -632,7 +634,7 @@ def read_schedules(session: Session, known: Mapping[str, DagSchedule]) -> dict[s
     return found
 
 
-def _json_object(value: object, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
+def _parse_json_object(value: object, limit: int = MAX_STORED_BYTES) -> dict[str, Any] | None:
     """Return a JSON object that a task has stored; None if the value has another form, because users may edit the store.
 
     :param limit: maximum size of the value in bytes; larger ones are ignored.
@@ -645,15 +647,15 @@ def _json_object(value: object, limit: int = MAX_STORED_BYTES) -> dict[str, Any]
     return found if isinstance(found, dict) else None
 
 
-def _error(value: object) -> TaskError | None:
-    found = _json_object(value) or {}
+def _parse_error(value: object) -> TaskError | None:
+    found = _parse_json_object(value) or {}
     name, message, at = (found.get(key) for key in ("class", "message", "at"))
     if not (isinstance(name, str) and isinstance(message, str) and isinstance(at, (int, float))):
         return None
     return TaskError(name, message, float(at))
 
 
-def _batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:
+def _batch_keys(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:
     left = iter(items)
     while batch := list(islice(left, TASK_BATCH)):
         yield batch

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException as StarletteException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.ui.responses import RequestRefused, error_response, response_to
+from airflow_kafka_spark.ui.responses import RequestRefused, make_error_response, make_response
 
 log = logging.getLogger(__name__)
 
@@ -89,22 +89,22 @@ def _handle_errors(app: FastAPI) -> None:
 
         app.add_exception_handler(kind, handler)
 
-    on(RequestRefused, response_to)
-    on(KafkaSparkError, response_to)
-    on(RequestValidationError, _invalid)
-    on(StarletteException, lambda error: error_response(error.status_code, str(error.detail)))
-    on(Exception, _failed)
+    on(RequestRefused, make_response)
+    on(KafkaSparkError, make_response)
+    on(RequestValidationError, _respond_to_invalid)
+    on(StarletteException, lambda error: make_error_response(error.status_code, str(error.detail)))
+    on(Exception, _respond_to_failure)
 
 
-def _invalid(error: RequestValidationError) -> JSONResponse:
+def _respond_to_invalid(error: RequestValidationError) -> JSONResponse:
     wrong = "; ".join(f"`{'.'.join(map(str, found['loc'][1:]))}`: {found['msg']}" for found in error.errors())
-    return error_response(400, f"The request is invalid: {wrong}", action="Correct the request")
+    return make_error_response(400, f"The request is invalid: {wrong}", action="Correct the request")
 
 
-def _failed(error: Exception) -> JSONResponse:
+def _respond_to_failure(error: Exception) -> JSONResponse:
     # The text of an unexpected error goes to the log only: it may contain what the user may not see.
     log.exception("A page of Kafka pipelines failed", exc_info=error)
-    return error_response(500, "An unexpected error occurred", action="See the log of the API server")
+    return make_error_response(500, "An unexpected error occurred", action="See the log of the API server")
 
 
 # --- the script ---------------------------------------------------------------------------------------------------------
@@ -135,12 +135,12 @@ def read_bundle(directory: Path = STATIC) -> ScriptBundle:
     stats = [(file, file.stat()) for file in files]
     state = tuple((str(file), stat.st_mtime_ns, stat.st_size) for file, stat in stats)
     if state not in _bundles:
-        parts = [b"(() => {\n'use strict';\n", *(_part(file) for file in files), b"})();\n"]
+        parts = [b"(() => {\n'use strict';\n", *(_read_part(file) for file in files), b"})();\n"]
         body = b"".join(parts)
         _bundles.clear()
         _bundles[state] = ScriptBundle(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
     return _bundles[state]
 
 
-def _part(file: Path) -> bytes:
+def _read_part(file: Path) -> bytes:
     return f"// {file.name}\n".encode() + file.read_bytes().rstrip() + b"\n\n"

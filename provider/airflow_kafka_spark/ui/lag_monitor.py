@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import RightMissing
-from airflow_kafka_spark.ledger.lag import NextRecords, lags_of, with_record_age
+from airflow_kafka_spark.ledger.lag import NextRecords, add_record_age, compute_lags
 from airflow_kafka_spark.windows.lag import BacklogHead, Lag, PartitionLag
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -207,7 +207,7 @@ class LagMonitor:
         reads = position.all_topics
         committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
         there = {topic: answers.described[topic] for topic in sorted(reads & answers.described.keys())}
-        states = lags_of(committed, position.topic_ids, there, answers.offsets)
+        states = compute_lags(committed, position.topic_ids, there, answers.offsets)
         if position.due_until is None:
             return states
         due = answers.due_ends
@@ -244,6 +244,6 @@ class LagMonitor:
             estimated = estimated or not is_known
             # A record that was not read counts, but its age is unknown. One after the end is not due yet.
             head = heads[tp, state.start] if is_known else BacklogHead(state.start, None)
-            found[tp] = with_record_age(state, head if head and head.offset < state.end else None, now)
+            found[tp] = add_record_age(state, head if head and head.offset < state.end else None, now)
         problem = f"there is no topic {', '.join(f'`{t}`' for t in gone)} any more" if gone else "".join(refused[:1])
         return LagMeasurement(Lag(name, found, now), bounds, now, committed, problem, estimated)

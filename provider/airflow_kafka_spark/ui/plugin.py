@@ -54,7 +54,7 @@ class LazyApp:
         await self._app(scope, receive, send)
 
 
-def _react_app(name: str, destination: str, url_route: str) -> dict[str, str]:
+def _make_react_app(name: str, destination: str, url_route: str) -> dict[str, str]:
     """Return one entry of ``react_apps``. Airflow finds the component by the entry's name, so each name is unique."""
     return {"name": name, "bundle_url": BUNDLE, "destination": destination, "url_route": url_route}
 
@@ -65,9 +65,9 @@ class KafkaSparkPlugin(AirflowPlugin):
     name = "airflow_kafka_spark"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": URL_PREFIX, "name": "Kafka pipelines"}]  # noqa: RUF012 - Airflow's contract
     react_apps = [  # noqa: RUF012
-        {**_react_app("Kafka pipelines", "nav", ROUTE), "category": "browse"},
-        _react_app("Pipelines", "dag", "kafka-dag"),
-        _react_app("Pipelines of run", "dag_run", "kafka-run"),
-        _react_app("Pipelines of task", "task", "kafka-task"),
-        _react_app("Kafka window", "task_instance", "kafka-window"),
+        {**_make_react_app("Kafka pipelines", "nav", ROUTE), "category": "browse"},
+        _make_react_app("Pipelines", "dag", "kafka-dag"),
+        _make_react_app("Pipelines of run", "dag_run", "kafka-run"),
+        _make_react_app("Pipelines of task", "task", "kafka-task"),
+        _make_react_app("Kafka window", "task_instance", "kafka-window"),
     ]

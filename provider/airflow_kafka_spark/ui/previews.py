@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.kafka.log import read_records
-from airflow_kafka_spark.ui.responses import RequestRefused, redact, status_of
+from airflow_kafka_spark.ui.responses import RequestRefused, find_status, redact_text
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_with_timeout(work: Callable[[], T], doing: str, seconds: float = TIMEOUT
 # --- the next window ----------------------------------------------------------------------------------------------------
 
 
-def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
+def make_window_preview(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict[str, Any]:
     """Return the next window of a pipeline, or the reason why planning it would fail.
 
     :param work: plans the window.
@@ -78,11 +78,11 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
     try:
         found = run_with_timeout(work, "Planning the next window")
     except KafkaSparkError as error:
-        if status_of(error) == 503:
+        if find_status(error) == 503:
             raise
-        return {"refused": redact(str(error))}
+        return {"refused": redact_text(str(error))}
     except ValueError as error:
-        return {"refused": redact(str(error))}
+        return {"refused": redact_text(str(error))}
     facts = {name: getattr(found, name) for name in ("number", "begins", "run", "offsets", "bytes", "age", "held_back")}
     warnings = list(found.warnings)
     if unread and found.run is None:
@@ -95,7 +95,7 @@ def next_window(work: Callable[[], Preview], unread: Sequence[str] = ()) -> dict
 # --- dead letters -------------------------------------------------------------------------------------------------------
 
 
-def preview_bytes(value: bytes | None, most: int = MAX_TEXT) -> dict[str, Any] | None:
+def format_bytes_preview(value: bytes | None, most: int = MAX_TEXT) -> dict[str, Any] | None:
     """Return the beginning of ``value`` as text, or as hexadecimal digits if it is not UTF-8.
 
     The pages show it as text, never as HTML.
@@ -170,9 +170,11 @@ class DeadLetterReader:
             "partition": message.partition(),
             "offset": message.offset(),
             "timestamp": timestamp if kind and timestamp >= 0 else None,
-            "key": preview_bytes(message.key()),
-            "value": preview_bytes(message.value()),
-            "headers": [[name[:MAX_HEADER_TEXT], preview_bytes(value, MAX_HEADER_TEXT)] for name, value in headers[:MAX_HEADERS]],
+            "key": format_bytes_preview(message.key()),
+            "value": format_bytes_preview(message.value()),
+            "headers": [
+                [name[:MAX_HEADER_TEXT], format_bytes_preview(value, MAX_HEADER_TEXT)] for name, value in headers[:MAX_HEADERS]
+            ],
             "reason": context.get("exception.message", "")[:MAX_TEXT] or None,
             "stage": context.get("stage") or None,
             "exception": context.get("exception.class.name") or None,
@@ -198,7 +200,7 @@ class TopicFormats:
     key: Described | None = None
 
 
-def topic_formats(configuration: Mapping[str, Any], topics: Sequence[str]) -> dict[str, TopicFormats]:
+def find_topic_formats(configuration: Mapping[str, Any], topics: Sequence[str]) -> dict[str, TopicFormats]:
     """Return the topics of a pipeline whose records can be shown, with their formats.
 
     :param configuration: the configuration of its task; empty if it is unknown.
@@ -284,7 +286,7 @@ class RecordReader:
             "end": end,
             "value_format": self.formats.value and self.formats.value.get("class"),
             "problem": problem or key_problem or None,
-            "records": [_record(*record) for record in zip(found, keys, values, strict=True)],
+            "records": [_make_record(*record) for record in zip(found, keys, values, strict=True)],
         }
 
 
@@ -305,20 +307,20 @@ def decode_columns(
         return nothing, ""
     if described.get("class") == "Json" and not (described.get("arguments") or {}).get("schema"):
         # The Json of a sink has no schema: the columns of its rows decide.
-        return [_object_of(value) for value in values], ""
+        return [_decode_object(value) for value in values], ""
     try:
         decoder = make_format(described).of_topics((topic,), part).decoder()
         found = decoder.decode(values)
     except (KafkaSparkError, ValueError, ImportError) as error:
-        return nothing, redact(f"The {part}s are shown as bytes: {error}")
+        return nothing, redact_text(f"The {part}s are shown as bytes: {error}")
     bad, rows = dict(found.bad), found.batch.to_pylist()
     return [
-        (None, bad.get(at)) if at in bad or value is None else ({n: _plain(v) for n, v in rows[at].items()}, None)
+        (None, bad.get(at)) if at in bad or value is None else ({n: _to_plain(v) for n, v in rows[at].items()}, None)
         for at, value in enumerate(values)
     ], ""
 
 
-def _object_of(value: bytes | None) -> DecodedPart:
+def _decode_object(value: bytes | None) -> DecodedPart:
     """Return the fields of a JSON object; None for another value, which is shown as text."""
     if value is None:
         return None, None
@@ -326,36 +328,38 @@ def _object_of(value: bytes | None) -> DecodedPart:
         found = json.loads(value, parse_float=Decimal)
     except ValueError as error:
         return None, f"it is no JSON: {error}"
-    return ({name: _plain(each) for name, each in found.items()} if isinstance(found, dict) else None), None
+    return ({name: _to_plain(each) for name, each in found.items()} if isinstance(found, dict) else None), None
 
 
-def _plain(value: object) -> Any:
+def _to_plain(value: object) -> Any:
     """Return a value as JSON. Numbers that JavaScript would round become texts with all digits."""
     if isinstance(value, (bytes, bytearray)):
-        return (preview_bytes(bytes(value)) or {}).get("text")
+        return (format_bytes_preview(bytes(value)) or {}).get("text")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
         return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _record(message: Message, key: DecodedPart, value: DecodedPart) -> dict[str, Any]:
+def _make_record(message: Message, key: DecodedPart, value: DecodedPart) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
     headers: Any = message.headers() or []
     return {
         "offset": message.offset(),
         "timestamp": timestamp if kind and timestamp >= 0 else None,
-        "key": preview_bytes(message.key()),
-        "value": preview_bytes(message.value()),
-        "key_columns": _text(key[0]),
-        "value_columns": _text(value[0]),
+        "key": format_bytes_preview(message.key()),
+        "value": format_bytes_preview(message.value()),
+        "key_columns": _format_columns(key[0]),
+        "value_columns": _format_columns(value[0]),
         "reason": value[1] or key[1],
-        "headers": [[name[:MAX_HEADER_TEXT], preview_bytes(found, MAX_HEADER_TEXT)] for name, found in headers[:MAX_HEADERS]],
+        "headers": [
+            [name[:MAX_HEADER_TEXT], format_bytes_preview(found, MAX_HEADER_TEXT)] for name, found in headers[:MAX_HEADERS]
+        ],
     }
 
 
-def _text(columns: DecodedColumns | None) -> str | None:
+def _format_columns(columns: DecodedColumns | None) -> str | None:
     return None if columns is None else json.dumps(columns, ensure_ascii=False, indent=2)[:20_000]

@@ -37,16 +37,16 @@ class PlainJSONResponse(JSONResponse):
         try:
             return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str).encode()
         except ValueError:
-            return json.dumps(_finite(content), separators=(",", ":"), default=str).encode()
+            return json.dumps(_replace_non_finite(content), separators=(",", ":"), default=str).encode()
 
 
-def _finite(value: object) -> object:
+def _replace_non_finite(value: object) -> object:
     """Return ``value`` with None in place of NaN and infinity, which a ledger's record may contain and JSON may not."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {name: _replace_non_finite(item) for name, item in value.items()}
+    return [_replace_non_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # --- errors -------------------------------------------------------------------------------------------------------------
@@ -55,20 +55,20 @@ _SECRETS = re.compile(r"((?:password|passwd|secret|token|sasl\.jaas\.config)[\"'
 _USERINFO = re.compile(r"(\w+://)[^/\s@]+@")
 
 
-def redact(text: str) -> str:
+def redact_text(text: str) -> str:
     """Return the text of an error with everything that looks like a secret replaced by ``***``."""
     return _USERINFO.sub(r"\1***@", _SECRETS.sub(r"\1***", text))
 
 
-def error_response(status: int, found: str, expected: str = "", action: str = "") -> JSONResponse:
+def make_error_response(status: int, found: str, expected: str = "", action: str = "") -> JSONResponse:
     """Return an error in the shape that the pages expect, redacted."""
     sentences = [found, f"Expected {expected}" if expected else "", action]
     message = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
     facts = {"message": message, "found": found, "expected": expected, "action": action}
-    return JSONResponse({"detail": {name: redact(text) for name, text in facts.items()}}, status_code=status)
+    return JSONResponse({"detail": {name: redact_text(text) for name, text in facts.items()}}, status_code=status)
 
 
-def status_of(error: KafkaSparkError) -> int:
+def find_status(error: KafkaSparkError) -> int:
     """Return 404 for an unknown pipeline, 503 if Kafka does not answer, 400 for invalid arguments, and 409 for other refusals."""
     if isinstance(error, PipelineUnknown):
         return 404
@@ -77,7 +77,7 @@ def status_of(error: KafkaSparkError) -> int:
     return 400 if isinstance(error, ValidationError) else 409
 
 
-def response_to(error: RequestRefused | KafkaSparkError) -> JSONResponse:
+def make_response(error: RequestRefused | KafkaSparkError) -> JSONResponse:
     """Return the response to an expected error."""
-    status = error.status if isinstance(error, RequestRefused) else status_of(error)
-    return error_response(status, error.found, error.expected, error.action)
+    status = error.status if isinstance(error, RequestRefused) else find_status(error)
+    return make_error_response(status, error.found, error.expected, error.action)

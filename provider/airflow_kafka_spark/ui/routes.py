@@ -9,18 +9,18 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from airflow_kafka_spark.ui.actions import ActionContext, ActionResult, parse_request, perform
+from airflow_kafka_spark.ui.actions import ActionContext, ActionResult, parse_request, perform_action
 from airflow_kafka_spark.ui.airflow_metadata import RUNNING, TaskInstanceKey, TaskRunning, clear_task
 from airflow_kafka_spark.ui.previews import (
     MAX_DEAD_LETTERS,
     MAX_RECORDS,
     DeadLetterReader,
     RecordReader,
-    next_window,
+    make_window_preview,
     run_with_timeout,
 )
 from airflow_kafka_spark.ui.responses import PlainJSONResponse, RequestRefused
-from airflow_kafka_spark.ui.views import ListQuery, UserView, browsable_topics, stored_windows, windows_csv
+from airflow_kafka_spark.ui.views import ListQuery, UserView, find_browsable_topics, format_windows_as_csv, list_stored_windows
 from airflow_kafka_spark.ui.watcher import get_watcher, make_hook
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -32,15 +32,15 @@ MAX_BODY = 100_000
 """Maximum size of a request's body, in bytes."""
 
 
-def _user_view(user: GetUserDep, session: SessionDep) -> UserView:
+def _make_user_view(user: GetUserDep, session: SessionDep) -> UserView:
     return UserView.of(user, session, get_watcher())
 
 
-UserViewDep = Annotated[UserView, Depends(_user_view)]
+UserViewDep = Annotated[UserView, Depends(_make_user_view)]
 
 
 @router.get("/pipelines")
-def pipelines(
+def list_pipelines(
     view: UserViewDep,
     q: str = "",
     status: str = "",
@@ -56,13 +56,13 @@ def pipelines(
 
 
 @router.get("/pipeline")
-def pipeline(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
+def get_pipeline(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
     """Return one pipeline."""
     return PlainJSONResponse(view.detail(ledger, name))
 
 
 @router.get("/windows")
-def windows(
+def list_windows(
     view: UserViewDep,
     ledger: str,
     name: Annotated[str, Query(alias="pipeline")],
@@ -77,15 +77,15 @@ def windows(
 
 
 @router.get("/windows.csv")
-def windows_as_csv(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
+def download_windows(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
     """Return all windows of a pipeline that the ledger holds, as a CSV file."""
     headers = {"Content-Disposition": 'attachment; filename="windows.csv"'}
-    body = windows_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
+    body = format_windows_as_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
     return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @router.get("/records")
-def records(
+def read_records(
     view: UserViewDep,
     ledger: str,
     name: Annotated[str, Query(alias="pipeline")],
@@ -96,7 +96,7 @@ def records(
 ) -> PlainJSONResponse:
     """Return records of one of the pipeline's topics around an offset, by default the last ones."""
     item, watch = view.find(ledger, name)
-    formats = browsable_topics(item).get(topic)
+    formats = find_browsable_topics(item).get(topic)
     if formats is None:
         raise RequestRefused(404, f"Pipeline `{name}` has no topic `{topic}`", action="Choose one of its topics")
     reader = RecordReader(TopicPartition(topic, partition), offset, min(max(limit, 1), MAX_RECORDS), formats)
@@ -112,7 +112,7 @@ def records(
 @router.get("/next")
 def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
     """Return the window that a run would plan now."""
-    from airflow_kafka_spark.control.preview import PlanOptions, Preview, preview
+    from airflow_kafka_spark.control.preview import PlanOptions, Preview, preview_window
 
     item, watch = view.find(ledger, name)
     task = item.tasks[0] if item.tasks else None
@@ -125,21 +125,21 @@ def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Que
                 task.topics, reported_group or task.group, task.starting_offsets, task.ending_offsets, task.max_records
             )
         with make_hook(watch.name.connection) as hook:
-            return preview(hook, name, options, ledger_topic=watch.name.topic)
+            return preview_window(hook, name, options, ledger_topic=watch.name.topic)
 
     view.release()
-    return PlainJSONResponse(next_window(plan_next, task.unread if task else ()))
+    return PlainJSONResponse(make_window_preview(plan_next, task.unread if task else ()))
 
 
 @router.get("/dead-letters")
-def dead_letters(
+def read_dead_letters(
     view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")], window: str = "", limit: int = 20
 ) -> PlainJSONResponse:
     """Return the first dead letters of a pipeline, or of one of its windows."""
     _, watch = view.find(ledger, name)
     with watch.lock:
         snapshot = watch.snapshot.pipelines.get(name)
-        found = stored_windows(snapshot) if snapshot else []
+        found = list_stored_windows(snapshot) if snapshot else []
     chosen = [w for w in found if w.landed and (not window or window in (w.name, str(w.entry.window.number)))]
     landed = [part for w in chosen for part in w.landed]
     names = frozenset({name, *(w.entry.window.pipeline for w in chosen)})
@@ -154,7 +154,7 @@ def dead_letters(
     return PlainJSONResponse({"records": records, "total": sum(part.records for part in landed)})
 
 
-async def _json_body(request: Request) -> object:
+async def _read_json_body(request: Request) -> object:
     # A form of another site can send neither this content type nor a JSON body.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestRefused(400, "The content type is not `application/json`", action="Send JSON")
@@ -168,7 +168,9 @@ async def _json_body(request: Request) -> object:
 
 
 @router.post("/actions/{action}")
-def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_json_body)], action: str) -> PlainJSONResponse:
+def handle_action(
+    view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_read_json_body)], action: str
+) -> PlainJSONResponse:
     """Change a pipeline, or describe what the change would do."""
     order = parse_request(action, body)
     item, watch = view.find(order.ledger, order.pipeline)
@@ -190,7 +192,7 @@ def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_js
 
     def carry_out() -> ActionResult:
         with make_hook(watch.name.connection) as hook:
-            return perform(hook, order, context)
+            return perform_action(hook, order, context)
 
     view.release()
     try:
@@ -198,11 +200,11 @@ def act(view: UserViewDep, user: GetUserDep, body: Annotated[object, Depends(_js
     except ValueError as error:
         raise RequestRefused(400, str(error), action="Correct the request") from None
     watch.refresh()
-    more = (_cleared(view, result.clear),) if result.clear and result.done else ()
+    more = (_clear_task(view, result.clear),) if result.clear and result.done else ()
     return PlainJSONResponse(result.to_dict(*more))
 
 
-def _cleared(view: UserView, task: TaskInstanceKey) -> str:
+def _clear_task(view: UserView, task: TaskInstanceKey) -> str:
     """Clear the task that carries out the action when it runs again, and return what was done."""
     if not view.access.may_edit([task.dag_id]) or task.dag_id not in view.paused:
         return f"Its task was not cleared: you may not edit DAG {task.dag_id}"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from airflow_kafka_spark.ledger.lag import epoch_seconds
-from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, task_of_run
+from airflow_kafka_spark.ledger.lag import parse_epoch_seconds
+from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, parse_task_of_run
 from airflow_kafka_spark.ui.lag_monitor import ReadPosition
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, find_missing_intervals, parse_ledger_name
-from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, cadence_of_windows
+from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, derive_cadence
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     CONTROL,
@@ -194,7 +194,7 @@ class PipelineSnapshot:
         windows = [self._window_records[number] for number in sorted(numbers)]
         others = [raw for key, raw in self._other_records.items() if key[0] != "split" or key[1] in numbers]
         names = sorted(self._interval_records)[-newest:]
-        return _memory_of(self.pipeline, [*others, *(self._interval_records[name] for name in names), *windows])
+        return _parse_memory(self.pipeline, [*others, *(self._interval_records[name] for name in names), *windows])
 
     def interval_memory(self, interval: str) -> Memory:
         """Return the decoded state of one data interval.
@@ -204,7 +204,7 @@ class PipelineSnapshot:
         :raises ValueError: a record cannot be decoded.
         """
         records = self._interval_windows.get(interval, {})
-        return self._cached(("interval", interval), lambda: _memory_of(f"{self.pipeline}.{interval}", list(records.values())))
+        return self._cached(("interval", interval), lambda: _parse_memory(f"{self.pipeline}.{interval}", list(records.values())))
 
     def newest_interval_memories(self, newest: int) -> list[Memory]:
         """Return the decoded states of the ``newest`` data intervals, and of all intervals with an open window."""
@@ -232,7 +232,7 @@ class PipelineSnapshot:
         self._decoded.clear()
 
 
-def _memory_of(pipeline: str, raw: list[RawRecord]) -> Memory:
+def _parse_memory(pipeline: str, raw: list[RawRecord]) -> Memory:
     try:
         return fold_records(pipeline, [LedgerRecord(*record) for record in raw])
     except NewerVersion:
@@ -286,7 +286,7 @@ class LedgerSnapshot:
             if record.value is None:
                 return None
             snapshot = self.pipelines[pipeline] = PipelineSnapshot(pipeline)
-        if reason := _unreadable(record, rest[0]):
+        if reason := _find_unreadable_reason(record, rest[0]):
             self._add_problem(partition, record, f"of pipeline `{pipeline}`, {reason}")
         snapshot.put(interval, tuple(rest), record)
         if snapshot.is_empty:
@@ -301,7 +301,7 @@ class LedgerSnapshot:
 _VERSION = re.compile(rb'^\{"v":(\d{1,6}),')
 
 
-def _unreadable(record: LedgerRecord, kind: str) -> str:
+def _find_unreadable_reason(record: LedgerRecord, kind: str) -> str:
     """Return the reason why a value cannot be read; "" if it can. Only its first bytes are decoded, as most are never shown."""
     if record.value is None:
         return ""
@@ -378,18 +378,18 @@ class PipelineSummary:
         return report.get(name, default)
 
 
-def entry_name(entry: WindowEntry) -> str:
+def get_entry_name(entry: WindowEntry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
     _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
 
 
-def summarize(snapshot: PipelineSnapshot) -> PipelineSummary:
+def summarize_pipeline(snapshot: PipelineSnapshot) -> PipelineSummary:
     """Return the summary of a pipeline. A record that cannot be read is reported in ``problem``; this function never raises."""
     try:
         memory = snapshot.memory(SUMMARY_WINDOWS)
         intervals = snapshot.newest_interval_memories(SUMMARY_WINDOWS) if snapshot.interval_names else []
-        return _summary(snapshot.pipeline, memory, intervals)
+        return _make_summary(snapshot.pipeline, memory, intervals)
     except NewerVersion as error:
         problem = f"the ledger holds {error}: upgrade airflow-provider-kafka-spark to the release that wrote it"
         return PipelineSummary(snapshot.pipeline, problem)
@@ -399,13 +399,13 @@ def summarize(snapshot: PipelineSnapshot) -> PipelineSummary:
         snapshot.clear_cache()
 
 
-def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> PipelineSummary:
+def _make_summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> PipelineSummary:
     entries = [*memory.entries.values(), *(entry for interval in intervals for entry in interval.entries.values())]
-    timed = ((completed_at(e), e.window.number, e) for e in entries if _has_completion_time(e))
+    timed = ((parse_completion_time(e), e.window.number, e) for e in entries if _has_completion_time(e))
     complete = sorted(timed, key=lambda item: item[:2])
     unfinished = [e for e in entries if e.state is State.PLANNED]
     newest = max(entries, key=lambda e: (e.attempt.started_at, e.window.planned_at), default=None)
-    cadence = cadence_of_windows(CompletedWindow(at, e.window.run, e.window.interval) for at, _, e in complete)
+    cadence = derive_cadence(CompletedWindow(at, e.window.run, e.window.interval) for at, _, e in complete)
     last = complete[-1][2] if complete else None
     has_source = memory.position.source is not None or any(e.window.source for e in entries)
     ranges = {r.topic for e in entries[-2:] for r in e.window.ranges}
@@ -419,17 +419,19 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
         # Only the first window is planned: the pipeline has read up to where it begins.
         offsets = {r.topic_partition: r.start for r in open_entry.window.ranges}
     read_position = ReadPosition(offsets, ids, () if has_source else topics, group, by_group)
-    tasks = (task_of_run(e.attempt.run) for e in unfinished)
+    tasks = (parse_task_of_run(e.attempt.run) for e in unfinished)
     return PipelineSummary(
         pipeline,
         read_position=read_position,
         last=last,
         open=open_entry,
         running_tasks=tuple(dict.fromkeys(task for task in tasks if task)),
-        owner=task_of_run(newest.window.run) if newest else None,
+        owner=parse_task_of_run(newest.window.run) if newest else None,
         pause=memory.pause,
         cadence=cadence,
-        past={} if memory.position.moved else _past([e for _, _, e in complete], unfinished, ids, in_order=not by_group),
+        past={}
+        if memory.position.moved
+        else _collect_past_positions([e for _, _, e in complete], unfinished, ids, in_order=not by_group),
         topics=topics,
         moved=memory.position.moved,
         has_source=has_source,
@@ -438,29 +440,29 @@ def _summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) -> Pipe
     )
 
 
-def completed_at(entry: WindowEntry) -> float:
+def parse_completion_time(entry: WindowEntry) -> float:
     """Return the completion time of a window in seconds since the epoch; 0 if unknown."""
-    return _instant(str((entry.report or {}).get("completed_at") or ""))
+    return _parse_instant(str((entry.report or {}).get("completed_at") or ""))
 
 
-def started_at(entry: WindowEntry) -> float:
+def parse_start_time(entry: WindowEntry) -> float:
     """Return the start of the newest attempt at a window in seconds since the epoch; 0 if unknown."""
-    return _instant(entry.attempt.started_at)
+    return _parse_instant(entry.attempt.started_at)
 
 
-def _instant(text: str) -> float:
+def _parse_instant(text: str) -> float:
     """Return an instant in seconds since the epoch; 0 if the text is not an instant."""
     try:
-        return epoch_seconds(text)
+        return parse_epoch_seconds(text)
     except ValueError:
         return 0.0
 
 
 def _has_completion_time(entry: WindowEntry) -> bool:
-    return entry.state is State.COMPLETE and entry.report is not None and completed_at(entry) > 0
+    return entry.state is State.COMPLETE and entry.report is not None and parse_completion_time(entry) > 0
 
 
-def _past(
+def _collect_past_positions(
     complete: Sequence[WindowEntry], unfinished: Sequence[WindowEntry], ids: Mapping[str, str], *, in_order: bool
 ) -> dict[TopicPartition, list[Observation]]:
     """Return earlier positions, for the verdict on lag.
@@ -479,10 +481,10 @@ def _past(
             # Offsets of a topic that was recreated refer to other records.
             same = entry.window.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic, ""))
             if same and entry.window.number >= moved:
-                seen = Observation(completed_at(entry), end if has_offset else None, active=True, has_offset=has_offset)
+                seen = Observation(parse_completion_time(entry), end if has_offset else None, active=True, has_offset=has_offset)
                 past.setdefault(tp, []).append(seen)
     for entry in unfinished:
-        if (started := started_at(entry)) > 0:
+        if (started := parse_start_time(entry)) > 0:
             for tp in entry.window.ends:
                 past.setdefault(tp, []).append(Observation(started, None, active=True, has_offset=False))
     return past

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
-from airflow_kafka_spark.ui.access import Access, access_of
+from airflow_kafka_spark.ui.access import Access, find_access
 from airflow_kafka_spark.ui.airflow_metadata import (
     FAILED,
     RUNNING,
@@ -26,23 +26,29 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskError,
     TaskInstanceKey,
     TaskInstanceState,
+    parse_task_of_run,
     read_configuration,
     read_paused_dags,
     read_task_states,
-    task_of_run,
 )
 from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
-from airflow_kafka_spark.ui.previews import TopicFormats, topic_formats
-from airflow_kafka_spark.ui.responses import RequestRefused, redact
-from airflow_kafka_spark.ui.snapshot import PipelineSnapshot, PipelineSummary, completed_at, entry_name, started_at
+from airflow_kafka_spark.ui.previews import TopicFormats, find_topic_formats
+from airflow_kafka_spark.ui.responses import RequestRefused, redact_text
+from airflow_kafka_spark.ui.snapshot import (
+    PipelineSnapshot,
+    PipelineSummary,
+    get_entry_name,
+    parse_completion_time,
+    parse_start_time,
+)
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_at
+from airflow_kafka_spark.windows.dead_letters import DeadLetters, find_dead_letters
 from airflow_kafka_spark.windows.interval import find_missing_intervals
 from airflow_kafka_spark.windows.lag import Status, Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
-from airflow_kafka_spark.windows.times import iso
+from airflow_kafka_spark.windows.times import format_instant
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
@@ -99,14 +105,14 @@ class PipelineItem:
         """Return the task instances whose states determine the activity of the pipeline."""
         if self.summary is None or self.summary.open is None:
             return ()
-        planner = task_of_run(self.summary.open.window.run)
+        planner = parse_task_of_run(self.summary.open.window.run)
         return tuple(dict.fromkeys([*self.summary.running_tasks, *([planner] if planner else [])]))
 
 
 # --- a row --------------------------------------------------------------------------------------------------------------
 
 
-def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now: float) -> JsonObject:
+def make_pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now: float) -> JsonObject:
     """Return a row of the list.
 
     :param item: the pipeline.
@@ -116,14 +122,14 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
     """
     summary = item.summary
     dag_id, task_id = item.task
-    status, reason = _status(item)
-    activity, why = _activity(item, airflow)
+    status, reason = _find_status(item)
+    activity, why = _find_activity(item, airflow)
     measured, lag = item.measured, item.measured.lag if item.measured else None
     first = item.tasks[0] if item.tasks else None
     topics = list(dict.fromkeys([*(summary.topics if summary else ()), *(first.topics if first else ())]))
     pause = summary.pause if summary else None
     report = summary.report if summary else lambda name, default=None: default
-    reads_rows = summary.has_source if summary and not summary.problem else _task_reads_rows(first)
+    reads_rows = summary.has_source if summary and not summary.problem else _reads_rows(first)
     source, sink = (report(name) or (getattr(first, name) if first else "") or None for name in ("source", "sink"))
     return {
         "ledger": str(item.ledger),
@@ -137,9 +143,9 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "group": None if reads_rows else report("group_id") or (first.group if first else None),
         "reads_rows": reads_rows,
         "source": source,
-        "source_name": endpoint_name(source, first.source if first else ""),
+        "source_name": format_endpoint(source, first.source if first else ""),
         "sink": sink,
-        "sink_name": endpoint_name(_published_to(sink, report("published")), first.sink if first else ""),
+        "sink_name": format_endpoint(_find_published_uri(sink, report("published")), first.sink if first else ""),
         "guarantee": report("guarantee") or None,
         "lag_records": lag.records() if lag else None,
         "lag_seconds": measured.seconds if measured and lag else None,
@@ -147,11 +153,11 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
         "log_bytes_behind": report("source_bytes_behind"),
         "source_progress": report("source_progress"),
         "rate": report("rate"),
-        "last_window": _last_window(summary.last) if summary and summary.last else None,
-        "running": _running(item, airflow, now) if activity in ("running", "conflict") else None,
-        "failure": _failure(item, airflow) if activity == "failed" else None,
+        "last_window": _describe_last_window(summary.last) if summary and summary.last else None,
+        "running": _describe_running(item, airflow, now) if activity in ("running", "conflict") else None,
+        "failure": _describe_failure(item, airflow) if activity == "failed" else None,
         "may_edit": access.may_edit(item.dag_ids),
-        "actions": _actions(item),
+        "actions": _list_actions(item),
         "is_paused": pause is not None,
         "pause": {"who": pause.who, "why": pause.why, "at": pause.at} if pause else None,
         "dag_paused": any(airflow.paused.get(dag) for dag in item.dag_ids),
@@ -159,19 +165,19 @@ def pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access, now:
     }
 
 
-def _task_reads_rows(task: PipelineTask | None) -> bool:
+def _reads_rows(task: PipelineTask | None) -> bool:
     """Return True if the DAG file says that a task reads rows of a source, and no topics."""
     return task is not None and not task.topics and bool(task.source) and not task.source.startswith("kafka://")
 
 
-def _published_to(sink: str | None, published: Sequence[Mapping[str, Any]] | None) -> str | None:
+def _find_published_uri(sink: str | None, published: Sequence[Mapping[str, Any]] | None) -> str | None:
     """Return the URI of a sink; for one whose rows name their topics (``*``), those of the last window's topics if it had any."""
     if not sink or not sink.endswith("/*") or not published:
         return sink
     return ", ".join(f"{sink[:-1]}{quote(topic, safe='')}" for topic in dict.fromkeys(part["topic"] for part in published))
 
 
-def _status(item: PipelineItem) -> tuple[str, str]:
+def _find_status(item: PipelineItem) -> tuple[str, str]:
     """Return the status of a pipeline, and the reason."""
     summary = item.summary
     if summary is None:
@@ -188,97 +194,101 @@ def _status(item: PipelineItem) -> tuple[str, str]:
     if item.verdict is not None:
         return item.verdict.status.value, item.verdict.reason
     if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
-        return "OK", f"window {entry_name(summary.open)} is open; the lag is measured within seconds"
+        return "OK", f"window {get_entry_name(summary.open)} is open; the lag is measured within seconds"
     return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
 
 
-def _activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
+def _find_activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
     """Return the activity of a pipeline, and the reason if it needs attention."""
     summary = item.summary
     if summary is None:
         if _is_paused(item, airflow):
             return "paused", ""
-        failed = _failed_before_its_window(item, airflow)
+        failed = _find_failure_before_window(item, airflow)
         return ("failed", f"its task is {failed.state}, before a window was planned") if failed else ("new", "")
     states = {task: found for task in item.running_tasks if (found := airflow.states.get(task))}
     running = [task for task, found in states.items() if found.state in RUNNING]
     entry = summary.open
     if entry is not None and running:
-        planner, worker = task_of_run(entry.window.run), task_of_run(entry.attempt.run)
+        planner, worker = parse_task_of_run(entry.window.run), parse_task_of_run(entry.attempt.run)
         if planner != worker and {planner, worker} <= set(running):
-            return "conflict", f"two runs work on window {entry_name(entry)}: {entry.window.run} and {entry.attempt.run}"
+            return "conflict", f"two runs work on window {get_entry_name(entry)}: {entry.window.run} and {entry.attempt.run}"
         return "running", ""
     if _is_paused(item, airflow):
         return "paused", ""
     if entry is not None:
-        worker = task_of_run(entry.attempt.run)
+        worker = parse_task_of_run(entry.attempt.run)
         found = states.get(worker) if worker else None
         ended = found is None or found.state in FAILED or found.state in ("success", "skipped", "removed", None)
         if ended:
             state = found.state if found and found.state else "gone"
-            return "failed", f"window {entry_name(entry)} is open, and its task is {state}"
-    if entry is None and (failed := _failed_before_its_window(item, airflow)):
+            return "failed", f"window {get_entry_name(entry)} is open, and its task is {state}"
+    if entry is None and (failed := _find_failure_before_window(item, airflow)):
         return "failed", f"its task is {failed.state}, before a window was planned"
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
 
 
-def _failed_before_its_window(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
+def _find_failure_before_window(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
     """Return the last task instance of a pipeline, if it failed before it planned a window: after the last complete one."""
-    last, newest = item.summary.last if item.summary else None, _last_failed(item, airflow)
-    return newest if newest and (last is None or newest.ended_at > completed_at(last)) else None
+    last, newest = item.summary.last if item.summary else None, _find_last_failure(item, airflow)
+    return newest if newest and (last is None or newest.ended_at > parse_completion_time(last)) else None
 
 
-def _failed_since(item: PipelineItem, airflow: AirflowState, entry: WindowEntry) -> FailedTask | None:
+def _find_failure_since(item: PipelineItem, airflow: AirflowState, entry: WindowEntry) -> FailedTask | None:
     """Return the last task instance of a pipeline, if it is of another run and began after the last attempt at an open window.
 
     A run of another data interval has another window.
     """
-    newest = _last_failed(item, airflow)
-    if newest is None or entry.window.interval or newest.key == task_of_run(entry.attempt.run):
+    newest = _find_last_failure(item, airflow)
+    if newest is None or entry.window.interval or newest.key == parse_task_of_run(entry.attempt.run):
         return None
-    return newest if (newest.started_at or newest.ended_at) > started_at(entry) else None
+    return newest if (newest.started_at or newest.ended_at) > parse_start_time(entry) else None
 
 
-def _last_failed(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
+def _find_last_failure(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
     found = [failed for task in item.tasks if (failed := airflow.failed.get((task.dag_id, task.task_id)))]
     return max(found, key=lambda failed: failed.ended_at, default=None)
 
 
-def _failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
+def _describe_failure(item: PipelineItem, airflow: AirflowState) -> JsonObject | None:
     """Return the last attempt of a failed pipeline, with its error and the task instance that has the log.
 
     A run that failed before it took an open window over, as one with another destination, comes after the window's last attempt.
     """
     entry = item.summary.open if item.summary else None
-    later = _failed_since(item, airflow, entry) if entry is not None else None
+    later = _find_failure_since(item, airflow, entry) if entry is not None else None
     if entry is not None and later is None:
-        task, attempt = task_of_run(entry.attempt.run), entry.attempt
+        task, attempt = parse_task_of_run(entry.attempt.run), entry.attempt
         found = airflow.states.get(task) if task else None
         # An error of an earlier attempt at the same task instance does not explain the end of this one.
-        error = found.error if found and found.error and found.error.at >= started_at(entry) else None
-        facts = {"name": entry_name(entry), "number": entry.window.number, "attempt": attempt.number}
+        error = found.error if found and found.error and found.error.at >= parse_start_time(entry) else None
+        facts = {"name": get_entry_name(entry), "number": entry.window.number, "attempt": attempt.number}
         facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
-    elif failed := later or _failed_before_its_window(item, airflow):
+    elif failed := later or _find_failure_before_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
             error = None
         run = "/".join(map(str, task if task.map_index >= 0 else task[:3]))
-        facts = {"name": entry_name(entry) if entry else None, "number": entry.window.number if entry else None, "attempt": None}
+        facts = {
+            "name": get_entry_name(entry) if entry else None,
+            "number": entry.window.number if entry else None,
+            "attempt": None,
+        }
         facts |= {"started_at": failed.started_at or failed.ended_at, "run": run, "task_state": failed.state}
     else:
         return None
     return {
         **facts,
-        "error": _error_json(error) if error else None,
+        "error": _convert_error(error) if error else None,
         "url": task.url if task and task.dag_id in airflow.paused else None,
     }
 
 
-def _error_json(error: TaskError) -> JsonObject:
-    return {"class": error.name, "message": redact(error.message), "at": error.at}
+def _convert_error(error: TaskError) -> JsonObject:
+    return {"class": error.name, "message": redact_text(error.message), "at": error.at}
 
 
-def _actions(item: PipelineItem) -> list[str]:
+def _list_actions(item: PipelineItem) -> list[str]:
     """Return the actions that this kind of pipeline allows. The others would be refused with any arguments."""
     summary = item.summary
     if summary is None or summary.problem:
@@ -298,48 +308,50 @@ def _is_paused(item: PipelineItem, airflow: AirflowState) -> bool:
     return by_hand or any(airflow.paused.get(dag) for dag in item.dag_ids)
 
 
-def _last_window(entry: WindowEntry) -> JsonObject:
+def _describe_last_window(entry: WindowEntry) -> JsonObject:
     report = entry.report or {}
     return {
         "number": entry.window.number,
-        "name": entry_name(entry),
+        "name": get_entry_name(entry),
         "completed_at": report.get("completed_at"),
         "records_read": report.get("records_read"),
         "seconds": (report.get("timings") or {}).get("total"),
     }
 
 
-def _running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObject | None:
+def _describe_running(item: PipelineItem, airflow: AirflowState, now: float) -> JsonObject | None:
     entry = item.summary.open if item.summary else None
     if entry is None:
         return None
-    task = task_of_run(entry.attempt.run)
+    task = parse_task_of_run(entry.attempt.run)
     state = airflow.states.get(task) if task else None
     return {
         "number": entry.window.number,
-        "name": entry_name(entry),
+        "name": get_entry_name(entry),
         "dag_id": task.dag_id if task else None,
         "run_id": task.run_id if task else None,
         "task_id": task.task_id if task else None,
         "map_index": task.map_index if task else -1,
         "started_at": entry.attempt.started_at,
         "attempt": entry.attempt.number,
-        **_progress(entry, state, now),
+        **_describe_progress(entry, state, now),
     }
 
 
-def _progress(entry: WindowEntry, state: TaskInstanceState | None, now: float) -> JsonObject:
+def _describe_progress(entry: WindowEntry, state: TaskInstanceState | None, now: float) -> JsonObject:
     """Return the progress of an open window. A task's report is used only if it is valid, and belongs to this window."""
     reported = state.progress if state and state.progress else {}
     if reported.get("window") != entry.window.number:
         reported = {}
     total = (
-        _number(reported.get("records_total")) or entry.window.span or (entry.window.source.rows if entry.window.source else None)
+        _parse_number(reported.get("records_total"))
+        or entry.window.span
+        or (entry.window.source.rows if entry.window.source else None)
     )
-    done, splits, finished = (_number(reported.get(name)) for name in ("records_done", "splits", "splits_done"))
+    done, splits, finished = (_parse_number(reported.get(name)) for name in ("records_done", "splits", "splits_done"))
     fraction = finished / splits if splits and finished is not None else done / total if total and done is not None else None
     fraction = None if fraction is None else min(max(fraction, 0.0), 1.0)
-    elapsed = now - began if (began := _number(reported.get("started_at"))) else None
+    elapsed = now - began if (began := _parse_number(reported.get("started_at"))) else None
     remaining = elapsed * (1 - fraction) / fraction if elapsed and elapsed > 0 and fraction else None
     return {
         "records_total": int(total) if total else None,
@@ -350,11 +362,11 @@ def _progress(entry: WindowEntry, state: TaskInstanceState | None, now: float) -
     }
 
 
-def _number(value: object) -> float | None:
+def _parse_number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18 else None
 
 
-def endpoint_name(uri: str | None, asset: str = "") -> str | None:
+def format_endpoint(uri: str | None, asset: str = "") -> str | None:
     """Return a source or a sink as users name it: ``connection: table``.
 
     :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
@@ -365,7 +377,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     if not uri:
         return None
     if ", " in uri:
-        names = [str(endpoint_name(part)) for part in uri.split(", ")]
+        names = [str(format_endpoint(part)) for part in uri.split(", ")]
         prefix = names[0].partition(": ")[0] + ": "
         same = prefix != names[0] + ": " and all(name.startswith(prefix) for name in names)
         return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
@@ -374,7 +386,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
         # Both URIs end in the schema and the table.
         table = asset.partition("://")[2].partition("/")[2]
         if table and rest.endswith(f"/{table}"):
-            return endpoint_name(asset)
+            return format_endpoint(asset)
     place, *path = (unquote(part) for part in rest.split("/"))
     if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-jdbc") and place and path:
         return f"{place}: {'.'.join(path)}"
@@ -383,7 +395,7 @@ def endpoint_name(uri: str | None, asset: str = "") -> str | None:
     return unquote(rest) if scheme == "file" and separator else uri
 
 
-def task_configuration(item: PipelineItem) -> JsonObject:
+def find_task_configuration(item: PipelineItem) -> JsonObject:
     """Return the configuration of the pipeline's task, empty if unknown; ``of_run`` is True if its last run has stored it."""
     for text, of_run in [*((task.configuration, False) for task in item.tasks), (item.stored_configuration, True)]:
         try:
@@ -395,12 +407,12 @@ def task_configuration(item: PipelineItem) -> JsonObject:
     return {}
 
 
-def browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
+def find_browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
     """Return the topics of a pipeline whose records its page shows, with their formats."""
     summary, published = item.summary, item.summary.report("published") if item.summary else None
     read = [*(summary.topics if summary else ()), *(topic for task in item.tasks for topic in task.topics)]
     written = [part["topic"] for part in published or ()]
-    known = topic_formats(task_configuration(item), list(dict.fromkeys(read)))
+    known = find_topic_formats(find_task_configuration(item), list(dict.fromkeys(read)))
     return {**{topic: TopicFormats() for topic in written if topic not in known}, **known}
 
 
@@ -440,12 +452,12 @@ def is_of_task(item: PipelineItem, query: ListQuery) -> bool:
 def list_page(rows: Iterable[JsonObject], query: ListQuery) -> JsonObject:
     """Return a page of the list, and counts by status and activity of all rows that match ``query.q``."""
     words = query.q.casefold().split()
-    found = [r for r in rows if all(word in _text(r) for word in words)]
+    found = [r for r in rows if all(word in _make_search_text(r) for word in words)]
     counts, activities = Counter(r["status"] for r in found), Counter(r["activity"] for r in found)
     wanted = {name.strip().casefold() for name in query.status.split(",") if name.strip()}
     if wanted:
         found = [r for r in found if r["status"].casefold() in wanted or r["activity"] in wanted]
-    found = _sorted(found, query.sort)
+    found = _sort_rows(found, query.sort)
     begin, limit = max(query.offset, 0), min(max(query.limit, 1), 500)
     return {
         "pipelines": found[begin : begin + limit],
@@ -455,7 +467,7 @@ def list_page(rows: Iterable[JsonObject], query: ListQuery) -> JsonObject:
     }
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def _make_search_text(row: Mapping[str, Any]) -> str:
     fields = ("pipeline", "dag_id", "task_id", "group", "source", "sink", "ledger")
     return " ".join([*(str(row[name] or "") for name in fields), *row["topics"]]).casefold()
 
@@ -477,7 +489,7 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def _sorted(rows: list[JsonObject], sort: str) -> list[JsonObject]:
+def _sort_rows(rows: list[JsonObject], sort: str) -> list[JsonObject]:
     """Return the rows in the order of the query, equal rows by name. Unknown values come last in both directions."""
     backwards, name = sort.startswith("-"), sort.lstrip("-")
     key = _KEYS.get(name, _KEYS["pipeline"])
@@ -486,7 +498,7 @@ def _sorted(rows: list[JsonObject], sort: str) -> list[JsonObject]:
     return [*sorted(known, key=key, reverse=backwards), *(r for r in by_name if key(r) is None)]
 
 
-def ledger_row(name: LedgerName, state: str, message: str | None, age: float | None, pipelines: int) -> JsonObject:
+def make_ledger_row(name: LedgerName, state: str, message: str | None, age: float | None, pipelines: int) -> JsonObject:
     """Return a ledger as the list shows it.
 
     :param age: age of its data in seconds.
@@ -516,13 +528,13 @@ class WindowView:
 
     def __init__(self, entry: WindowEntry, dead: DeadLetters | None) -> None:
         self.entry, self.dead = entry, dead
-        self.name = entry_name(entry)
-        self.task = task_of_run(entry.window.run)
+        self.name = get_entry_name(entry)
+        self.task = parse_task_of_run(entry.window.run)
 
     @property
     def landed(self) -> tuple[Landed, ...]:
         """Return the topics of its dead letters, with their offsets."""
-        return dead_letters_at(self.dead, self.report)
+        return find_dead_letters(self.dead, self.report)
 
     @property
     def elsewhere(self) -> list[JsonObject]:
@@ -554,7 +566,7 @@ class WindowView:
         )
 
 
-def stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
+def list_stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
     """Return the stored windows of a pipeline, the newest first.
 
     :raises ValueError: a record cannot be decoded.
@@ -564,7 +576,7 @@ def stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
     return sorted(found, key=lambda w: w.order, reverse=True)
 
 
-def windows_before(windows: Sequence[WindowView], cursor: str) -> list[WindowView]:
+def list_windows_before(windows: Sequence[WindowView], cursor: str) -> list[WindowView]:
     """Return the windows that follow ``cursor``, the number or the interval of a window; all of them if it is empty."""
     if not cursor:
         return list(windows)
@@ -572,7 +584,7 @@ def windows_before(windows: Sequence[WindowView], cursor: str) -> list[WindowVie
     return [w for w in windows if w.order < limit]
 
 
-def window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
+def describe_window(view: WindowView, airflow: AirflowState) -> JsonObject:
     """Return a window as the pages show it."""
     entry, window = view.entry, view.entry.window
     complete = entry.state is State.COMPLETE
@@ -586,7 +598,7 @@ def window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
         "name": view.name,
         "replay": window.replay,
         "state": entry.state.value,
-        "interval": [iso(window.interval[0]), iso(window.interval[1])] if window.interval else None,
+        "interval": [format_instant(window.interval[0]), format_instant(window.interval[1])] if window.interval else None,
         "ranges": [
             {"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in window.ranges[:MAX_RANGES]
         ],
@@ -627,7 +639,7 @@ def window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
     }
 
 
-def partitions_json(measured: LagMeasurement | None, position: Mapping[TopicPartition, int]) -> list[JsonObject]:
+def describe_partitions(measured: LagMeasurement | None, position: Mapping[TopicPartition, int]) -> list[JsonObject]:
     """Return the position of a pipeline in each partition."""
     states = measured.lag.partitions if measured and measured.lag else {}
     bounds = measured.offsets if measured else {}
@@ -650,14 +662,14 @@ def partitions_json(measured: LagMeasurement | None, position: Mapping[TopicPart
     return found
 
 
-def change_json(found: Change) -> JsonObject:
+def describe_change(found: Change) -> JsonObject:
     """Return a manual change."""
     offsets = {name: [[*tp, offset] for tp, offset in sorted(getattr(found, name).items())] for name in ("before", "after")}
     facts = {name: getattr(found, name) for name in ("number", "action", "who", "why", "at", "window", "name")}
     return {**facts, **offsets, "discarded": list(found.discarded)}
 
 
-def dead_letters_json(windows: Iterable[WindowView]) -> JsonObject:
+def count_dead_letters(windows: Iterable[WindowView]) -> JsonObject:
     """Return the number of dead letters, in all and by window."""
     counts = [
         {
@@ -672,16 +684,16 @@ def dead_letters_json(windows: Iterable[WindowView]) -> JsonObject:
     return {"total": sum(count["records"] for count in counts), "windows": counts}
 
 
-def series_json(windows: Iterable[WindowView], samples: Iterable[tuple[float, int, float | None]]) -> JsonObject:
+def make_series(windows: Iterable[WindowView], samples: Iterable[tuple[float, int, float | None]]) -> JsonObject:
     """Return the points of the charts, the oldest first; of data intervals in the order of the intervals."""
     complete = [w for w in windows if w.entry.state is State.COMPLETE and w.entry.report]
-    newest = sorted(complete, key=lambda w: completed_at(w.entry))[-SERIES:]
+    newest = sorted(complete, key=lambda w: parse_completion_time(w.entry))[-SERIES:]
     newest.sort(key=lambda w: w.entry.window.interval or (0, 0))
     lag = [{"at": round(at, 1), "records": records, "seconds": seconds} for at, records, seconds in samples]
-    return {"windows": [_point(w) for w in newest], "lag": lag}
+    return {"windows": [_make_point(w) for w in newest], "lag": lag}
 
 
-def _point(view: WindowView) -> JsonObject:
+def _make_point(view: WindowView) -> JsonObject:
     report = view.report
     latency = report.get("latency") or {}
     published = report.get("published")
@@ -689,7 +701,7 @@ def _point(view: WindowView) -> JsonObject:
         "number": view.entry.window.number,
         "name": view.name,
         "completed_at": report.get("completed_at"),
-        "published": _upstream(report) if published is None else sum(p.get("records", 0) for p in published),
+        "published": _count_upstream(report) if published is None else sum(p.get("records", 0) for p in published),
         "read": report.get("records_read"),
         "written": report.get("records_written"),
         "rejected": report.get("records_rejected"),
@@ -701,7 +713,7 @@ def _point(view: WindowView) -> JsonObject:
     }
 
 
-def _upstream(report: Mapping[str, Any]) -> int | None:
+def _count_upstream(report: Mapping[str, Any]) -> int | None:
     """Return the number of records that upstream pipelines or producers report for a window; None if they report none."""
     follows, consumption = report.get("follows") or {}, report.get("consumption") or {}
     if follows.get("records") is not None:
@@ -728,7 +740,7 @@ CSV_FACTS = (
 _CSV_LATENCY = ("min", "p50", "p95", "max")
 
 
-def windows_csv(windows: Iterable[WindowView]) -> str:
+def format_windows_as_csv(windows: Iterable[WindowView]) -> str:
     """Return windows as CSV (RFC 4180, UTF-8) with a header, the newest first. Instants are UTC in ISO 8601.
 
     A text that a spreadsheet would take for a formula begins with an apostrophe.
@@ -746,14 +758,14 @@ def windows_csv(windows: Iterable[WindowView]) -> str:
             *("total_seconds", "dead_letters", "guarantee", "run", "offsets"),
         ]
     )
-    writer.writerows([_csv_cell(value) for value in _csv_row(w, steps)] for w in found)
+    writer.writerows([_format_csv_cell(value) for value in _make_csv_row(w, steps)] for w in found)
     return out.getvalue()
 
 
-def _csv_row(w: WindowView, steps: Iterable[str]) -> list[object]:
+def _make_csv_row(w: WindowView, steps: Iterable[str]) -> list[object]:
     window, report = w.entry.window, w.report
     latency, timings = report.get("latency") or {}, report.get("timings") or {}
-    interval = [iso(instant) for instant in window.interval] if window.interval else ["", ""]
+    interval = [format_instant(instant) for instant in window.interval] if window.interval else ["", ""]
     optional = 0 if w.entry.state is State.COMPLETE else None
     ranges = "; ".join(f"{r.topic}-{r.partition} [{r.start}, {r.end})" for r in window.ranges)
     facts = [report.get(name, optional if name.startswith("records_") else None) for name in CSV_FACTS]
@@ -767,7 +779,7 @@ def _csv_row(w: WindowView, steps: Iterable[str]) -> list[object]:
     ]
 
 
-def _csv_cell(value: object) -> object:
+def _format_csv_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
@@ -796,7 +808,7 @@ class UserView:
         :raises RequestRefused: 403 if the user may see no pipeline.
         """
         paused = read_paused_dags(session)
-        access = access_of(user, paused)
+        access = find_access(user, paused)
         watcher.request_received()
         return cls(watcher, session, access, paused)
 
@@ -832,7 +844,7 @@ class UserView:
             wanted = [item for item in wanted if self._is_of_run(item, query, run_id)]
         airflow = self.airflow({task for item in wanted for task in item.running_tasks})
         now = time.time()
-        answer = list_page([pipeline_row(item, airflow, self.access, now) for item in wanted], query)
+        answer = list_page([make_pipeline_row(item, airflow, self.access, now) for item in wanted], query)
         return {**answer, "ledgers": self.ledgers(items, now)}
 
     def ledgers(self, items: Iterable[PipelineItem], now: float) -> list[JsonObject]:
@@ -843,8 +855,8 @@ class UserView:
         found = []
         for name, watch in self.watcher.ledgers.items():
             state, message = watch.state
-            text = redact(message) if message else None
-            found.append(ledger_row(name, state, text, watch.age(now), counts.get(name, 0)))
+            text = redact_text(message) if message else None
+            found.append(make_ledger_row(name, state, text, watch.age(now), counts.get(name, 0)))
         return found
 
     def airflow(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
@@ -900,20 +912,20 @@ class UserView:
         now = time.time()
         total, complete = snapshot.intervals if snapshot else (0, 0)
         holes = find_missing_intervals(memory.intervals.spans) if memory else ()
-        missing = [[iso(hole.start_ms), iso(hole.end_ms)] for hole in holes]
+        missing = [[format_instant(hole.start_ms), format_instant(hole.end_ms)] for hole in holes]
         return {
-            "row": pipeline_row(item, airflow, self.access, now),
-            "partitions": partitions_json(item.measured, item.summary.read_position.offsets if item.summary else {}),
+            "row": make_pipeline_row(item, airflow, self.access, now),
+            "partitions": describe_partitions(item.measured, item.summary.read_position.offsets if item.summary else {}),
             "partitions_age": round(now - item.measured.at, 1) if item.measured else None,
-            "windows": [window_json(w, airflow) for w in shown],
+            "windows": [describe_window(w, airflow) for w in shown],
             "windows_total": snapshot.windows_total if snapshot else 0,
             "windows_kept": len(windows),
-            "changes": [change_json(found) for found in memory.history] if memory else [],
+            "changes": [describe_change(found) for found in memory.history] if memory else [],
             "intervals": {"total": total, "complete": complete, "missing": missing},
-            "dead_letters": dead_letters_json(windows),
-            "series": series_json(windows, samples),
-            "configuration": task_configuration(item),
-            "topics": list(reversed(browsable_topics(item))),
+            "dead_letters": count_dead_letters(windows),
+            "series": make_series(windows, samples),
+            "configuration": find_task_configuration(item),
+            "topics": list(reversed(find_browsable_topics(item))),
         }
 
     def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
@@ -939,16 +951,16 @@ class UserView:
         if problem:
             raise RequestRefused(409, problem)
         mine = [w for w in windows if w.is_of(*of)] if any(part not in ("", None) for part in of) else windows
-        shown = windows_before(mine, before)[: min(max(limit, 1), 200)]
+        shown = list_windows_before(mine, before)[: min(max(limit, 1), 200)]
         airflow = self.airflow({w.task for w in shown if w.task})
         total = len(mine) if mine is not windows else snapshot.windows_total if snapshot else 0
-        return {"windows": [window_json(w, airflow) for w in shown], "total": total}
+        return {"windows": [describe_window(w, airflow) for w in shown], "total": total}
 
     @staticmethod
     def _windows(watch: LedgerWatch, pipeline: str) -> tuple[list[WindowView], PipelineSnapshot | None, str]:
         with watch.lock:
             snapshot = watch.snapshot.pipelines.get(pipeline)
             try:
-                return (stored_windows(snapshot) if snapshot else []), snapshot, ""
+                return (list_stored_windows(snapshot) if snapshot else []), snapshot, ""
             except (ValueError, KeyError, TypeError) as error:
                 return [], snapshot, f"The ledger holds {error}"

@@ -15,7 +15,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
@@ -26,8 +26,8 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     PipelineTask,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
-from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize
-from airflow_kafka_spark.windows.lag import Cadence, History, Lag, Observation, Status, Unscheduled, Verdict, worst_verdict
+from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize_pipeline
+from airflow_kafka_spark.windows.lag import Cadence, History, Lag, Observation, Status, Unscheduled, Verdict, find_worst_verdict
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -102,7 +102,7 @@ class LagTracker:
         """
         for tp, state in lag.partitions.items():
             self.first.setdefault(tp, (lag.now, state.committed))
-        return worst_verdict(
+        return find_worst_verdict(
             self.history.judge(lag, {tp: self._aligned(tp, seen, lag.now) for tp, seen in past.items() if tp in self.first})
         )
 
@@ -312,7 +312,7 @@ class LedgerWatch:
                         self.summaries.pop(name, None)
                         self.lag_trackers.pop(name, None)
                     else:
-                        self.summaries[name] = summarize(pipeline)
+                        self.summaries[name] = summarize_pipeline(pipeline)
 
     # --- lag ---
 
@@ -391,7 +391,9 @@ class _LedgerConsumer:
         import confluent_kafka
 
         hook = self._hook
-        messages = consume(self._consumer, READ_BATCH, 0.5, hook.config, f"reading ledger {self._topic}", conn_id=hook.conn_id)
+        messages = consume_messages(
+            self._consumer, READ_BATCH, 0.5, hook.config, f"reading ledger {self._topic}", conn_id=hook.conn_id
+        )
         found: list[tuple[int, LedgerRecord | None]] = []
         for message in messages:
             error, partition, offset = message.error(), message.partition(), message.offset()
@@ -433,7 +435,7 @@ def read_catalog(reader: CatalogReader) -> Catalog:
         return reader.read(session)
 
 
-def configured_ledgers() -> tuple[LedgerName, ...]:
+def read_configured_ledgers() -> tuple[LedgerName, ...]:
     """Return the ledgers of the option ``[kafka_spark] ledgers``: ``<kafka_conn_id>/<ledger_topic>``, separated by commas.
 
     An invalid name is logged and left out.
@@ -465,7 +467,7 @@ class Watcher:
     """
 
     catalog_of: Callable[[CatalogReader], Catalog] = read_catalog
-    configured: Callable[[], tuple[LedgerName, ...]] = configured_ledgers
+    configured: Callable[[], tuple[LedgerName, ...]] = read_configured_ledgers
     hook_of: Callable[[str], KafkaHook] = make_hook
     idle_seconds: float = IDLE_SECONDS
     catalog: Catalog = field(default_factory=Catalog)

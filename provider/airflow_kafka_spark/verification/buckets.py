@@ -117,12 +117,12 @@ class BucketComparison:
         buckets = Buckets(min(MOST, max(FEWEST, max(expected) // READ_ROWS)))
         progress = ProgressLog(sum(expected))
         source, sink = (self._sums(side, buckets, progress) for side in sides)
-        return BucketResult(_rows(source.values()), _rows(sink.values()), buckets, _differing(source, sink))
+        return BucketResult(_count_rows(source.values()), _count_rows(sink.values()), buckets, _find_differing(source, sink))
 
     def differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
         """Return the chosen buckets that still differ."""
         some = buckets.only(chosen)
-        return _differing(self._sums(self.source, some), self._sums(self.sink, some))
+        return _find_differing(self._sums(self.source, some), self._sums(self.sink, some))
 
     def name_differences(self, buckets: Buckets, chosen: frozenset[int], findings: Findings) -> int:
         """Find the rows that differ in the chosen buckets.
@@ -132,8 +132,8 @@ class BucketComparison:
         while chosen:
             some = buckets.divided(chosen) if len(chosen) <= DIVIDED_BUCKETS else buckets.only(chosen)
             source, sink = self._sums(self.source, some), self._sums(self.sink, some)
-            buckets, chosen = some, _differing(source, sink)
-            sizes = {number: max(_size(source, number), _size(sink, number)) for number in chosen}
+            buckets, chosen = some, _find_differing(source, sink)
+            sizes = {number: max(_get_size(source, number), _get_size(sink, number)) for number in chosen}
             # Rows with equal keys have equal hashes, so no division separates them.
             small = max(sizes.values(), default=0) <= READ_ROWS
             if small or len(chosen) > DIVIDED_BUCKETS or buckets.count > max(sizes.values()) * DIVISION**2:
@@ -158,7 +158,7 @@ class BucketComparison:
             for number, sums in found.items():
                 add_sums(total, number, sums)
             if progress is not None:
-                progress.add(_rows(found.values()))
+                progress.add(_count_rows(found.values()))
         return total
 
     def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
@@ -172,13 +172,13 @@ def add_sums(total: BucketSums, number: int, sums: Sums) -> None:
     total[number] = Sums(rows + sums.rows, checksum + sums.checksum)
 
 
-def _differing(source: BucketSums, sink: BucketSums) -> frozenset[int]:
+def _find_differing(source: BucketSums, sink: BucketSums) -> frozenset[int]:
     return frozenset(number for number in source.keys() | sink.keys() if source.get(number) != sink.get(number))
 
 
-def _size(sums: BucketSums, number: int) -> int:
+def _get_size(sums: BucketSums, number: int) -> int:
     return sums[number].rows if number in sums else 0
 
 
-def _rows(sums: Iterable[Sums]) -> int:
+def _count_rows(sums: Iterable[Sums]) -> int:
     return sum(each.rows for each in sums)

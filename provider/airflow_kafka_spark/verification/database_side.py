@@ -22,7 +22,7 @@ from airflow_kafka_spark.verification.forms import (
     Family,
     Form,
     Sums,
-    row_checksum,
+    compute_row_checksum,
     to_form,
 )
 
@@ -116,7 +116,7 @@ class PostgresCanonicalSql(CanonicalSql):
                 return f"encode(timestamptz_send({c}), 'hex')"
             return f"encode(timestamp_send(CAST({c} AS timestamp)), 'hex')"
         if form == "time":
-            return _without_zeros(f"CAST({c} AS text)")
+            return _remove_zeros(f"CAST({c} AS text)")
         if form == "single" and family != "single":
             # The cast would fail for values beyond the range of a float4.
             d = f"CAST({c} AS double precision)"
@@ -140,7 +140,7 @@ class PostgresCanonicalSql(CanonicalSql):
             return f"CAST({c} AS text)"
         if family == "decimal" and self.trims:
             return f"CAST(trim_scale({c}) AS text)"
-        return _without_zeros(f"CAST({c} AS text)")
+        return _remove_zeros(f"CAST({c} AS text)")
 
     def plain(self, form: Form, c: str) -> str:
         return f"CAST({c} AS text)"
@@ -169,7 +169,7 @@ class PostgresCanonicalSql(CanonicalSql):
         return replace(column, literal="bigint") if self.family(column) == "integer" else column
 
 
-def _without_zeros(text: str) -> str:
+def _remove_zeros(text: str) -> str:
     """Return a number or a time of day without trailing zeros in its fraction."""
     return f"CASE WHEN strpos({text}, '.') > 0 THEN rtrim(rtrim({text}, '0'), '.') ELSE {text} END"
 
@@ -201,7 +201,7 @@ class MysqlCanonicalSql(CanonicalSql):
         if form in ("single", "double", "json", "jsonb"):
             return None
         if form in ("integer", "decimal"):
-            return _mysql_number(family, form, c)
+            return _make_mysql_number(family, form, c)
         if form in ("instant", "date"):
             distance = f"DATEDIFF({c}, DATE'2000-01-01')"
             if form == "instant":
@@ -214,7 +214,7 @@ class MysqlCanonicalSql(CanonicalSql):
             "binary": f"LOWER(HEX({c}))",
             "uuid": f"LOWER(CAST({c} AS CHAR))",
             "trimmed": f"TRIM(TRAILING ' ' FROM {text})",
-            "time": _mysql_without_zeros(f"CAST({c} AS CHAR)"),
+            "time": _remove_mysql_zeros(f"CAST({c} AS CHAR)"),
         }
         return expressions.get(form, text if family == "text" else f"CAST({c} AS CHAR)")
 
@@ -238,15 +238,15 @@ class MysqlCanonicalSql(CanonicalSql):
         return text
 
 
-def _mysql_number(family: Family, form: Form, c: str) -> str:
+def _make_mysql_number(family: Family, form: Form, c: str) -> str:
     # The addition makes a number of a bit, an enum's text would become its number.
     text = f"CONVERT({c} USING utf8mb4)" if family == "text" else f"CAST({c} + 0 AS CHAR)"
     if form == "integer" or family in ("integer", "boolean"):
         return text
-    return _mysql_without_zeros(text if family == "text" else f"CAST({c} AS CHAR)")
+    return _remove_mysql_zeros(text if family == "text" else f"CAST({c} AS CHAR)")
 
 
-def _mysql_without_zeros(text: str) -> str:
+def _remove_mysql_zeros(text: str) -> str:
     return f"IF(LOCATE('.', {text}) > 0, TRIM(TRAILING '.' FROM TRIM(TRAILING '0' FROM {text})), {text})"
 
 
@@ -338,7 +338,7 @@ class DatabaseSide:
             return Sums(int(rows), int(total))
         rows = total = 0
         for row in self.rows(session, chunk):
-            rows, total = rows + 1, total + row_checksum(row, self.forms)
+            rows, total = rows + 1, total + compute_row_checksum(row, self.forms)
         return Sums(rows, total)
 
     def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
@@ -379,9 +379,9 @@ class DatabaseSide:
                 return self._bucket_sums(session, piece, buckets)
             total: BucketSums = {}
             for row in self.rows(session, piece):
-                number = buckets.of(row_checksum(row[: self.key], self.forms[: self.key]))
+                number = buckets.of(compute_row_checksum(row[: self.key], self.forms[: self.key]))
                 if number is not None:
-                    add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
+                    add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
             return total
 
     def _bucket_sums(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> BucketSums:
@@ -394,7 +394,7 @@ class DatabaseSide:
         key = self.forms[: self.key]
         with self.session("reading rows of some buckets") as session:
             found = self._read(session, self._rows_in(session, piece, buckets))
-            return [row for row in found if buckets.of(row_checksum(row[: self.key], key)) is not None]
+            return [row for row in found if buckets.of(compute_row_checksum(row[: self.key], key)) is not None]
 
     def _rows_in(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
         """Return the FROM clause for the rows of some buckets, or for more rows if the database lacks the key's form."""

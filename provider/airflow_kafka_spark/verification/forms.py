@@ -69,7 +69,7 @@ _TIMES: frozenset[Family] = frozenset({"zoned", "local", "date"})
 _TEXTS: frozenset[Family] = frozenset({"text", "padded", "other", "json", "uuid", "time"})
 
 
-def form_of(source: Comparable, sink: Comparable, *, in_postgres: bool) -> Form | None:
+def find_form(source: Comparable, sink: Comparable, *, in_postgres: bool) -> Form | None:
     """Return the form in which two columns are compared; None if values of these types cannot be.
 
     :param in_postgres: True if both sides are PostgreSQL.
@@ -89,10 +89,10 @@ def form_of(source: Comparable, sink: Comparable, *, in_postgres: bool) -> Form 
         return "decimal" if found != {"text"} else "text"
     if found == {"array"}:
         return "text" if in_postgres and source.type == sink.type else None
-    return _text_form(source, sink, in_postgres) if found <= _TEXTS else None
+    return _find_text_form(source, sink, in_postgres) if found <= _TEXTS else None
 
 
-def _text_form(source: Comparable, sink: Comparable, in_postgres: bool) -> Form:
+def _find_text_form(source: Comparable, sink: Comparable, in_postgres: bool) -> Form:
     """Return the form of columns whose values are published as text."""
     if sink.family == "json":
         return "jsonb" if in_postgres else "json"
@@ -109,12 +109,12 @@ _OF_TEXTS: tuple[tuple[Family, Form], ...] = (("uuid", "uuid"), ("time", "time")
 # --- rows -----------------------------------------------------------------------------------------------------------------
 
 
-def row_checksum(row: Sequence[str | None], forms: Sequence[Form]) -> int:
+def compute_row_checksum(row: Sequence[str | None], forms: Sequence[Form]) -> int:
     """Return the checksum of a row, as the databases compute it."""
-    return int(hashlib.md5(row_bytes(row, forms), usedforsecurity=False).hexdigest()[:CHECKSUM_DIGITS], 16)
+    return int(hashlib.md5(encode_row(row, forms), usedforsecurity=False).hexdigest()[:CHECKSUM_DIGITS], 16)
 
 
-def row_bytes(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
+def encode_row(row: Sequence[str | None], forms: Sequence[Form]) -> bytes:
     """Return the text of a row in UTF-8: its values, separated by bars. NULL is empty."""
     parts = []
     for value, form in zip(row, forms, strict=True):
@@ -131,29 +131,29 @@ def to_form(form: Form, value: str | float | None) -> str | None:
     if value is None:
         return None
     if form == "json":
-        return canonical_json(str(value))
+        return normalize_json(str(value))
     if form == "single":
-        return _single(float(value))
+        return _format_single(float(value))
     return struct.pack(">d", float(value) + 0.0).hex()
 
 
-def _single(value: float) -> str:
+def _format_single(value: float) -> str:
     try:
         return struct.pack(">f", value + 0.0).hex()
     except OverflowError:
         return struct.pack(">d", value).hex()
 
 
-def canonical_json(text: str) -> str:
+def normalize_json(text: str) -> str:
     """Return a JSON text in one form: keys sorted, the last one of equal keys, numbers by value; other texts unchanged."""
     try:
-        value = json.loads(text, parse_float=_number, parse_int=_number)
+        value = json.loads(text, parse_float=_parse_number, parse_int=_parse_number)
     except ValueError:
         return text
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _number(text: str) -> dict[str, Any]:
+def _parse_number(text: str) -> dict[str, Any]:
     sign, digits, exponent = Decimal(text).as_tuple()
     plain = "".join(map(str, digits)).lstrip("0")
     stripped = plain.rstrip("0")

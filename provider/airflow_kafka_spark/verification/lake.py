@@ -16,7 +16,7 @@ from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
-from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Family, Form, Sums, row_checksum, to_form
+from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Family, Form, Sums, compute_row_checksum, to_form
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,15 +31,15 @@ _SINCE_2000 = 946_684_800_000_000
 _FRACTION_ZEROS = (r"(\.[0-9]*[1-9])0+$|\.0*$", r"\1")
 
 
-def family_of(kind: pa.DataType) -> Family:
+def find_family(kind: pa.DataType) -> Family:
     """Return the family of a column's type."""
     import pyarrow as pa
 
     is_a = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return "uuid" if kind.extension_name == "arrow.uuid" else family_of(kind.storage_type)
+        return "uuid" if kind.extension_name == "arrow.uuid" else find_family(kind.storage_type)
     if is_a.is_dictionary(kind):
-        return family_of(kind.value_type)
+        return find_family(kind.value_type)
     if is_a.is_timestamp(kind):
         return "zoned" if kind.tz else "local"
     tests: tuple[tuple[Any, Family], ...] = (
@@ -61,18 +61,18 @@ def family_of(kind: pa.DataType) -> Family:
     return next((family for holds, family in tests if holds(kind)), "nested")
 
 
-def rows_of(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
+def read_rows(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
     """Yield the rows of a batch, with each value in its form."""
-    values = [_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
+    values = [_format_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
     return zip(*values, strict=True)
 
 
-def _column(column: pa.Array, form: Form) -> list[str | None]:
+def _format_column(column: pa.Array, form: Form) -> list[str | None]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = _plain(column)
-    family = family_of(column.type)
+    column = _unwrap_column(column)
+    family = find_family(column.type)
     if form == "instant":
         micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pa.int64())
         return [None if value is None else struct.pack(">q", value - _SINCE_2000).hex() for value in micros.to_pylist()]
@@ -84,7 +84,7 @@ def _column(column: pa.Array, form: Form) -> list[str | None]:
     if form == "binary":
         return [None if value is None else value.hex() for value in column.to_pylist()]
     if family == "decimal":
-        return [None if value is None else _decimal(value) for value in column.to_pylist()]
+        return [None if value is None else _format_decimal(value) for value in column.to_pylist()]
     if family == "boolean":
         column = column.cast(pa.int8())
     text = column.cast(pa.string())
@@ -97,19 +97,19 @@ def _column(column: pa.Array, form: Form) -> list[str | None]:
     return text.to_pylist()
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _unwrap_column(column: pa.Array) -> pa.Array:
     """Return a column without dictionary encoding and extension types. A UUID becomes text."""
     import pyarrow as pa
 
     if isinstance(column.type, pa.BaseExtensionType):
         storage = column.storage
         if column.type.extension_name != "arrow.uuid":
-            return _plain(storage)
+            return _unwrap_column(storage)
         return pa.array([None if value is None else str(uuid.UUID(bytes=value)) for value in storage.to_pylist()], pa.string())
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _decimal(value: Decimal) -> str:
+def _format_decimal(value: Decimal) -> str:
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -163,7 +163,7 @@ class LakeTable:
         if name not in self.schema.names:
             return None
         kind = self.schema.field(name).type
-        return Comparable(name, family_of(kind), str(kind))
+        return Comparable(name, find_family(kind), str(kind))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class LakeSide:
     def bucket_sums(self, piece: Piece, buckets: Buckets) -> BucketSums:
         total: BucketSums = {}
         for number, row in self._rows(piece, buckets):
-            add_sums(total, number, Sums(1, row_checksum(row, self.forms)))
+            add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
         return total
 
     def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
@@ -219,8 +219,8 @@ class LakeSide:
         key = self.forms[: self.key]
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
-                for row in rows_of(batch, self.columns, self.forms):
-                    number = buckets.of(row_checksum(row[: self.key], key))
+                for row in read_rows(batch, self.columns, self.forms):
+                    number = buckets.of(compute_row_checksum(row[: self.key], key))
                     if number is not None:
                         yield number, row
 
@@ -318,10 +318,10 @@ def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fr
     given = ds.FileSystemFactoryOptions(partition_base_dir=base, partitioning=hive, selector_ignore_prefixes=[".", "_"])
     factory = ds.FileSystemDatasetFactory(pyarrow.fs.LocalFileSystem(), found, ds.ParquetFileFormat(), given)
     files = factory.finish(factory.inspect(promote_options="permissive", fragments=None if sink.auto_evolve else 1))
-    return (files.schema, [partial(_itself, fragment) for fragment in files.get_fragments()]) if files.files else None
+    return (files.schema, [partial(_open_fragment, fragment) for fragment in files.get_fragments()]) if files.files else None
 
 
-def _itself(fragment: ds.Fragment) -> ds.Fragment:
+def _open_fragment(fragment: ds.Fragment) -> ds.Fragment:
     """Return a file that is opened when it is read."""
     return fragment
 

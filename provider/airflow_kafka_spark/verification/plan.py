@@ -14,7 +14,7 @@ from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation,
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
 from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MysqlCanonicalSql, PostgresCanonicalSql
-from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, form_of
+from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, find_form
 from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
 
 
@@ -74,10 +74,10 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
         problems.append(Problem("sink", f"it is of type {type(sink).__name__}; expected {expected}"))
     if problems:
         return None, problems
-    of_files = list(_files_problems(sink, options.sink_where)) if isinstance(sink, FilesSink) else []
+    of_files = list(_find_files_problems(sink, options.sink_where)) if isinstance(sink, FilesSink) else []
     left_out = {f"source column `{name}`" for name in options.exclude_columns}
     problems = [problem for problem in source.validate() if problem.where not in left_out]
-    theirs, of_sink = (None, of_files) if of_files else _sink_table(sink)
+    theirs, of_sink = (None, of_files) if of_files else _find_sink_table(sink)
     problems += of_sink
     if problems or theirs is None:
         named = {"columns": options.columns, "exclude_columns": options.exclude_columns}
@@ -86,12 +86,12 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
     database = source.database()
     with database.session("reading the catalog") as session:
         ours = DatabaseTable.of(database, session, source)
-        problems = [*_encoding_problems("source", session)]
+        problems = [*_find_encoding_problems("source", session)]
     found_plan, wrong = _Planning(options, ours, theirs).plan()
     return (None if problems else found_plan), [*problems, *wrong]
 
 
-def _files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
+def _find_files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
     if sink.format != "parquet":
         yield Problem("sink.format", f"it is `{sink.format}`; only files of `parquet` can be compared")
     if condition:
@@ -99,7 +99,7 @@ def _files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
         yield Problem("sink_where", "rows of files cannot be chosen by a condition", action)
 
 
-def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
+def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
     """Return the sink's table; or None, and the reason why it cannot be compared."""
     if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
         try:
@@ -112,15 +112,15 @@ def _sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Pr
     assert isinstance(table, JdbcSource)
     # The sink needs no key, and it may have columns that are not compared.
     problems = [problem for problem in table.validate() if problem.where != "source.key"]
-    problems = [_of_sink(problem) for problem in problems if not problem.where.startswith("source column ")]
+    problems = [_as_sink_problem(problem) for problem in problems if not problem.where.startswith("source column ")]
     if problems:
         return None, problems
     database = table.database()
     with database.session("reading the catalog") as session:
-        return DatabaseTable.of(database, session, table), list(_encoding_problems("sink", session))
+        return DatabaseTable.of(database, session, table), list(_find_encoding_problems("sink", session))
 
 
-def _of_sink(problem: Problem) -> Problem:
+def _as_sink_problem(problem: Problem) -> Problem:
     """Return a problem of the sink's table under the sink's argument. The table is read by a source."""
     if isinstance(problem, Unchecked):
         return Unchecked(problem.where.replace("source", "sink", 1), problem.what.replace("source", "sink", 1))
@@ -143,7 +143,7 @@ class DatabaseTable:
     @classmethod
     def of(cls, database: SourceDatabase, session: DatabaseSession, table: JdbcSource) -> DatabaseTable:
         """Return the table that a source reads."""
-        return cls(database, find_relation(table, session), canonical_sql(database, session))
+        return cls(database, find_relation(table, session), make_canonical_sql(database, session))
 
     @property
     def name(self) -> str:
@@ -169,7 +169,7 @@ class DatabaseTable:
         return DatabaseSide(self.database, self.relation, columns, forms, key, where, self.sql, piece_rows)
 
 
-def canonical_sql(database: SourceDatabase, session: DatabaseSession) -> CanonicalSql:
+def make_canonical_sql(database: SourceDatabase, session: DatabaseSession) -> CanonicalSql:
     """Return the expressions of a database."""
     if database.scheme != "postgres":
         return MysqlCanonicalSql()
@@ -240,7 +240,7 @@ class _Planning:
             if b is None:
                 found, action = f"{self.theirs.name} has no column `{other}`", 'Name it with `columns={"source": "sink"}`'
                 problems.append(Problem(f"source column `{name}`", found, f"{action}, or leave it out with `exclude_columns=`"))
-            elif (form := form_of(a, b, in_postgres=in_postgres)) is None:
+            elif (form := find_form(a, b, in_postgres=in_postgres)) is None:
                 found = (
                     f"it is {a.type}, and `{other}` of {self.theirs.name} is {b.type}; values of these types cannot be compared"
                 )
@@ -272,17 +272,17 @@ class _Planning:
             elif form == "uuid" and is_same_server:
                 yield families == ("uuid", "uuid")
             elif form == "text" and is_same_server and families == ("text", "text"):
-                yield _text_order(source, n) == _text_order(sink, n)
+                yield _make_text_order(source, n) == _make_text_order(sink, n)
             else:
                 yield False
 
 
-def _text_order(side: DatabaseSide, n: int) -> str:
+def _make_text_order(side: DatabaseSide, n: int) -> str:
     with side.session("asking for the order of a column") as session:
         return session.text_order(side.relation, side.columns[n])
 
 
-def _encoding_problems(where: str, session: DatabaseSession) -> Iterator[Problem]:
+def _find_encoding_problems(where: str, session: DatabaseSession) -> Iterator[Problem]:
     if encoding := session.foreign_encoding():
         found = f"the database's texts are in {encoding}; expected UTF8"
         yield Problem(f"{where}.conn_id", found, "Checksums of its rows cannot be compared with those of other databases")

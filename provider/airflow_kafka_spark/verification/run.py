@@ -94,7 +94,11 @@ def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, sto
     began = time.monotonic()
     names = tuple(column.name for column in plan.source.columns)
     findings = Findings(names, plan.source.forms, plan.source.key, options.max_keys)
-    counts = _by_ranges(plan, options, work, store, findings) if plan.ranges else _by_buckets(plan, options, work, findings)
+    counts = (
+        _compare_by_ranges(plan, options, work, store, findings)
+        if plan.ranges
+        else _compare_by_buckets(plan, options, work, findings)
+    )
     return VerificationReport(
         source=options.source.uri,
         sink=options.sink.uri,
@@ -124,31 +128,31 @@ class ChunkCounts:
     uncounted: int = 0
 
 
-def _by_ranges(
+def _compare_by_ranges(
     plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None, findings: Findings
 ) -> ChunkCounts:
     assert isinstance(plan.sink, DatabaseSide)
     comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
-    saved = SavedState(store, _fingerprint(plan.source, plan.sink, options))
+    saved = SavedState(store, _compute_fingerprint(plan.source, plan.sink, options))
     state = saved.load()
     comparison.scan(state, saved.save)
-    left = _rechecked(options, work, state.differing, comparison.differing)
+    left = _recheck_chunks(options, work, state.differing, comparison.differing)
     comparison.name_differences(left, findings)
     saved.forget()
     settled = len(state.differing) - len(left)
     return ChunkCounts(state.source_rows, state.sink_rows, state.chunks, len(state.differing), settled)
 
 
-def _by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
+def _compare_by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
     comparison = BucketComparison(plan.source, plan.sink, work)
     found = comparison.scan()
-    left = _rechecked(options, work, found.differing, lambda some: comparison.differing(found.buckets, some))
+    left = _recheck_chunks(options, work, found.differing, lambda some: comparison.differing(found.buckets, some))
     uncounted = comparison.name_differences(found.buckets, left, findings)
     differing, settled = len(found.differing), len(found.differing) - len(left)
     return ChunkCounts(found.source_rows, found.sink_rows, found.buckets.count, differing, settled, uncounted)
 
 
-def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
+def _recheck_chunks(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
     """Return the chunks that differ each time they are compared again."""
     for number in range(options.rechecks):
         if not chunks:
@@ -159,7 +163,7 @@ def _rechecked(options: VerificationOptions, work: Work, chunks: C, differing: C
     return chunks
 
 
-def _fingerprint(source: DatabaseSide, sink: DatabaseSide, options: VerificationOptions) -> str:
+def _compute_fingerprint(source: DatabaseSide, sink: DatabaseSide, options: VerificationOptions) -> str:
     sides = [
         [side.database.uri, side.name, side.where, [column.name for column in side.columns], list(side.forms)]
         for side in (source, sink)

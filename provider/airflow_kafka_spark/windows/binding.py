@@ -86,7 +86,7 @@ class Binding:
     owns: bool = False
 
 
-def with_details(known: Binding, found: Binding) -> Binding:
+def add_details(known: Binding, found: Binding) -> Binding:
     """Return the binding that an open window has from its next attempt on.
 
     Details that the window already has are kept. Missing ones are taken from the attempt: if a window failed without a dead
@@ -128,7 +128,7 @@ def compare_locations(known: Endpoint, found: Endpoint) -> tuple[Difference, ...
     """Return the differences between two locations, for the next window of a pipeline. Facts that only one of them has are not
     compared.
     """
-    return _differences(known.place, {k: v for k, v in found.place.items() if k in known.place}, all_of=False)
+    return _find_differences(known.place, {k: v for k, v in found.place.items() if k in known.place}, all_of=False)
 
 
 def compare_endpoints(known: Endpoint, found: Endpoint) -> tuple[Difference, ...]:
@@ -136,14 +136,14 @@ def compare_endpoints(known: Endpoint, found: Endpoint) -> tuple[Difference, ...
 
     Empty values are not compared.
     """
-    return _differences({**known.place, **known.details}, {**found.place, **found.details}, all_of=True)
+    return _find_differences({**known.place, **known.details}, {**found.place, **found.details}, all_of=True)
 
 
-def _differences(known: Mapping[str, str], found: Mapping[str, str], *, all_of: bool) -> tuple[Difference, ...]:
+def _find_differences(known: Mapping[str, str], found: Mapping[str, str], *, all_of: bool) -> tuple[Difference, ...]:
     differences = []
     for what, was in sorted(known.items()):
         before, is_server, kind = what.rpartition(" ")[0], what.rpartition(" ")[1], what.rpartition(" ")[2]
-        if kind == SERVER_ID or (kind == SERVER and _same_server(known, found, before + is_server)):
+        if kind == SERVER_ID or (kind == SERVER and _is_same_server(known, found, before + is_server)):
             continue
         now = found.get(what, "none")
         if (what in found or all_of) and was and now and now != was:
@@ -151,7 +151,7 @@ def _differences(known: Mapping[str, str], found: Mapping[str, str], *, all_of: 
     return tuple(differences)
 
 
-def _same_server(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> bool:
+def _is_same_server(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> bool:
     identity = known.get(prefix + SERVER_ID)
     return bool(identity) and identity == found.get(prefix + SERVER_ID)
 

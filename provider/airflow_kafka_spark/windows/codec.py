@@ -35,7 +35,7 @@ from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.times import TimestampHistogram
 
 
-def json_bytes(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Return a value as compact JSON in UTF-8, the form of keys and values in the ledger."""
     return _encode(value).encode()
 
@@ -45,7 +45,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 def pack_values(values: Sequence[Any]) -> str:
     """Return JSON values as one compressed text, for records whose values most readers do not need."""
-    return base64.b64encode(zlib.compress(json_bytes(values), 6)).decode()
+    return base64.b64encode(zlib.compress(encode_json(values), 6)).decode()
 
 
 def unpack_values(text: str) -> list[Any]:

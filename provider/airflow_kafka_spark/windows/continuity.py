@@ -78,7 +78,7 @@ def refuse_other(applied: Applied, window: Window, place: str) -> None:
     :raises WindowConflict: the record has other offsets.
     """
     refuse_foreign(applied, window.cluster_id, window.topic_ids)
-    if not same_ranges(applied.ranges, window.ranges):
+    if not has_same_ranges(applied.ranges, window.ranges):
         there = ", ".join(map(str, applied.ranges))
         raise WindowConflict(str(window), f"{place} has {there} under this number", ", ".join(map(str, window.ranges)))
 
@@ -99,7 +99,7 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
         raise ForeignOffsets(applied.pipeline, applied.number, applied.cluster_id, cluster_id, topics)
 
 
-def foreign_topics(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> frozenset[str]:
+def find_foreign_topics(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> frozenset[str]:
     """Return the topics of a sink's record whose offsets refer to another cluster or to other topics. Unknown ids are not
     compared.
 
@@ -117,7 +117,7 @@ def drop_recreated_topics(previous: Applied, window: Window) -> Applied:
     return replace(previous, ranges=kept)
 
 
-def same_ranges(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
+def has_same_ranges(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
     """Return True if both contain equal ranges, in any order."""
     return sorted(one) == sorted(other)
 

@@ -95,7 +95,7 @@ class OffsetSet(Set[int]):
         return b"".join(number.to_bytes(_NUMBER, "big") + block for number, block in found)
 
 
-def digest_of(sets: Mapping[TopicPartition, OffsetSet]) -> str:
+def compute_digest(sets: Mapping[TopicPartition, OffsetSet]) -> str:
     """Return 32 hexadecimal digits that are equal if the offsets are, by partition."""
     made = hashlib.sha256()
     for tp, offsets in sorted(sets.items()):
@@ -109,7 +109,7 @@ Runs = tuple[tuple[int, int], ...]
 """Offsets as half-open runs in ascending order: ``((3, 5), (9, 10))`` are 3, 4 and 9."""
 
 
-def runs_of(offsets: Iterable[int]) -> Runs:
+def group_into_runs(offsets: Iterable[int]) -> Runs:
     """Return offsets as runs.
 
     :param offsets: offsets in any order, without duplicates.
@@ -122,7 +122,7 @@ def runs_of(offsets: Iterable[int]) -> Runs:
     return tuple(runs)
 
 
-def offsets_in(runs: Runs) -> frozenset[int]:
+def list_offsets(runs: Runs) -> frozenset[int]:
     """Return all offsets in these runs."""
     return frozenset(offset for start, end in runs for offset in range(start, end))
 
@@ -157,7 +157,7 @@ class Captured:
     :param name: name of the other sink within the pipeline.
     :param sink: its URI.
     :param records: number of records that it takes.
-    :param digest: digest of their offsets (:func:`~airflow_kafka_spark.windows.dead_letters.digest_of`).
+    :param digest: digest of their offsets (:func:`~airflow_kafka_spark.windows.dead_letters.compute_digest`).
     """
 
     replay: int
@@ -192,7 +192,7 @@ class DeadLetters:
 
         :param replay: the replay that sent them; None (default) for all.
         """
-        return _offsets_of(b for b in self.batches if not b.routed and replay in (None, b.replay))
+        return _list_offsets_by_partition(b for b in self.batches if not b.routed and replay in (None, b.replay))
 
     def routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
         """Return the offsets of the records that were routed to other topics.
@@ -200,7 +200,9 @@ class DeadLetters:
         :param replay: the replay that sent them; None (default) for all.
         :param topic: the topic that they were routed to; None (default) for any.
         """
-        return _offsets_of(b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed))
+        return _list_offsets_by_partition(
+            b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed)
+        )
 
     @property
     def landed(self) -> tuple[Landed, ...]:
@@ -235,11 +237,11 @@ class DeadLetters:
         return replace(self, skipped=tuple((at, n) for at, n in sorted(counts.items()) if n))
 
 
-def _offsets_of(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]]:
+def _list_offsets_by_partition(batches: Iterable[Batch]) -> dict[TopicPartition, frozenset[int]]:
     found: dict[TopicPartition, set[int]] = {}
     for batch in batches:
         for tp, runs in batch.offsets.items():
-            found.setdefault(tp, set()).update(offsets_in(runs))
+            found.setdefault(tp, set()).update(list_offsets(runs))
     return {tp: frozenset(offsets) for tp, offsets in found.items()}
 
 
@@ -264,20 +266,20 @@ def _batch_to_json(batch: Batch) -> dict[str, Any]:
     return {
         "replay": batch.replay,
         "token": batch.token,
-        "offsets": [[*tp, _distances(runs)] for tp, runs in sorted(batch.offsets.items())],
+        "offsets": [[*tp, _encode_runs(runs)] for tp, runs in sorted(batch.offsets.items())],
         "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
         **({"routed": batch.routed} if batch.routed else {}),
     }
 
 
 def _batch_from_json(value: Mapping[str, Any]) -> Batch:
-    offsets = {TopicPartition(topic, partition): _runs(distances) for topic, partition, distances in value["offsets"]}
+    offsets = {TopicPartition(topic, partition): _decode_runs(distances) for topic, partition, distances in value["offsets"]}
     return Batch(
         value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]), value.get("routed", "")
     )
 
 
-def _distances(runs: Runs) -> list[int]:
+def _encode_runs(runs: Runs) -> list[int]:
     numbers, reached = [], 0
     for start, end in runs:
         numbers += [start - reached, end - start]
@@ -285,7 +287,7 @@ def _distances(runs: Runs) -> list[int]:
     return numbers
 
 
-def _runs(distances: Sequence[int]) -> Runs:
+def _decode_runs(distances: Sequence[int]) -> Runs:
     runs, reached = [], 0
     for distance, length in zip(distances[::2], distances[1::2], strict=True):
         runs.append((reached + distance, reached + distance + length))
@@ -293,7 +295,7 @@ def _runs(distances: Sequence[int]) -> Runs:
     return tuple(runs)
 
 
-def dead_letters_at(dead: DeadLetters | None, report: Mapping[str, Any] | None) -> tuple[Landed, ...]:
+def find_dead_letters(dead: DeadLetters | None, report: Mapping[str, Any] | None) -> tuple[Landed, ...]:
     """Return the offsets of a window's dead letters in their topic. If they were published with the window's records, only the
     report names them.
 

@@ -36,7 +36,7 @@ def follow(
     :raises FollowBroken: the ledger does not contain the pipeline, the pipeline has another name now, it does not publish, or it
         sends only dead letters or routed records to a topic.
     """
-    published = _published(upstream)
+    published = _get_published(upstream)
     _refuse_uncounted(upstream, topics, {tp.topic for tp in published})
     totals = {topic: sum(p.records for tp, p in published.items() if tp.topic == topic) for topic in sorted(topics)}
     ends = {tp: p.end for tp, p in published.items() if tp.topic in topics}
@@ -50,10 +50,12 @@ def follow(
         elif reached is not None and topic in reached.totals:
             counts.append(totals[topic] - reached.totals[topic])
         else:
-            counts += [published_behind(upstream, published, tp, start) for tp, start in starts.items() if tp.topic == topic]
+            counts += [
+                count_published_behind(upstream, published, tp, start) for tp, start in starts.items() if tp.topic == topic
+            ]
     known = [count for count in counts if count is not None]
     records = sum(known) if len(known) == len(counts) else None
-    after = reached.number if reached is not None else _number_before(upstream, starts)
+    after = reached.number if reached is not None else _find_number_before(upstream, starts)
     return Followed(upstream.pipeline, after + 1, max(after, upstream.last_used), records, totals), ends
 
 
@@ -81,7 +83,7 @@ def resolve_starts(
     return found
 
 
-def _published(upstream: Memory) -> Mapping[TopicPartition, Published]:
+def _get_published(upstream: Memory) -> Mapping[TopicPartition, Published]:
     name, published = upstream.pipeline, upstream.published
     if (renamed := upstream.renamed_to) is not None:
         raise FollowBroken(name, f"it was renamed to `{renamed.name}`", f'Set `follows="{renamed.name}"`')
@@ -106,7 +108,7 @@ def _refuse_uncounted(upstream: Memory, topics: Iterable[str], published: Collec
                 raise FollowBroken(upstream.pipeline, detail, "Leave `follows` out for this topic")
 
 
-def published_behind(
+def count_published_behind(
     upstream: Memory, published: Mapping[TopicPartition, Published], tp: TopicPartition, start: int
 ) -> int | None:
     """Return the number of records that a pipeline has published to a partition at or after an offset. None if that is unknown:
@@ -134,7 +136,7 @@ def published_behind(
     return count if count == total else None
 
 
-def _number_before(upstream: Memory, starts: Mapping[TopicPartition, int]) -> int:
+def _find_number_before(upstream: Memory, starts: Mapping[TopicPartition, int]) -> int:
     """Return the number of the last window in the ledger that has no record at or after these offsets."""
     if not any(starts.values()):
         return 0

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import count
 
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
-from airflow_kafka_spark.windows.times import instant_ms, instant_of, iso
+from airflow_kafka_spark.windows.times import format_instant, to_instant, to_milliseconds
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
@@ -45,14 +45,14 @@ class Interval:
             instant = getattr(self, name)
             if instant.tzinfo is None:
                 raise ValueError(f"Not an interval: `{name}` is {instant}, without a time zone.")
-            object.__setattr__(self, name, instant_of(instant_ms(instant)))
+            object.__setattr__(self, name, to_instant(to_milliseconds(instant)))
         if self.start >= self.end:
             raise ValueError(f"Not an interval: [{self.start}, {self.end}). Expected start < end.")
 
     @classmethod
     def of_ms(cls, start: int, end: int) -> Interval:
         """Return the interval between two instants, in milliseconds since the epoch."""
-        return cls(instant_of(start), instant_of(end))
+        return cls(to_instant(start), to_instant(end))
 
     @classmethod
     def named(cls, name: str) -> Interval | None:
@@ -61,7 +61,7 @@ class Interval:
         if found is None:
             return None
         try:
-            start, end = (datetime.fromisoformat(_extended(instant)) for instant in found.groups())
+            start, end = (datetime.fromisoformat(_format_extended(instant)) for instant in found.groups())
             return cls(start, end)
         except ValueError:
             return None
@@ -69,16 +69,16 @@ class Interval:
     @property
     def start_ms(self) -> int:
         """Milliseconds since the epoch."""
-        return instant_ms(self.start)
+        return to_milliseconds(self.start)
 
     @property
     def end_ms(self) -> int:
-        return instant_ms(self.end)
+        return to_milliseconds(self.end)
 
     @property
     def name(self) -> str:
         """Return ``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
-        return f"{_basic(self.start)}-{_basic(self.end)}"
+        return f"{_format_basic(self.start)}-{_format_basic(self.end)}"
 
     def ledger_name(self, pipeline: str) -> str:
         """Return the name under which the ledger and the sink know this interval of a pipeline."""
@@ -89,7 +89,7 @@ class Interval:
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
-        return f"[{iso(self.start_ms)}, {iso(self.end_ms)})"
+        return f"[{format_instant(self.start_ms)}, {format_instant(self.end_ms)})"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def parse_ledger_name(name: str) -> tuple[str, str | None]:
     return (found["pipeline"], found["interval"]) if found and not found["route"] else (name, None)
 
 
-def without_interval(name: str) -> str:
+def remove_interval(name: str) -> str:
     """Return the name that all data intervals of a pipeline have in common in a sink.
 
     :param name: the name of the pipeline, or of one of its intervals, as the sink's records have it.
@@ -196,7 +196,7 @@ def find_missing_intervals(known: Iterable[IntervalState]) -> tuple[Interval, ..
     return tuple(found)
 
 
-def topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
+def find_topic_start(topic: str, topic_id: str, interval: Interval, known: Iterable[IntervalState]) -> datetime | None:
     """Return the instant from which an interval reads a topic; None to read it from its first record.
 
     This is the start of the interval. If the intervals directly before it were planned without the topic, it is their start,
@@ -268,7 +268,7 @@ def find_sharing_intervals(
             yield state, r
 
 
-def contiguous_offsets(
+def find_contiguous_offsets(
     known: Iterable[IntervalState],
     position: Mapping[TopicPartition, int],
     first: datetime | None = None,
@@ -315,12 +315,12 @@ def contiguous_offsets(
     return reached
 
 
-def _extended(instant: str) -> str:
+def _format_extended(instant: str) -> str:
     """Return an instant of a name in the extended form of ISO 8601, which Python 3.10 can parse."""
     fraction = instant[15:-1]
     return f"{instant[:4]}-{instant[4:6]}-{instant[6:11]}:{instant[11:13]}:{instant[13:15]}{fraction}+00:00"
 
 
-def _basic(instant: datetime) -> str:
+def _format_basic(instant: datetime) -> str:
     fraction = f".{instant.microsecond // 1000:03d}" if instant.microsecond else ""
     return f"{instant:%Y%m%dT%H%M%S}{fraction}Z"

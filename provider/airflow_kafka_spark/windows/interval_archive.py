@@ -54,10 +54,10 @@ class IntervalArchive:
 
         :param chain: intervals with equal topics, in ascending order.
         """
-        has_holes = len(_without_holes(chain)) > 1
-        only_in_time = has_holes and len(_without_holes(chain, in_time=False)) == 1
+        has_holes = len(_group_without_holes(chain)) > 1
+        only_in_time = has_holes and len(_group_without_holes(chain, in_time=False)) == 1
         members = pack_values([interval_to_json(state) for state in chain])
-        return cls(_span(chain), len(chain), members, has_holes=has_holes, only_in_time=only_in_time)
+        return cls(_merge_intervals(chain), len(chain), members, has_holes=has_holes, only_in_time=only_in_time)
 
     @cached_property
     def as_one(self) -> IntervalState:
@@ -69,7 +69,7 @@ class IntervalArchive:
 
     @cached_property
     def _found(self) -> tuple[IntervalState, ...]:
-        return tuple(map(_span, _without_holes(list(self.intervals.values()))))
+        return tuple(map(_merge_intervals, _group_without_holes(list(self.intervals.values()))))
 
     @cached_property
     def intervals(self) -> Mapping[str, IntervalState]:
@@ -186,7 +186,7 @@ def group_into_archives(
                 close()
         size = own if not chain else size + own
         chain.append(state)
-        ends.update({tp: end for tp, (_, end) in _outer(state).items()})
+        ends.update({tp: end for tp, (_, end) in _find_outer_offsets(state).items()})
     close()
     return made
 
@@ -200,11 +200,11 @@ def _follows(before: IntervalState, state: IntervalState, ends: Mapping[TopicPar
         before.interval.end <= state.interval.start
         and dict(before.topic_ids) == dict(state.topic_ids)
         and {r.topic for r in before.ranges} == {r.topic for r in state.ranges}
-        and all(ends.get(tp, 0) <= start for tp, (start, _) in _outer(state).items())
+        and all(ends.get(tp, 0) <= start for tp, (start, _) in _find_outer_offsets(state).items())
     )
 
 
-def _outer(state: IntervalState) -> dict[TopicPartition, tuple[int, int]]:
+def _find_outer_offsets(state: IntervalState) -> dict[TopicPartition, tuple[int, int]]:
     """Return the start and the end of the offsets that an interval has moved or skipped, by partition."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     for r in (*(OffsetRange(g.topic, g.partition, g.start, g.end) for g in state.gaps), *state.ranges):
@@ -227,7 +227,7 @@ def _is_in_one_piece(state: IntervalState) -> bool:
     return True
 
 
-def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> list[list[IntervalState]]:
+def _group_without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> list[list[IntervalState]]:
     """Return successive intervals in groups that have no holes, neither in time nor in offsets.
 
     A new partition does not make a hole if its range begins at offset 0.
@@ -237,7 +237,7 @@ def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> l
     groups: list[list[IntervalState]] = []
     ends: dict[TopicPartition, int] = {}
     for state in chain:
-        outer = _outer(state)
+        outer = _find_outer_offsets(state)
         goes_on = (
             bool(groups)
             and (not in_time or groups[-1][-1].interval.end == state.interval.start)
@@ -254,14 +254,14 @@ def _without_holes(chain: Sequence[IntervalState], *, in_time: bool = True) -> l
     return groups
 
 
-def _span(chain: Sequence[IntervalState]) -> IntervalState:
+def _merge_intervals(chain: Sequence[IntervalState]) -> IntervalState:
     """Return successive intervals merged into one."""
     if len(chain) == 1:
         return chain[0]
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
     for state in chain:
-        for tp, (start, end) in _outer(state).items():
+        for tp, (start, end) in _find_outer_offsets(state).items():
             starts.setdefault(tp, start)
             ends[tp] = end
     first, last = chain[0].interval, chain[-1].interval

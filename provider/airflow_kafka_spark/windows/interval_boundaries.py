@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import Any
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
-from airflow_kafka_spark.windows.codec import json_bytes, pack_values, unpack_values
+from airflow_kafka_spark.windows.codec import encode_json, pack_values, unpack_values
 from airflow_kafka_spark.windows.interval import IntervalState, exclude_other_intervals
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges
-from airflow_kafka_spark.windows.times import iso
+from airflow_kafka_spark.windows.times import format_instant
 
 VERSION = 1
 """Version of the records' format. A record of a newer version is refused."""
@@ -70,7 +70,7 @@ class InstantInLog:
     epochs: Mapping[int, int] = field(default_factory=dict)
 
 
-def propose(found: InstantInLog, settled: Mapping[int, Boundary], *, by: str, now: int) -> Boundary:
+def propose_boundary(found: InstantInLog, settled: Mapping[int, Boundary], *, by: str, now: int) -> Boundary:
     """Return the boundary to propose for an instant, with the partitions in which its offset is uncertain (``earliest``).
 
     If the log begins at or after the boundary, the deleted records may have been older than the instant, or not. The offset is
@@ -84,7 +84,7 @@ def propose(found: InstantInLog, settled: Mapping[int, Boundary], *, by: str, no
     proposal = Boundary(
         found.topic, found.topic_id, found.instant, dict(found.offsets), by, decided_at=now, epochs=dict(found.epochs)
     )
-    below, _ = _around(found.instant, settled)
+    below, _ = _find_neighbours(found.instant, settled)
     earliest = {}
     for partition, offset in fit_proposal(proposal, settled).offsets.items():
         low = found.lows.get(partition, 0)
@@ -100,10 +100,10 @@ def propose(found: InstantInLog, settled: Mapping[int, Boundary], *, by: str, no
 
 def fit_proposal(proposal: Boundary, settled: Mapping[int, Boundary]) -> Boundary:
     """Return the boundary that a proposal for an instant without a boundary would become."""
-    return _fit(proposal, *_around(proposal.instant, settled))
+    return _fit_between(proposal, *_find_neighbours(proposal.instant, settled))
 
 
-def _around(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | None, Boundary | None]:
+def _find_neighbours(instant: int, settled: Mapping[int, Boundary]) -> tuple[Boundary | None, Boundary | None]:
     """Return the nearest boundaries before and after an instant."""
     below = max((i for i in settled if i < instant), default=None)
     above = min((i for i in settled if i > instant), default=None)
@@ -136,22 +136,22 @@ def _fold(proposals: Iterable[Boundary]) -> tuple[dict[int, Boundary], dict[int,
     settled: dict[int, Boundary] = {}
     dependencies: dict[int, set[int]] = {}
     known_from: dict[int, int] = {}
-    for (instant, proposal), (below, above) in zip(first.items(), _neighbours(list(first)), strict=True):
+    for (instant, proposal), (below, above) in zip(first.items(), _list_neighbours(list(first)), strict=True):
         inherited = {
             partition: since for partition, since in known_from.items() if since < instant and partition not in proposal.offsets
         }
-        boundary = _fit(
+        boundary = _fit_between(
             proposal, settled[below] if below is not None else None, settled[above] if above is not None else None, inherited
         )
         settled[instant] = boundary
-        dependencies[instant] = {n for n in (below, above) if n is not None and _moves(settled[n], proposal, boundary)}
+        dependencies[instant] = {n for n in (below, above) if n is not None and _has_moved(settled[n], proposal, boundary)}
         dependencies[instant].update(inherited.values())
         for partition in boundary.offsets:
             known_from[partition] = min(instant, known_from.get(partition, instant))
     return settled, dependencies
 
 
-def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
+def _list_neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
     """Return, for each instant, the next lower and the next higher one among those before it in the sequence.
 
     They are found backwards, in a linked list of the sorted instants: the last one has its neighbours in the whole list, the one
@@ -171,7 +171,7 @@ def _neighbours(instants: Sequence[int]) -> list[tuple[int | None, int | None]]:
     return found[::-1]
 
 
-def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inherited: Iterable[int] = ()) -> Boundary:
+def _fit_between(proposal: Boundary, below: Boundary | None, above: Boundary | None, inherited: Iterable[int] = ()) -> Boundary:
     """Return a proposal with its offsets limited to those between its neighbours.
 
     The nearest neighbours are enough, because offsets of settled boundaries ascend with their instants. A partition that a
@@ -191,7 +191,7 @@ def _fit(proposal: Boundary, below: Boundary | None, above: Boundary | None, inh
     return replace(proposal, offsets=offsets, epochs=epochs)
 
 
-def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
+def _has_moved(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
     """Return True if a neighbour has moved a proposal: in some partition it has the neighbour's offset instead of its own."""
     return any(
         offset != proposal.offsets.get(partition, 0) and offset == neighbour.offsets.get(partition, 0)
@@ -199,7 +199,7 @@ def _moves(neighbour: Boundary, proposal: Boundary, settled: Boundary) -> bool:
     )
 
 
-def last_expired_boundary(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
+def find_last_expired_boundary(settled: Mapping[int, Boundary], lows: Mapping[int, int]) -> Boundary | None:
     """Return the last boundary before which no record is left in any partition; None if records are left before all boundaries.
 
     :param settled: the boundaries of one topic, by instant.
@@ -209,13 +209,13 @@ def last_expired_boundary(settled: Mapping[int, Boundary], lows: Mapping[int, in
     return max(gone, key=lambda b: b.instant, default=None)
 
 
-def _removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
+def _find_removable(proposals: Sequence[Boundary], topic_id: str, lows: Mapping[int, int]) -> tuple[list[int], set[int]]:
     """Return the indexes of the proposals that may be removed, and the instants that are kept."""
     mine = [index for index, proposal in enumerate(proposals) if proposal.topic_id == topic_id]
     # Only proposals before the first one with this id: if the id is stale, those of the present topic come later, and are kept.
     others = [i for i, proposal in enumerate(proposals) if proposal.topic_id != topic_id and mine and i < mine[0]]
     settled, dependencies = _fold(proposals[index] for index in mine)
-    horizon = last_expired_boundary(settled, lows)
+    horizon = find_last_expired_boundary(settled, lows)
     kept = {instant for instant in settled if horizon is None or instant >= horizon.instant}
     pending = list(kept)
     while pending:
@@ -273,7 +273,7 @@ class BoundaryArchive:
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
         """All boundaries, in ascending order."""
-        return tuple(_from_json(self.first.topic, instant, value) for instant, value in unpack_values(self.text))
+        return tuple(_parse_boundary(self.first.topic, instant, value) for instant, value in unpack_values(self.text))
 
     @cached_property
     def _instants(self) -> list[int]:
@@ -296,7 +296,7 @@ class BoundaryArchive:
         """Return the last boundary before which no record is left; None without such a boundary."""
         if _is_gone(self.last, lows):
             return self.last
-        return last_expired_boundary({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
+        return find_last_expired_boundary({b.instant: b for b in self.boundaries}, lows) if _is_gone(self.first, lows) else None
 
 
 def select_near_boundaries(
@@ -340,7 +340,7 @@ def to_archive(near: Iterable[Boundary], proposals: Sequence[Boundary]) -> list[
     part: list[Boundary] = []
     size = 0
     for boundary in (settled[instant] for instant in mine):
-        own = len(json_bytes(_to_json(boundary)))
+        own = len(encode_json(_to_json(boundary)))
         if part and size + own > MAX_ARCHIVE_BYTES:
             made.append(BoundaryArchive.of(part))
             part, size = [], 0
@@ -382,8 +382,8 @@ def find_removable_boundaries(
     """
     mine = [index for index, archive in enumerate(archives) if archive.first.topic_id == topic_id]
     near = select_near_boundaries([archives[index] for index in mine], (p.instant for p in proposals), lows)
-    removable, kept = _removable([*near, *proposals], topic_id, lows)
-    horizon = last_expired_boundary({b.instant: b for b in near}, lows)
+    removable, kept = _find_removable([*near, *proposals], topic_id, lows)
+    horizon = find_last_expired_boundary({b.instant: b for b in near}, lows)
     gone: list[int] = []
     seen: set[str] = set()
     for index, archive in enumerate(archives):
@@ -411,7 +411,7 @@ def limit_start(boundary: Boundary, offsets: Mapping[TopicPartition, int]) -> Bo
     return replace(boundary, offsets={**boundary.offsets, **lower}, epochs=epochs) if lower else boundary
 
 
-def known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+def find_known_epochs(boundaries: Iterable[Boundary]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return offsets and leader epochs of the boundaries of several topics, for the partitions whose epoch is known."""
     offsets: dict[TopicPartition, int] = {}
     epochs: dict[TopicPartition, int] = {}
@@ -426,7 +426,7 @@ def _is_gone(boundary: Boundary, lows: Mapping[int, int]) -> bool:
     return bool(lows) and all(boundary.offsets.get(partition, 0) <= low for partition, low in lows.items())
 
 
-def interval_ranges(
+def plan_interval_ranges(
     topics: Iterable[str],
     starts: Mapping[str, Boundary],
     ends: Mapping[str, Boundary],
@@ -460,7 +460,7 @@ def interval_ranges(
         cut = log.diverged.get(tp, r.start)
         if tp in log.diverged and data_loss == "fail":
             epochs = boundary.epochs.get(r.partition, -1), log.partitions[tp].epoch
-            raise LogTruncated(*tp, max(r.start, cut + 1), epochs[0], cut, epochs[1], iso(boundary.instant))
+            raise LogTruncated(*tp, max(r.start, cut + 1), epochs[0], cut, epochs[1], format_instant(boundary.instant))
         if cut < r.start:
             gaps.append(Gap(*tp, max(cut, log.partitions[tp].low), r.start))
         low = min(log.partitions[tp].low if tp in log.partitions else 0, r.end)
@@ -470,7 +470,11 @@ def interval_ranges(
         wanted = r.start if is_known else max(passed, boundary.earliest[r.partition])
         if wanted < low:
             if data_loss == "fail":
-                raise DataLoss(*tp, wanted, low) if is_known else BeginningDeleted(*tp, wanted, low, iso(boundary.instant))
+                raise (
+                    DataLoss(*tp, wanted, low)
+                    if is_known
+                    else BeginningDeleted(*tp, wanted, low, format_instant(boundary.instant))
+                )
             gaps.append(Gap(*tp, wanted, low))
             r = replace(r, start=max(r.start, low))
         ranges.append(r)
@@ -480,9 +484,9 @@ def interval_ranges(
 # --- records of the ledger ---------------------------------------------------------------------------------------------
 
 
-def boundary_prefix(topic: str) -> bytes:
+def make_boundary_prefix(topic: str) -> bytes:
     """Return the prefix of the keys of a topic's boundaries. No key of a pipeline has this prefix."""
-    return json_bytes([None, "boundary", topic])[:-1] + b","
+    return encode_json([None, "boundary", topic])[:-1] + b","
 
 
 def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
@@ -490,8 +494,8 @@ def boundary_to_record(boundary: Boundary, token: str) -> tuple[bytes, bytes]:
 
     :param token: a random token that makes the key unique.
     """
-    key = json_bytes([None, "boundary", boundary.topic, boundary.instant, token])
-    return key, json_bytes({"v": VERSION, **_to_json(boundary)})
+    key = encode_json([None, "boundary", boundary.topic, boundary.instant, token])
+    return key, encode_json({"v": VERSION, **_to_json(boundary)})
 
 
 def boundary_from_record(key: bytes, value: bytes) -> Boundary:
@@ -500,12 +504,12 @@ def boundary_from_record(key: bytes, value: bytes) -> Boundary:
     :raises ValueError: a later release wrote the record.
     """
     _, _, topic, instant, _ = json.loads(key)
-    return _from_json(topic, instant, _known(value))
+    return _parse_boundary(topic, instant, _load_value(value))
 
 
 def archive_prefix(topic: str) -> bytes:
     """Return the prefix of the keys of a topic's archives."""
-    return json_bytes([None, "boundaries", topic])[:-1] + b","
+    return encode_json([None, "boundaries", topic])[:-1] + b","
 
 
 def archive_to_record(archive: BoundaryArchive, token: str) -> tuple[bytes, bytes]:
@@ -515,7 +519,7 @@ def archive_to_record(archive: BoundaryArchive, token: str) -> tuple[bytes, byte
     """
     ends = {name: [b.instant, _to_json(b)] for name, b in (("first", archive.first), ("last", archive.last))}
     value = {"v": VERSION, "count": archive.count, **ends, "boundaries": archive.text}
-    return json_bytes([None, "boundaries", archive.first.topic, token]), json_bytes(value)
+    return encode_json([None, "boundaries", archive.first.topic, token]), encode_json(value)
 
 
 def archive_from_record(key: bytes, value: bytes, offset: int) -> BoundaryArchive:
@@ -524,12 +528,12 @@ def archive_from_record(key: bytes, value: bytes, offset: int) -> BoundaryArchiv
     :raises ValueError: a later release wrote the record.
     """
     _, _, topic, _ = json.loads(key)
-    found = _known(value)
-    first, last = (_from_json(topic, *found[name]) for name in ("first", "last"))
+    found = _load_value(value)
+    first, last = (_parse_boundary(topic, *found[name]) for name in ("first", "last"))
     return BoundaryArchive(first, last, found["count"], found["boundaries"], offset)
 
 
-def _known(value: bytes) -> dict[str, Any]:
+def _load_value(value: bytes) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(value)
     if found["v"] > VERSION:
         raise ValueError(f"a boundary of version {found['v']}")
@@ -547,6 +551,6 @@ def _to_json(boundary: Boundary) -> dict[str, Any]:
     }
 
 
-def _from_json(topic: str, instant: int, found: Mapping[str, Any]) -> Boundary:
+def _parse_boundary(topic: str, instant: int, found: Mapping[str, Any]) -> Boundary:
     offsets, earliest, epochs = ({p: o for p, o in found.get(name, ())} for name in ("offsets", "earliest", "epochs"))
     return Boundary(topic, found["topic_id"], instant, offsets, found.get("by", ""), earliest, found.get("at", 0), epochs)

@@ -100,7 +100,7 @@ class CompletedWindow:
     interval: tuple[int, int] | None = None
 
 
-def cadence_of_windows(windows: Iterable[CompletedWindow]) -> Cadence | None:
+def derive_cadence(windows: Iterable[CompletedWindow]) -> Cadence | None:
     """Return the cadence that can be derived from the windows of a ledger; None if there are too few.
 
     Windows that catch up follow each other faster than the schedule, so the time between completions is used last. The first
@@ -114,18 +114,18 @@ def cadence_of_windows(windows: Iterable[CompletedWindow]) -> Cadence | None:
     if lengths:
         return Periodic(max(lengths))
     named = [_run_id(window.run) for window in known]
-    scheduled = sorted({at for run_id in named if (at := _scheduled_at(run_id)) is not None})
+    scheduled = sorted({at for run_id in named if (at := _parse_scheduled_time(run_id)) is not None})
     if len(scheduled) > 1:
         return Periodic(max(after - before for before, after in pairwise(scheduled)))
     if scheduled:
         return None
     if named and all(run_id.startswith(_UNSCHEDULED) for run_id in named):
         return Unscheduled()
-    period = usual_period([window.completed_at for window in known])
+    period = find_usual_period([window.completed_at for window in known])
     return None if period is None else Periodic(period)
 
 
-def usual_period(times: Sequence[float]) -> float | None:
+def find_usual_period(times: Sequence[float]) -> float | None:
     """Return the longest time between two successive windows of a pipeline, in seconds; None if there are fewer than
     :data:`MIN_GAPS` such times.
 
@@ -140,7 +140,7 @@ def _run_id(run: str) -> str:
     return run.partition("/")[2]
 
 
-def _scheduled_at(run_id: str) -> float | None:
+def _parse_scheduled_time(run_id: str) -> float | None:
     """Return the instant in the id of a scheduled run; None for any other run."""
     if not run_id.startswith(_SCHEDULED):
         return None
@@ -383,10 +383,10 @@ def judge_partition(history: Sequence[Observation], cadence: Cadence | None = No
     recent = history[-OBSERVATIONS:]
     if any(seen.records == 0 and not _is_late(cadence, seen.time, now.time) for seen in recent):
         return Verdict(Status.OK, "was caught up a short while ago")
-    back = _went_back(recent)
+    back = _find_step_back(recent)
     if back is not None:
         return Verdict(Status.REWIND, f"the committed offset went back from {back[0]} to {back[1]}")
-    return _silent(history, cadence) or _stalled(history) or _growing(recent, cadence) or Verdict(Status.OK)
+    return _find_silence(history, cadence) or _find_stall(history) or _find_growth(recent, cadence) or Verdict(Status.OK)
 
 
 def _is_late(cadence: Cadence | None, since: float, now: float) -> bool:
@@ -395,24 +395,24 @@ def _is_late(cadence: Cadence | None, since: float, now: float) -> bool:
     return deadline is not None and now > deadline
 
 
-def _went_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
+def _find_step_back(recent: Sequence[Observation]) -> tuple[int, int] | None:
     known = [seen.committed for seen in recent if seen.committed is not None]
     return next(((before, after) for before, after in pairwise(known) if after < before), None)
 
 
-def _signs(history: Sequence[Observation]) -> list[float]:
+def _list_signs(history: Sequence[Observation]) -> list[float]:
     """Return the times at which the consumer was active."""
-    moved = [after.time for before, after in _with_offsets(history) if after.committed != before.committed]
+    moved = [after.time for before, after in _pair_known_offsets(history) if after.committed != before.committed]
     return sorted({*moved, *(seen.time for seen in history if seen.active)})
 
 
-def _with_offsets(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
+def _pair_known_offsets(history: Sequence[Observation]) -> pairwise[tuple[Observation, Observation]]:
     """Return pairs of successive observations whose offsets are known."""
     return pairwise(seen for seen in history if seen.has_offset)
 
 
-def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
-    now, signs = history[-1], _signs(history)
+def _find_silence(history: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
+    now, signs = history[-1], _list_signs(history)
     waiting = [now.seconds] if now.seconds is not None else []
     # Without any sign of life the consumer is silent at least since the first unread record has arrived.
     silence = min([now.time - signs[-1], *waiting]) if signs else max([now.time - history[0].time, *waiting])
@@ -427,7 +427,7 @@ def _silent(history: Sequence[Observation], cadence: Cadence | None) -> Verdict 
     return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s, {usual:,.0f} s are usual")
 
 
-def _stalled(history: Sequence[Observation]) -> Verdict | None:
+def _find_stall(history: Sequence[Observation]) -> Verdict | None:
     now = history[-1]
     since = now.time - now.seconds if now.seconds is not None else history[0].time
     waiting = [seen for seen in history if seen.time >= since]
@@ -437,11 +437,11 @@ def _stalled(history: Sequence[Observation]) -> Verdict | None:
     return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
 
 
-def _growing(recent: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
+def _find_growth(recent: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:
     if cadence is None:
         lags = [seen.records for seen in recent if seen.records is not None]
     else:
-        commits = [after for before, after in _with_offsets(recent) if after.committed != before.committed]
+        commits = [after for before, after in _pair_known_offsets(recent) if after.committed != before.committed]
         lags = [seen.records for seen in commits if seen.records is not None]
     # Lags from before the consumer was last caught up do not count.
     lags = lags[max((n + 1 for n, lag in enumerate(lags) if lag == 0), default=0) :]
@@ -478,7 +478,7 @@ class History:
         return verdicts
 
 
-def worst_verdict(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
+def find_worst_verdict(verdicts: Mapping[TopicPartition, Verdict]) -> Verdict:
     """Return the most severe of several verdicts, with the partition in its reason; ``OK`` without any."""
     tp, verdict = max(verdicts.items(), key=lambda item: item[1].status.rank, default=(None, Verdict(Status.OK)))
     if tp is None or verdict.status is Status.OK:

@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 from airflow_kafka_spark.windows.binding import Binding, binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import (
+    encode_json,
     interval_from_json,
     interval_to_json,
-    json_bytes,
     marker_from_json,
     marker_to_json,
     position_from_json,
@@ -65,7 +65,7 @@ from airflow_kafka_spark.windows.model import (
     tries_from_json,
     tries_to_json,
 )
-from airflow_kafka_spark.windows.plan import Position, next_position
+from airflow_kafka_spark.windows.plan import Position, find_next_position
 from airflow_kafka_spark.windows.times import parse_iso
 
 VERSION = 1
@@ -197,13 +197,13 @@ class Memory:
         done = [e for _, e in sorted(self.entries.items()) if e.state is State.COMPLETE and e.window.publishes]
         found: dict[TopicPartition, Published] = {}
         for entry in done:
-            found = add_landed(found, landed_of(entry))
+            found = add_landed(found, parse_landed(entry))
         return found if done or any(e.window.publishes for e in self.entries.values()) else None
 
     @property
     def landed(self) -> dict[int, tuple[Landed, ...]]:
         """The offsets of published records in their topics, by window number, of complete windows and of those given up."""
-        found = {number: landed_of(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
+        found = {number: parse_landed(e) for number, e in self.entries.items() if e.state is State.COMPLETE}
         for change in self.changes.values():
             given_up = sorted(set(change.discarded) - found.keys())
             if given_up and change.landed is not None:
@@ -305,7 +305,7 @@ class Memory:
     def claimed_position(self) -> Position:
         """The pipeline's position after its open window. Offsets before it belong to windows that are planned already."""
         entry = self.open_entry
-        return self.position if entry is None or entry.window.replay else next_position(self.position, entry.window)
+        return self.position if entry is None or entry.window.replay else find_next_position(self.position, entry.window)
 
     @property
     def next_change(self) -> int:
@@ -313,12 +313,12 @@ class Memory:
         return max((*self.changes, *self.controls), default=0) + 1
 
 
-def landed_of(entry: WindowEntry) -> tuple[Landed, ...]:
+def parse_landed(entry: WindowEntry) -> tuple[Landed, ...]:
     """Return the offsets of the records that a window has published, from its report."""
     return tuple(Landed(**part) for part in (entry.report or {}).get("published", ()))
 
 
-def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
+def list_known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
     """Return all ids under which a pipeline has read each topic: that of its position, and those of its data intervals in the
     order of planning. Kafka never reuses an id, so a topic with another id was created later.
     """
@@ -331,39 +331,39 @@ def known_topic_ids(memory: Memory) -> dict[str, tuple[str, ...]]:
     return {topic: tuple(ids) for topic, ids in found.items()}
 
 
-def position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
+def make_position_record(pipeline: str, position: Position, last_number: int) -> LedgerRecord:
     value = {"v": VERSION, "position": position_to_json(position), "last_number": last_number}
-    return LedgerRecord(position_key(pipeline), json_bytes(value))
+    return LedgerRecord(make_position_key(pipeline), encode_json(value))
 
 
-def position_key(pipeline: str) -> bytes:
-    return json_bytes([pipeline, "position"])
+def make_position_key(pipeline: str) -> bytes:
+    return encode_json([pipeline, "position"])
 
 
-def binding_record(pipeline: str, binding: Binding | None) -> LedgerRecord:
+def make_binding_record(pipeline: str, binding: Binding | None) -> LedgerRecord:
     """Return the record of a pipeline's binding; a tombstone for None."""
-    value = None if binding is None else json_bytes({"v": VERSION, "binding": binding_to_json(binding)})
-    return LedgerRecord(json_bytes([pipeline, BINDING]), value)
+    value = None if binding is None else encode_json({"v": VERSION, "binding": binding_to_json(binding)})
+    return LedgerRecord(encode_json([pipeline, BINDING]), value)
 
 
-def group_record(group_id: str, pipeline: str) -> LedgerRecord:
+def make_group_record(group_id: str, pipeline: str) -> LedgerRecord:
     """Return the record of the pipeline that uses a consumer group or a replication slot."""
-    return LedgerRecord(group_key(group_id), json_bytes({"v": VERSION, "pipeline": pipeline}))
+    return LedgerRecord(make_group_key(group_id), encode_json({"v": VERSION, "pipeline": pipeline}))
 
 
-def group_key(group_id: str) -> bytes:
-    return json_bytes([None, GROUP, group_id])
+def make_group_key(group_id: str) -> bytes:
+    return encode_json([None, GROUP, group_id])
 
 
-def owner_of_group(record: LedgerRecord) -> str | None:
-    """Return the pipeline that a record of :func:`group_record` names; None for a tombstone.
+def parse_group_owner(record: LedgerRecord) -> str | None:
+    """Return the pipeline that a record of :func:`make_group_record` names; None for a tombstone.
 
     :raises NewerVersion: a later release wrote it.
     """
-    return str(_value(record, is_control=False)["pipeline"]) if record.value is not None else None
+    return str(_parse_value(record, is_control=False)["pipeline"]) if record.value is not None else None
 
 
-def window_record(entry: WindowEntry) -> LedgerRecord:
+def make_window_record(entry: WindowEntry) -> LedgerRecord:
     attempt = entry.attempt
     value = {
         "v": VERSION,
@@ -374,68 +374,70 @@ def window_record(entry: WindowEntry) -> LedgerRecord:
         **({"first": entry.first} if entry.first >= 0 else {}),
         **({"tries": tries_to_json(entry.tries)} if entry.tries else {}),
     }
-    return LedgerRecord(window_key(entry.window.pipeline, entry.window.number), json_bytes(value))
+    return LedgerRecord(make_window_key(entry.window.pipeline, entry.window.number), encode_json(value))
 
 
-def marker_record(pipeline: str, marker: Marker) -> LedgerRecord:
+def make_marker_record(pipeline: str, marker: Marker) -> LedgerRecord:
     return LedgerRecord(
-        marker_key(pipeline, marker.window, marker.split), json_bytes({"v": VERSION, "marker": marker_to_json(marker)})
+        make_marker_key(pipeline, marker.window, marker.split), encode_json({"v": VERSION, "marker": marker_to_json(marker)})
     )
 
 
-def interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
-    return LedgerRecord(interval_key(pipeline, state.interval), json_bytes({"v": VERSION, **interval_to_json(state)}))
+def make_interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
+    return LedgerRecord(make_interval_key(pipeline, state.interval), encode_json({"v": VERSION, **interval_to_json(state)}))
 
 
 def archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
-    key = json_bytes([pipeline, ARCHIVE, archive.span.interval.name])
-    return LedgerRecord(key, json_bytes({"v": VERSION, **archive_to_json(archive)}))
+    key = encode_json([pipeline, ARCHIVE, archive.span.interval.name])
+    return LedgerRecord(key, encode_json({"v": VERSION, **archive_to_json(archive)}))
 
 
-def interval_key(pipeline: str, interval: Interval) -> bytes:
-    return json_bytes([pipeline, "interval", interval.name])
+def make_interval_key(pipeline: str, interval: Interval) -> bytes:
+    return encode_json([pipeline, "interval", interval.name])
 
 
-def change_record(pipeline: str, change: Change) -> LedgerRecord:
-    return LedgerRecord(change_key(pipeline, change.number), json_bytes({"v": VERSION, "change": change_to_json(change)}))
+def make_change_record(pipeline: str, change: Change) -> LedgerRecord:
+    return LedgerRecord(make_change_key(pipeline, change.number), encode_json({"v": VERSION, "change": change_to_json(change)}))
 
 
-def change_key(pipeline: str, number: int) -> bytes:
-    return json_bytes([pipeline, "change", number])
+def make_change_key(pipeline: str, number: int) -> bytes:
+    return encode_json([pipeline, "change", number])
 
 
-def control_record(pipeline: str, change: Change, version: int = VERSION) -> LedgerRecord:
-    return LedgerRecord(control_key(pipeline, change.number), json_bytes({"v": version, "change": change_to_json(change)}))
+def make_control_record(pipeline: str, change: Change, version: int = VERSION) -> LedgerRecord:
+    return LedgerRecord(make_control_key(pipeline, change.number), encode_json({"v": version, "change": change_to_json(change)}))
 
 
-def control_key(pipeline: str, number: int) -> bytes:
-    return json_bytes([pipeline, CONTROL, number])
+def make_control_key(pipeline: str, number: int) -> bytes:
+    return encode_json([pipeline, CONTROL, number])
 
 
-def control_prefix(pipeline: str) -> bytes:
+def make_control_prefix(pipeline: str) -> bytes:
     """Return the prefix of the keys of a pipeline's control requests."""
-    return json_bytes([pipeline, CONTROL])[:-1] + b","
+    return encode_json([pipeline, CONTROL])[:-1] + b","
 
 
-def dead_record(pipeline: str, dead: DeadLetters) -> LedgerRecord:
-    return LedgerRecord(dead_key(pipeline, dead.window), json_bytes({"v": VERSION, "dead": dead_letters_to_json(dead)}))
+def make_dead_letters_record(pipeline: str, dead: DeadLetters) -> LedgerRecord:
+    return LedgerRecord(
+        make_dead_letters_key(pipeline, dead.window), encode_json({"v": VERSION, "dead": dead_letters_to_json(dead)})
+    )
 
 
-def dead_key(pipeline: str, number: int) -> bytes:
-    return json_bytes([pipeline, "dead", number])
+def make_dead_letters_key(pipeline: str, number: int) -> bytes:
+    return encode_json([pipeline, "dead", number])
 
 
-def marker_key(pipeline: str, number: int, split: int) -> bytes:
-    return json_bytes([pipeline, "split", number, split])
+def make_marker_key(pipeline: str, number: int, split: int) -> bytes:
+    return encode_json([pipeline, "split", number, split])
 
 
-def split_prefix(pipeline: str, number: int) -> bytes:
+def make_split_prefix(pipeline: str, number: int) -> bytes:
     """Return the prefix of the keys of a window's markers."""
-    return json_bytes([pipeline, "split", number])[:-1] + b","
+    return encode_json([pipeline, "split", number])[:-1] + b","
 
 
-def window_key(pipeline: str, number: int) -> bytes:
-    return json_bytes([pipeline, "window", number])
+def make_window_key(pipeline: str, number: int) -> bytes:
+    return encode_json([pipeline, "window", number])
 
 
 def fold_records(
@@ -452,7 +454,7 @@ def fold_records(
     newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
     archived: dict[tuple[Any, ...], LedgerRecord] = {}
     kept = {} if archives is None else archives
-    exists, seen, mine = False, -1, key_prefix(pipeline)
+    exists, seen, mine = False, -1, make_key_prefix(pipeline)
     for record in records:
         if not record.key.startswith(mine):
             continue
@@ -464,9 +466,9 @@ def fold_records(
         elif key[0] == ARCHIVE:
             archived[key] = record
             if record not in kept:
-                kept[record] = archive_from_json(_value(record, is_control=False), record.offset)
+                kept[record] = archive_from_json(_parse_value(record, is_control=False), record.offset)
         else:
-            newest[key] = _value(record, is_control=key[0] == CONTROL), record.offset
+            newest[key] = _parse_value(record, is_control=key[0] == CONTROL), record.offset
 
     def of(kind: str) -> list[tuple[tuple[Any, ...], dict[str, Any], int]]:
         return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
@@ -477,7 +479,7 @@ def fold_records(
         pipeline,
         position=position_from_json(position["position"]) if position else Position(),
         last_number=position["last_number"] if position else 0,
-        entries={number: _entry(value, offset) for (number,), value, offset in of("window")},
+        entries={number: _parse_entry(value, offset) for (number,), value, offset in of("window")},
         exists=exists,
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
         intervals=Intervals(
@@ -492,7 +494,7 @@ def fold_records(
     )
 
 
-def _value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
+def _parse_value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
     assert record.value is not None
     value: dict[str, Any] = json.loads(record.value)
     if value["v"] > (PAUSE_VERSION if is_control else VERSION):
@@ -500,7 +502,7 @@ def _value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
     return value
 
 
-def _entry(value: Mapping[str, Any], offset: int) -> WindowEntry:
+def _parse_entry(value: Mapping[str, Any], offset: int) -> WindowEntry:
     return WindowEntry(
         window=window_from_json(value["window"]),
         state=State(value["state"]),
@@ -514,9 +516,9 @@ def _entry(value: Mapping[str, Any], offset: int) -> WindowEntry:
     )
 
 
-def key_prefix(pipeline: str) -> bytes:
+def make_key_prefix(pipeline: str) -> bytes:
     """Return the prefix that all keys of a pipeline have, and no key of another pipeline."""
-    return json_bytes([pipeline])[:-1] + b","
+    return encode_json([pipeline])[:-1] + b","
 
 
 @dataclass(frozen=True)
@@ -576,10 +578,10 @@ def _is_wanted(entry: WindowEntry, wanted: WindowCriteria) -> bool:
         return False
     if wanted.after is not None and entry.window.number <= wanted.after:
         return False
-    return wanted.since is None or _completed_at(entry) >= wanted.since
+    return wanted.since is None or _parse_completion_time(entry) >= wanted.since
 
 
-def _completed_at(entry: WindowEntry) -> float:
+def _parse_completion_time(entry: WindowEntry) -> float:
     text = str((entry.report or {}).get("completed_at") or "")
     return parse_iso(text).timestamp() if text else 0.0
 
@@ -591,17 +593,17 @@ def is_same_run(known: str, wanted: str) -> bool:
     """Return True if two names denote one run, or runs of two DAGs for the same moment."""
     if known == wanted:
         return True
-    known_dag, known_run, known_task = _parts(known)
-    dag, run, task = _parts(wanted)
+    known_dag, known_run, known_task = _split_run_name(known)
+    dag, run, task = _split_run_name(wanted)
     if (known_dag, known_task) != (dag, task):
         return False
     if known_run == run:
         return True
-    moments = [_moment(text) for text in (known_run, run)]
+    moments = [_parse_moment(text) for text in (known_run, run)]
     return None not in moments and moments[0] == moments[1]
 
 
-def _parts(run: str) -> tuple[str, str, str]:
+def _split_run_name(run: str) -> tuple[str, str, str]:
     """Return DAG, run id and task of a run's name. The task includes the map index. Only the run id may contain slashes."""
     dag, _, rest = run.partition("/")
     run_id, _, task = rest.rpartition("/")
@@ -611,7 +613,7 @@ def _parts(run: str) -> tuple[str, str, str]:
     return dag, run_id, task
 
 
-def _moment(run_id: str) -> datetime | None:
+def _parse_moment(run_id: str) -> datetime | None:
     """Return the moment in the id of a run; None if the id contains none."""
     found = _MOMENT.search(run_id)
     try:

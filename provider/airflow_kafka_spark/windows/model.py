@@ -70,7 +70,7 @@ class OffsetRange:
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
 
 
-def share_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
+def has_shared_offsets(one: Iterable[OffsetRange], other: Iterable[OffsetRange]) -> bool:
     """Return True if some ranges of both overlap. Topics are compared by name."""
     known: dict[TopicPartition, list[OffsetRange]] = {}
     for r in one:
@@ -476,7 +476,7 @@ class SplitResult:
         return self.records - self.ignored - self.rejected - self.filtered - self.routed
 
 
-def first_bad_records(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
+def select_first_bad_records(results: Iterable[SplitResult], most: int) -> list[BadRecord]:
     """Return the first bad records, in the order of topic, partition and offset.
 
     :param most: maximum number of records.
@@ -556,7 +556,7 @@ class Tries:
         return run_was_cleared and 0 < known.number <= self.allowed - retries < self.number
 
 
-def with_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: str) -> dict[str, Tries]:
+def record_tries(known: Mapping[str, Tries], run: str, tries: Tries, *, keep: str) -> dict[str, Tries]:
     """Return the counters of the last :data:`MAX_RUNS` runs that have worked on a window, the newest last.
 
     :param known: the counters from earlier attempts.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from airflow_kafka_spark.windows.interval import instant_ms
+from airflow_kafka_spark.windows.interval import to_milliseconds
 from airflow_kafka_spark.windows.model import TopicPartition
 
 EARLIEST = -2
@@ -79,7 +79,7 @@ class Timestamp:
         """
         if instant.tzinfo is None:
             raise ValueError(f"`{instant}` has no time zone: add one, as in `{instant.isoformat()}Z`")
-        return cls(instant_ms(instant))
+        return cls(to_milliseconds(instant))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class SpecificOffsets:
     offsets: Mapping[TopicPartition, int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offsets", _flat(self.offsets))
+        object.__setattr__(self, "offsets", _flatten_offsets(self.offsets))
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ def _parse(value: object, words: Mapping[str, Any], expected: str) -> Any:
     if text.startswith(GROUP_PREFIX):
         return CommittedOffsets(text[len(GROUP_PREFIX) :].strip())
     if text.startswith("{"):
-        return SpecificOffsets(_from_json(text))
-    if (instant := _instant(text)) is not None:
+        return SpecificOffsets(_parse_json(text))
+    if (instant := _parse_instant(text)) is not None:
         return Timestamp.of(instant)
     raise ValueError(f"`{value}` is not understood. Expected {expected}")
 
 
-def _instant(text: str) -> datetime | None:
+def _parse_instant(text: str) -> datetime | None:
     # Python 3.10 does not accept "Z"; Python 3.11 parses "20260101" as a date.
     if len(text) < len("2026-01-01") or text[4] != "-":
         return None
@@ -209,21 +209,21 @@ def _instant(text: str) -> datetime | None:
         return None
 
 
-def _from_json(text: str) -> dict[Any, Any]:
+def _parse_json(text: str) -> dict[Any, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
         raise ValueError(f"`{text}` is not JSON: {error}") from None
 
 
-def _flat(offsets: object) -> dict[TopicPartition, int]:
+def _flatten_offsets(offsets: object) -> dict[TopicPartition, int]:
     example = 'Expected {"topic": {"0": 23, "1": -2}}'
     if not isinstance(offsets, Mapping) or not offsets:
         raise ValueError(f"`{offsets}` names no offsets. {example}")
     flat: dict[TopicPartition, int] = {}
     for topic, parts in offsets.items():
         if isinstance(topic, tuple) and len(topic) == 2:
-            flat[TopicPartition(*topic)] = _offset(topic, parts)
+            flat[TopicPartition(*topic)] = _check_offset(topic, parts)
             continue
         if not isinstance(topic, str) or not isinstance(parts, Mapping) or not parts:
             raise ValueError(f"`{topic}: {parts}` names no offsets of a topic. {example}")
@@ -231,11 +231,11 @@ def _flat(offsets: object) -> dict[TopicPartition, int]:
             if not str(partition).isdecimal() or isinstance(partition, bool):
                 raise ValueError(f"`{partition}` is not the number of a partition of {topic}. {example}")
             tp = TopicPartition(topic, int(partition))
-            flat[tp] = _offset(tp, offset)
+            flat[tp] = _check_offset(tp, offset)
     return dict(sorted(flat.items()))
 
 
-def _offset(tp: tuple[str, int], offset: object) -> int:
+def _check_offset(tp: tuple[str, int], offset: object) -> int:
     if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
         raise ValueError(
             f"`{offset}` is not an offset of {TopicPartition(*tp)}. Expected a whole number, -2 (earliest) or -1 (latest)"

@@ -71,21 +71,21 @@ class PassProgress:
         return found
 
 
-def position_progress(position: Mapping[str, Any]) -> PassProgress | None:
+def parse_position_progress(position: Mapping[str, Any]) -> PassProgress | None:
     """Return the progress that the position of a source holds; None without a pass."""
     return PassProgress.from_json(position.get("progress") or (position.get("snapshot") or {}).get("progress"))
 
 
-def progress_text(found: Mapping[str, Any]) -> str:
+def format_progress(found: Mapping[str, Any]) -> str:
     """Return what :meth:`PassProgress.at` returned as a text for a log."""
     if "all_chunks" not in found:
-        return f"{found['chunks']:,} chunks, at most {found['rows']:,} rows, in {_duration(found['seconds'])}"
+        return f"{found['chunks']:,} chunks, at most {found['rows']:,} rows, in {_format_duration(found['seconds'])}"
     of = f"{found['chunks']:,} of about {found['all_chunks']:,} chunks ({found['rows']:,} of about {found['all_rows']:,} rows)"
-    left = f", about {_duration(found['seconds_left'])} to go" if found.get("seconds_left") else ""
-    return f"{of} in {_duration(found['seconds'])}{left}"
+    left = f", about {_format_duration(found['seconds_left'])} to go" if found.get("seconds_left") else ""
+    return f"{of} in {_format_duration(found['seconds'])}{left}"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -148,9 +148,9 @@ def plan_ranges(
         else:
             start = partition.low
         cut = log.diverged.get(tp) if remembered is not None else None
-        if lost := _lost(tp, start, partition, cut):
+        if lost := _find_lost(tp, start, partition, cut):
             if data_loss == "fail":
-                raise _loss(lost, start, partition, position.epochs.get(tp, -1))
+                raise _make_loss_error(lost, start, partition, position.epochs.get(tp, -1))
             gaps.append(lost)
             start = lost.end
         if partition.lso < start:
@@ -161,7 +161,7 @@ def plan_ranges(
     return Ranges(tuple(limit_ranges(ranges, max_records)), tuple(gaps), held_back)
 
 
-def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
+def _find_lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | None) -> Gap | None:
     """Return the offsets that are lost: deleted ones, and those below a start at which the log has other records now. None if
     there are none.
 
@@ -172,13 +172,13 @@ def _lost(tp: TopicPartition, start: int, partition: PartitionLog, cut: int | No
     return Gap(*tp, max(cut, partition.low), start) if cut is not None and max(cut, partition.low) < start else None
 
 
-def _loss(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanError:
+def _make_loss_error(lost: Gap, start: int, partition: PartitionLog, epoch: int) -> PlanError:
     if lost.start == start:
         return DataLoss(lost.topic, lost.partition, start, lost.end)
     return LogTruncated(lost.topic, lost.partition, start, epoch, lost.start, partition.epoch)
 
 
-def epochs_of(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
+def find_epochs(log: Log, ranges: Iterable[OffsetRange]) -> dict[TopicPartition, int]:
     """Return the known leader epochs under which the log reaches the ends of these ranges, by partition."""
     found = {r.topic_partition: log.partitions[r.topic_partition].epoch for r in ranges if r.topic_partition in log.partitions}
     return {tp: epoch for tp, epoch in found.items() if epoch >= 0}
@@ -253,7 +253,7 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
         found = log.topic_ids.get(topic)
         if found and known and found != known and keeps_all:
             raise TopicRecreated(topic, known, found, action)
-    lost = set(lost_topics(window, log))
+    lost = set(find_lost_topics(window, log))
     for r in window.ranges:
         if r.span == 0 or r.topic in lost:
             continue
@@ -270,7 +270,7 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
             raise LogTruncated(r.topic, r.partition, r.end, epoch, cut, partition.epoch, is_open=True)
 
 
-def lost_topics(window: Window, log: Log) -> tuple[str, ...]:
+def find_lost_topics(window: Window, log: Log) -> tuple[str, ...]:
     """Return the topics of the window that were deleted, and perhaps recreated, so that the planned records no longer exist."""
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
 
@@ -297,7 +297,7 @@ def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ())
     )
 
 
-def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
+def make_whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
     """Return one split for each partition with offsets to read, so that the order within the partition is kept. The index of a
     split is the index of its range in the window, whether or not other ranges are left out.
 
@@ -311,7 +311,7 @@ def whole_splits(window: Window, *, without: Iterable[str] = ()) -> tuple[Split,
     )
 
 
-def next_position(position: Position, window: Window) -> Position:
+def find_next_position(position: Position, window: Window) -> Position:
     """Return the pipeline's position after ``window``."""
     moved = {t for t, known in window.topic_ids.items() if position.topic_ids.get(t, known) != known}
     kept = {tp: offset for tp, offset in position.offsets.items() if tp.topic not in moved}
@@ -320,16 +320,16 @@ def next_position(position: Position, window: Window) -> Position:
         topic_ids={**position.topic_ids, **window.topic_ids},
         cluster_id=window.cluster_id or position.cluster_id,
         source=window.source.position if window.source else position.source,
-        followed=_followed_after(position, window),
+        followed=_find_followed_after(position, window),
         # An empty window never reaches a sink, so the next window is still the sink's first one after the manual change.
         moved=position.moved if window.is_empty else 0,
         published=position.published,
         epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in window.ends}, **window.epochs},
-        passed=_merged(g for g in (*position.passed, *window.gaps) if g.topic not in moved) if window.is_empty else (),
+        passed=_merge_gaps(g for g in (*position.passed, *window.gaps) if g.topic not in moved) if window.is_empty else (),
     )
 
 
-def _merged(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+def _merge_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     """Return gaps of equal offsets, as few as possible, so that windows without records do not add up."""
     found: list[Gap] = []
     for gap in sorted(gaps, key=lambda g: (g.topic, g.partition, g.start)):
@@ -341,7 +341,7 @@ def _merged(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     return tuple(found)
 
 
-def _followed_after(position: Position, window: Window) -> Mapping[str, FollowedWindow]:
+def _find_followed_after(position: Position, window: Window) -> Mapping[str, FollowedWindow]:
     """Return the last window that was followed, by pipeline, after a window. A window that does not follow removes the entries,
     so that the next one that follows has to find its start again.
     """

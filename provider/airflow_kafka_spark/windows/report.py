@@ -19,12 +19,12 @@ from airflow_kafka_spark.windows.model import (
     Window,
     merge_landed,
 )
-from airflow_kafka_spark.windows.pass_progress import position_progress
+from airflow_kafka_spark.windows.pass_progress import parse_position_progress
 from airflow_kafka_spark.windows.times import (
     WORK,
     Consumption,
     Latency,
-    iso,
+    format_instant,
     sum_histograms,
     summarize_consumption,
     summarize_latency,
@@ -51,7 +51,7 @@ class Report:
         attempt has committed them.
     :param consumption: number of records by time, beside the counts of an upstream system; None likewise.
     :param timings: seconds of each step: ``fence``, ``plan``, ``move``; ``total`` from the fence to the end of ``move``, without
-        the validation before it and the close after it; and of the parts of ``move`` (:func:`parts_of_move`).
+        the validation before it and the close after it; and of the parts of ``move`` (:func:`split_move_seconds`).
     :param committed: offsets that the consumer group was set to, by ``topic-partition``.
     :param group_id: the consumer group.
     :param sink: the sink's asset URI.
@@ -160,10 +160,10 @@ class Report:
             "attempts": self.attempts,
             "planned_at": self.window.planned_at,
             "completed_at": self.completed_at,
-            **({"interval": list(map(iso, self.window.interval))} if self.window.interval else {}),
+            **({"interval": list(map(format_instant, self.window.interval))} if self.window.interval else {}),
             **(self._out_of_interval() if self.records_out_of_interval else {}),
             **({"replay": self.window.replay} if self.window.replay else {}),
-            **({"follows": _follows(self.window.follows)} if self.window.follows else {}),
+            **({"follows": _convert_followed(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
             **self._bytes_behind,
             **self._progress,
@@ -183,7 +183,7 @@ class Report:
     @property
     def _progress(self) -> dict[str, Any]:
         """Return how far the pass over whole tables has come; nothing for other windows."""
-        found = position_progress(self.window.source.position) if self.window.source else None
+        found = parse_position_progress(self.window.source.position) if self.window.source else None
         if found is None:
             return {}
         return {"source_progress": found.at(datetime.fromisoformat(self.completed_at or self.window.planned_at).timestamp())}
@@ -237,12 +237,12 @@ def format_size(count: int | None) -> str:
     return f"{count} B"
 
 
-def _follows(followed: Followed) -> dict[str, Any]:
+def _convert_followed(followed: Followed) -> dict[str, Any]:
     """Return the followed windows as JSON; ``records`` is None if counts are not compared."""
     return {"pipeline": followed.pipeline, "first": followed.first, "last": followed.last, "records": followed.records}
 
 
-def widest_report(window: Window, group_id: str = "") -> Report:
+def make_widest_report(window: Window, group_id: str = "") -> Report:
     """Return a report of the largest size that the window's report may have, without bad records and gaps, which are not known
     yet. It is used to check, before anything is moved, that the report will fit into a record.
     """
@@ -261,7 +261,7 @@ def widest_report(window: Window, group_id: str = "") -> Report:
 def describe(window: Window) -> str:
     """Return the ranges of a window for a log line."""
     if window.source is None:
-        interval = f"[{iso(window.interval[0])}, {iso(window.interval[1])}): " if window.interval else ""
+        interval = f"[{format_instant(window.interval[0])}, {format_instant(window.interval[1])}): " if window.interval else ""
         return f"{interval}{describe_ranges(window.ranges)} (at most {window.span:,} records)"
     splits, rows = len(window.source.splits), window.source.rows
     more = "; the source holds more, for the next window" if window.source.remaining else ""
@@ -324,13 +324,13 @@ def sum_up(
         max_timestamp=newest,
         records_out_of_interval=sum(r.out_of_interval for r in results),
         out_of_interval_seconds=max((r.farthest for r in results), default=0) / 1000,
-        **_work_of(results),
+        **_list_work(results),
         latency=summarize_latency(times, oldest, newest, flushed),
         consumption=summarize_consumption(times, upstream=upstream) if times.counts or (results and upstream) else None,
     )
 
 
-def _work_of(results: Sequence[SplitResult]) -> dict[str, Any]:
+def _list_work(results: Sequence[SplitResult]) -> dict[str, Any]:
     """Return the fields of a report that hold the times of its tasks."""
     work = {name: sum(r.seconds.get(name, 0.0) for r in results) for name in WORK if any(name in r.seconds for r in results)}
     return {"work": work, "work_began": min((r.began for r in results if r.began), default=0.0)}
@@ -370,7 +370,7 @@ def sum_up_published(window: Window, markers: Sequence[Marker]) -> Report:
         published=published,
         dead_letters=merge_landed(part for marker in markers for part in marker.dead_letters),
         routed=merge_landed(part for marker in markers for part in marker.routed),
-        **_work_of(results),
+        **_list_work(results),
     )
 
 

@@ -17,18 +17,18 @@ from typing import Any, Generic, TypeAlias, TypeVar
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def instant_ms(instant: datetime) -> int:
+def to_milliseconds(instant: datetime) -> int:
     """Return the first whole millisecond at or after an instant, which must have a time zone."""
     elapsed = instant - EPOCH
     return -(-((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) // 1000)
 
 
-def now_ms() -> int:
+def get_current_milliseconds() -> int:
     """Return the current time, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
-def instant_of(milliseconds: int) -> datetime:
+def to_instant(milliseconds: int) -> datetime:
     """Return an instant as a datetime in UTC."""
     return EPOCH + timedelta(milliseconds=milliseconds)
 
@@ -41,12 +41,12 @@ def parse_iso(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def iso(milliseconds: int) -> str:
+def format_instant(milliseconds: int) -> str:
     """Return an instant as ISO 8601 in UTC. An instant after the year 9999 (microseconds passed as milliseconds) is returned as a
     number of milliseconds.
     """
     try:
-        instant = instant_of(milliseconds)
+        instant = to_instant(milliseconds)
     except OverflowError:
         return f"{milliseconds} ms since 1970"
     return instant.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds").replace("+00:00", "Z")
@@ -115,7 +115,7 @@ class TimestampHistogram:
         raise ValueError("no records, no percentile")
 
 
-def fitting_width(oldest: int, newest: int, width: int) -> int:
+def choose_bucket_width(oldest: int, newest: int, width: int) -> int:
     """Return the smallest width, at least ``width``, with which at most :data:`MAX_BUCKETS` buckets span two instants."""
     return next((w for w in WIDTHS if w >= width and (newest - oldest) // w < MAX_BUCKETS), WIDTHS[-1])
 
@@ -220,11 +220,11 @@ def parse_counts(given: Mapping[Any, Any]) -> dict[int, int]:
     for instant, count in given.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ValueError(f"{instant}: {count!r} is no number of records")
-        counts[_instant(instant)] = count
+        counts[_parse_instant(instant)] = count
     return counts
 
 
-def _instant(given: object) -> int:
+def _parse_instant(given: object) -> int:
     text = str(given).strip()
     if isinstance(given, int) or text.isdecimal():
         return int(text)
@@ -234,7 +234,7 @@ def _instant(given: object) -> int:
         raise ValueError(f"`{given}` is neither an ISO 8601 instant nor milliseconds since the epoch") from None
     if instant.tzinfo is None:
         raise ValueError(f"`{given}` has no time zone")
-    return instant_ms(instant)
+    return to_milliseconds(instant)
 
 
 T = TypeVar("T")
@@ -286,7 +286,7 @@ def split_seconds(
     return {"read": reading, "decode": decoding, "write": writing, "wait": waiting}
 
 
-def parts_of_move(
+def split_move_seconds(
     move: float, jobs: Sequence[tuple[float, float]], move_began: float, work: Mapping[str, float], work_began: float
 ) -> dict[str, float]:
     """Return the seconds of the parts of ``move``, which add up to it.

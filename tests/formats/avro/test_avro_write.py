@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, ValidationError
 from airflow_kafka_spark.formats import Avro
-from airflow_kafka_spark.formats.avro.schema import columns_of, parse, record_from_columns
+from airflow_kafka_spark.formats.avro.schema import derive_record, list_columns, parse
 from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 from airflow_kafka_spark.formats.base import Encoded
-from airflow_kafka_spark.formats.registry import wire_header
-from airflow_kafka_spark.formats.types import arrow_schema, parse_ddl
+from airflow_kafka_spark.formats.registry import make_wire_header
+from airflow_kafka_spark.formats.types import parse_ddl, to_arrow_schema
 from tests.formats.avro.random_avro import RandomAvro, bare, encoded
 from tests.formats.avro.test_avro_meaning import GOOD, field, logical
 from tests.formats.budget import examples
@@ -43,7 +43,7 @@ class Watched(AvroEncoder):
 def encode(schema: Any, rows: pa.RecordBatch, ddl: str = "") -> list[bytes]:
     """The rows by both ways, which say the same; of the columns that the schema is read as, or others."""
     parsed = parse(json.dumps(schema))
-    columns = parse_ddl(ddl) if ddl else columns_of(parsed)  # type: ignore[arg-type]
+    columns = parse_ddl(ddl) if ddl else list_columns(parsed)  # type: ignore[arg-type]
     encoder = Watched(parsed, columns)
     given_rows = dict(zip(rows.schema.names, rows.columns, strict=True))
     fast = encoder.encode(given_rows)
@@ -54,7 +54,7 @@ def encode(schema: Any, rows: pa.RecordBatch, ddl: str = "") -> list[bytes]:
 
 
 def batch(ddl: str, *rows: dict[str, Any]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=arrow_schema(parse_ddl(ddl)))
+    return pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(parse_ddl(ddl)))
 
 
 def refusal(schema: Any, ddl: str, *rows: dict[str, Any]) -> str:
@@ -129,7 +129,7 @@ def some_rows() -> st.SearchStrategy[list[dict[str, Any]]]:
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_rows())
 def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_fastavro(rows: list[dict[str, Any]]) -> None:
-    text = record_from_columns(parse_ddl(TYPES), "shop.Order")
+    text = derive_record(parse_ddl(TYPES), "shop.Order")
     made = batch(TYPES, *rows)
     values = encode(json.loads(text), made, TYPES)
     decoded = Avro(text).decoder().decode(values)
@@ -142,7 +142,7 @@ def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_
 
 def test_a_schema_made_of_columns_says_what_may_be_null_and_names_records_by_their_place() -> None:
     ddl = "id bigint NOT NULL, a struct<b: struct<a: date>> NOT NULL, b array<struct<a: int>>, m map<string,decimal(5,2)>"
-    assert json.loads(record_from_columns(parse_ddl(ddl), "shop.Order")) == {
+    assert json.loads(derive_record(parse_ddl(ddl), "shop.Order")) == {
         "type": "record", "name": "Order", "namespace": "shop", "fields": [
             {"name": "id", "type": "long"},
             {"name": "a", "type": {"type": "record", "name": "a", "namespace": "shop.Order", "fields": [
@@ -171,7 +171,7 @@ def test_records_may_be_nested_deep() -> None:
     ddl, row = "int", 7
     for _ in range(20):
         ddl, row = f"struct<x: {ddl}>", {"x": row}  # type: ignore[assignment]
-    schema = json.loads(record_from_columns(parse_ddl(f"x {ddl}"), "R"))
+    schema = json.loads(derive_record(parse_ddl(f"x {ddl}"), "R"))
     (value, nothing) = encode(schema, batch(f"x {ddl}", {"x": row}, {"x": None}), f"x {ddl}")
     assert fastavro.schemaless_reader(io.BytesIO(value), fastavro.parse_schema(schema), None) == {"x": row}
     assert value == b"\x02" * 21 + b"\x0e" and nothing == b"\0"
@@ -270,7 +270,7 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
 
 def test_all_rows_that_do_not_fit_are_told_and_the_others_are_written() -> None:
     ddl = "x bigint"
-    encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), wire_header(7))))
+    encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), make_wire_header(7))))
     made = batch(ddl, {"x": 1}, {"x": 2})
     struct = pa.StructArray.from_arrays(made.columns, fields=list(made.schema), mask=pa.array([True, False]))
     assert encoder.encode_struct(struct) == Encoded(pa.array([None, b"\0\0\0\0\x07\x04"], pa.binary()))
@@ -308,7 +308,7 @@ def test_a_text_that_is_not_utf8_is_one_bad_row_among_others(type_: Any) -> None
 
 
 def test_a_type_that_is_no_record_is_one_column_and_a_null_is_no_value() -> None:
-    encoder = AvroEncoder(parse('"long"'), parse_ddl("id bigint"), wire_header(1))
+    encoder = AvroEncoder(parse('"long"'), parse_ddl("id bigint"), make_wire_header(1))
     assert encoder.encode({"id": pa.array([5, None, -1])}).to_pylist() == [b"\0\0\0\0\x01\x0a", None, b"\0\0\0\0\x01\x01"]
     rows = pa.array([{"id": None}, None, {"id": 1}], pa.struct([("id", pa.int64())]))
     assert encoder.encode_struct(rows).values.to_pylist() == [None, None, b"\0\0\0\0\x01\x02"]

@@ -265,17 +265,17 @@ def test_the_comparison_goes_red_when_the_fast_path_means_something_else(monkeyp
     removed = [
         ("_check_digits", lambda array: array, "a decimal(5,2)", [b'{"a":1000}', b"{}"]),
         ("check_years", lambda array: array, "a timestamp", [b'{"a":"0000-12-31T23:59:59Z"}', b"{}"]),
-        ("_finite", lambda array: array, "a float", [b'{"a":1e39}', b"{}"]),
+        ("_check_finite", lambda array: array, "a float", [b'{"a":1e39}', b"{}"]),
         ("refuse_nulls", lambda change: change, "a int NOT NULL", [b"{}", b'{"a":1}']),
-        ("too_deep", lambda value: False, "a int", [b'{"z":' + b"[" * 501 + b"]" * 501 + b"}", b"{}"]),
+        ("is_too_deep", lambda value: False, "a int", [b'{"z":' + b"[" * 501 + b"]" * 501 + b"}", b"{}"]),
         ("_odd_infinity", lambda buffer: None, "a int", [b'{"z":Inf}', b"{}"]),
-        ("_separators", lambda buffer, count: decode.np.array([len(buffer)]), "a int", [b'{"a":', b"1}", b'{"a":2}{"a":3}']),
+        ("_find_separators", lambda buffer, count: decode.np.array([len(buffer)]), "a int", [b'{"a":', b"1}", b'{"a":2}{"a":3}']),
     ]
     for name, without, schema, values in removed:
         assert disagreement(schema, values) == ""
         with monkeypatch.context() as patch:
             patch.setattr(decode, name, without)
-            patch.setitem(decode._READ_AS, "float", (pa.float32(), decode._finite))
+            patch.setitem(decode._READ_AS, "float", (pa.float32(), decode._check_finite))
             assert disagreement(schema, values) != "", name
 
 

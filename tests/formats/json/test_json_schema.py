@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Debezium, JsonSchema
-from airflow_kafka_spark.formats.json.connect_schema import sql_columns
-from airflow_kafka_spark.formats.json.format import _as_written, _plain_fields
-from airflow_kafka_spark.formats.json.schema import bundle_references, fields_of
+from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
+from airflow_kafka_spark.formats.json.format import _as_written, _list_plain_fields
+from airflow_kafka_spark.formats.json.schema import bundle_references, list_fields
 from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
-from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
+from airflow_kafka_spark.formats.registry import SchemaDocument, make_wire_header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 
@@ -57,10 +57,10 @@ def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> Register
 
 def written(format: JsonSchema, rows: list[dict[str, Any]], ddl: str) -> list[bytes]:
     """Return the values that tasks write for rows with these columns."""
-    from airflow_kafka_spark.formats.types import arrow_schema
+    from airflow_kafka_spark.formats.types import to_arrow_schema
 
     columns = parse_ddl(ddl)
-    schema = pa.schema([f.with_nullable(True) for f in arrow_schema(columns)])
+    schema = pa.schema([f.with_nullable(True) for f in to_arrow_schema(columns)])
     batch = pa.RecordBatch.from_pylist(rows, schema)
     return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
@@ -85,15 +85,15 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
     decoder = framed()
-    good = wire_header(2) + GOOD
+    good = make_wire_header(2) + GOOD
     wrong = {
         b"": "found 0 bytes, expected at least 5",
         b"{" + good[1:]: "found the first byte 0x7b, expected the magic byte 0x00 of Confluent's wire format; it looks like JSON",
         b"\xc3\x01" + good: "it looks like Avro's single-object encoding",
-        wire_header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
-        wire_header(99) + GOOD: "found schema id 99: it is of type AVRO",
-        wire_header(1): "",
-        wire_header(1) + b'{"id":1.5}': "column `id`",
+        make_wire_header(3) + GOOD: "found schema id 3, expected one of 1, 2 of `orders-value`",
+        make_wire_header(99) + GOOD: "found schema id 99: it is of type AVRO",
+        make_wire_header(1): "",
+        make_wire_header(1) + b'{"id":1.5}': "column `id`",
     }
     for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
         found = decode([good, *wrong, None, *[good] * 3000])
@@ -106,9 +106,9 @@ def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
 
 def test_values_are_checked_only_where_that_is_asked_for() -> None:
     values = [
-        wire_header(1) + b'{"id":-1,"note":null}',
-        wire_header(1) + b'{"id":1,"note":null,"state":"GONE"}',
-        wire_header(1) + GOOD,
+        make_wire_header(1) + b'{"id":-1,"note":null}',
+        make_wire_header(1) + b'{"id":1,"note":null,"state":"GONE"}',
+        make_wire_header(1) + GOOD,
         None,
     ]
     assert framed().decode(values).bad == ()
@@ -194,15 +194,19 @@ def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
         return {"type": "object", "properties": {"n": {"type": "number", "connect.type": "float64"}, "p": said | more}}
 
     latest, before, plain = price(4, type="string"), price(2, type="string"), price(2, type="number")
-    columns = _plain_fields(JsonSchema(schema=latest)._fields)
+    columns = _list_plain_fields(JsonSchema(schema=latest)._fields)
     others = {
         n: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))
         for n, schema in ((1, before), (2, plain), (3, latest))
     }
     assert others[3] == others[2] == tuple(columns) != others[1]
     decoder = RegisteredJsonDecoder(columns, dict.fromkeys((1, 2, 3), ""), {}, "", True, False, {1: others[1]})
-    values = [wire_header(1) + b'{"n":1,"p":"AJY="}', wire_header(2) + b'{"n":2,"p":1.5}', wire_header(3) + b'{"n":3,"p":"AJY="}']
-    values = [*values, None, wire_header(1) + b'{"n":4,"p":"1.50"}', wire_header(9), *values * 100]
+    values = [
+        make_wire_header(1) + b'{"n":1,"p":"AJY="}',
+        make_wire_header(2) + b'{"n":2,"p":1.5}',
+        make_wire_header(3) + b'{"n":3,"p":"AJY="}',
+    ]
+    values = [*values, None, make_wire_header(1) + b'{"n":4,"p":"1.50"}', make_wire_header(9), *values * 100]
     for one in (decoder, pickle.loads(pickle.dumps(decoder))):
         found = one.decode(values)
         read = [(row["n"], row["p"]) for row in found.batch.to_pylist()]
@@ -225,7 +229,7 @@ def test_a_decimal_in_base64_is_of_the_scale_that_is_said_whatever_scale_its_col
     scale: str, kind: str, text: str, expected: str
 ) -> None:
     format = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}})
-    assert [str(f.type) for f in sql_columns(format._fields)] == [kind]
+    assert [str(f.type) for f in list_sql_columns(format._fields)] == [kind]
     value = b'{"a":"%s"}' % text.encode()
     found = format.decoder().decode([value])
     assert found.bad == () and found.batch.to_pylist() == [{"a": Decimal(expected)}]
@@ -262,8 +266,8 @@ def test_a_number_means_what_its_version_says_though_other_properties_of_it_cann
             "properties": {"price": base64_decimal(scale), "o": inner, "l": {"type": "array", "items": inner}},
         }
 
-    columns = _plain_fields(JsonSchema(schema=version("4"))._fields)
-    value = wire_header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
+    columns = _list_plain_fields(JsonSchema(schema=version("4"))._fields)
+    value = make_wire_header(7) + b'{"price":"AMg=","o":{"price":"AMg="},"l":[{"price":"AMg="}]}'
     older: list[dict[str, Any]] = [version("2", any={}), version("2", x={"type": ["string", "integer"]}), version("2")]
     older[2] |= {"if": {}}
     for schema in older:
@@ -330,7 +334,7 @@ def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -
     jsonschema.Draft7Validator.check_schema(schema)
     for value in values:
         jsonschema.validate(json.loads(value), schema)
-    again = [str(c) for c in sql_columns(fields_of(schema, "it"))]
+    again = [str(c) for c in list_sql_columns(list_fields(schema, "it"))]
     assert again == [str(c) for c in parse_ddl(MADE.replace("varchar(3)", "string"))]
 
 
@@ -403,7 +407,11 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
             json.dumps(root), (("money.json", json.dumps(money)), ("http://example.org/money.json", json.dumps(money))), "it"
         )
     )
-    assert [str(c) for c in sql_columns(fields_of(whole, "it"))] == ["price struct<units:bigint>", "same bigint", "own boolean"]
+    assert [str(c) for c in list_sql_columns(list_fields(whole, "it"))] == [
+        "price struct<units:bigint>",
+        "same bigint",
+        "own boolean",
+    ]
     jsonschema.validate({"price": {"units": 1}, "same": 2, "own": True}, whole)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"price": {"units": "1"}}, whole)

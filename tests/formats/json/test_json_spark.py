@@ -12,7 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SchemaInvalid
 from airflow_kafka_spark.formats import Json
-from airflow_kafka_spark.formats.types import _from_json_value, parse_ddl
+from airflow_kafka_spark.formats.types import _parse_json_value, parse_ddl
 from tests.formats.json.test_json_meaning import GOOD
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None
         with pytest.raises(SchemaInvalid):
             parse_ddl(schema)
     else:
-        assert parse_ddl(schema) == _from_json_value(wanted).fields
+        assert parse_ddl(schema) == _parse_json_value(wanted).fields
 
 
 def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spark: SparkSession) -> None:

@@ -17,10 +17,16 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Protobuf
-from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, incompatibility, message_in, messages_of, pool_of
-from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder, message_indexes
-from airflow_kafka_spark.formats.protobuf.tasks.encode import message_header as indexed
-from airflow_kafka_spark.formats.registry import SchemaDocument, wire_header
+from airflow_kafka_spark.formats.protobuf.schema import (
+    compile_schemas,
+    find_incompatibility,
+    find_message,
+    list_messages,
+    make_pool,
+)
+from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder, read_message_indexes
+from airflow_kafka_spark.formats.protobuf.tasks.encode import make_message_header as indexed
+from airflow_kafka_spark.formats.registry import SchemaDocument, make_wire_header
 from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.contract import CHECKS, Case
 
@@ -61,7 +67,7 @@ def message_class(text: str, name: str = "") -> Any:
     """protobuf's own class of a message."""
     from google.protobuf.message_factory import GetMessageClass
 
-    return GetMessageClass(message_in(files_of(text), name, "it"))
+    return GetMessageClass(find_message(files_of(text), name, "it"))
 
 
 def files_of(text: str) -> bytes:
@@ -373,16 +379,16 @@ def test_message_indexes_are_those_of_confluents_clients(path: tuple[int, ...]) 
     theirs = io.BytesIO()
     ProtobufSerializer._encode_varints(theirs, list(path))
     assert indexed(b"", path) == theirs.getvalue()
-    assert message_indexes(theirs.getvalue() + b"x", 0) == (path, len(theirs.getvalue()))
+    assert read_message_indexes(theirs.getvalue() + b"x", 0) == (path, len(theirs.getvalue()))
 
 
 def framed(*, writers: dict[int, str], reader: str, message: str = "Order") -> ProtobufDecoder:
     """A decoder as it is made for a registry that has these schemas."""
-    from airflow_kafka_spark.formats.protobuf.format import _readable
+    from airflow_kafka_spark.formats.protobuf.format import _find_unreadable_messages
 
     format = Protobuf(schema=reader, message=message)
     files = {number: files_of(text) for number, text in writers.items()}
-    known = {number: _readable(f, message_in(files_of(reader), message, "it")) for number, f in files.items()}
+    known = {number: _find_unreadable_messages(f, find_message(files_of(reader), message, "it")) for number, f in files.items()}
     return ProtobufDecoder(files_of(reader), format._layout, known, {99: "it is of type AVRO"}, "1, 2 of `orders-value`")
 
 
@@ -393,19 +399,19 @@ NEW += "message A { Order o = 1; message B { int32 x = 1; } }"
 
 def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told() -> None:
     decoder = framed(writers={1: OLD, 2: NEW}, reader=NEW)
-    old = wire_header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
-    new = wire_header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
+    old = make_wire_header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
+    new = make_wire_header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
     wrong = {
         b"": "found 0 bytes, expected at least 5",
         b"\1" + old[1:]: "found the first byte 0x01",
-        wire_header(3) + b"\0": "found schema id 3, expected one of 1, 2 of `orders-value`",
-        wire_header(99) + b"\0": "found schema id 99: it is of type AVRO",
-        wire_header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
-        wire_header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
-        wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
-        wire_header(2): "found message indexes that do not end",
-        wire_header(2) + b"\x01": "found -1 message indexes",
-        wire_header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
+        make_wire_header(3) + b"\0": "found schema id 3, expected one of 1, 2 of `orders-value`",
+        make_wire_header(99) + b"\0": "found schema id 99: it is of type AVRO",
+        make_wire_header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
+        make_wire_header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
+        make_wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
+        make_wire_header(2): "found message indexes that do not end",
+        make_wire_header(2) + b"\x01": "found -1 message indexes",
+        make_wire_header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
         old[:-1]: "no message of type `Order`",
     }
     for decode in (decoder.decode, pickle.loads(pickle.dumps(decoder)).decode):
@@ -447,8 +453,8 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told(
     ],
 )
 def test_a_version_whose_fields_would_be_taken_for_something_else_is_found(old: str, new: str, wrong: str) -> None:
-    of = [message_in(files_of(f'syntax = "proto3"; message M {{ {body} }}'), "", "it") for body in (old, new)]
-    assert (wrong in incompatibility(*of)) if wrong else incompatibility(*of) == ""
+    of = [find_message(files_of(f'syntax = "proto3"; message M {{ {body} }}'), "", "it") for body in (old, new)]
+    assert (wrong in find_incompatibility(*of)) if wrong else find_incompatibility(*of) == ""
 
 
 def test_texts_import_by_the_names_of_references_and_never_leave_their_directory() -> None:
@@ -461,8 +467,8 @@ def test_texts_import_by_the_names_of_references_and_never_leave_their_directory
             SchemaDocument(text, (("../../x.proto", money),), "it"),
         ]
     )
-    assert isinstance(good, bytes) and [m.full_name for _, m in messages_of(good)] == ["a.M"]
-    assert pool_of(good)[0].FindMessageTypeByName("b.Money")
+    assert isinstance(good, bytes) and [m.full_name for _, m in list_messages(good)] == ["a.M"]
+    assert make_pool(good)[0].FindMessageTypeByName("b.Money")
     assert isinstance(bad, SchemaUnusable) and isinstance(worse, SchemaUnusable) and "no plain path" in str(worse)
 
 

@@ -14,12 +14,12 @@ from airflow_kafka_spark.hooks.kafka.config import (
     LIBRDKAFKA_ONLY,
     PRODUCER_ONLY,
     WINDOW_DECIDES,
-    admin_config,
-    bootstrap_problem,
-    consumer_config,
-    java_options,
-    producer_config,
-    redact,
+    find_bootstrap_problem,
+    make_admin_config,
+    make_consumer_config,
+    make_java_config,
+    make_producer_config,
+    redact_config,
 )
 
 BROKERS = {"bootstrap.servers": "b1:9092"}
@@ -32,7 +32,7 @@ SCRAM = BROKERS | {
 
 
 def java(**config):
-    return dict(java_options(BROKERS | config).options)
+    return dict(make_java_config(BROKERS | config).options)
 
 
 # --- to the Java client ---
@@ -53,8 +53,8 @@ def test_plain_brokers():
     ],
 )
 def test_brokers_are_written_as_the_java_client_wants_them(servers, expected):
-    assert java_options({"bootstrap.servers": servers}).options["bootstrap.servers"] == expected
-    assert java_options({"metadata.broker.list": servers}).options["bootstrap.servers"] == expected
+    assert make_java_config({"bootstrap.servers": servers}).options["bootstrap.servers"] == expected
+    assert make_java_config({"metadata.broker.list": servers}).options["bootstrap.servers"] == expected
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_brokers_are_written_as_the_java_client_wants_them(servers, expected):
     ],
 )
 def test_addresses_that_librdkafka_passes_over_are_named(servers, problem):
-    assert bootstrap_problem({"bootstrap.servers": servers}).startswith(problem)
-    assert bool(bootstrap_problem({"metadata.broker.list": servers})) == bool(problem)
+    assert find_bootstrap_problem({"bootstrap.servers": servers}).startswith(problem)
+    assert bool(find_bootstrap_problem({"metadata.broker.list": servers})) == bool(problem)
 
 
 def test_without_brokers_it_is_an_error_that_names_the_connection():
     with pytest.raises(ConnectionInvalid, match="`east`.*no brokers.*bootstrap.servers"):
-        java_options({"group.id": "x"}, conn_id="east")
+        make_java_config({"group.id": "x"}, conn_id="east")
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_a_numeric_password_of_a_json_extra_is_taken_as_text():
 @pytest.mark.parametrize("name", ["sasl.username", "sasl.password"])
 def test_a_missing_user_or_password_is_an_error(name):
     with pytest.raises(ConnectionInvalid, match=name):
-        java_options({k: v for k, v in SCRAM.items() if k != name})
+        make_java_config({k: v for k, v in SCRAM.items() if k != name})
 
 
 @pytest.mark.parametrize("mechanism", [{"sasl.mechanism": "OAUTHBEARER"}, {"sasl.mechanisms": "GSSAPI"}, {}])
 def test_other_mechanisms_are_an_error_that_names_what_is_supported_and_the_way_out(mechanism):
     config = {k: v for k, v in SCRAM.items() if k != "sasl.mechanism"} | mechanism
     with pytest.raises(ConnectionInvalid, match=r"PLAIN, SCRAM-SHA-256, SCRAM-SHA-512.*java\.sasl\.jaas\.config") as caught:
-        java_options(config)
+        make_java_config(config)
     assert "pw" not in str(caught.value)
 
 
@@ -128,7 +128,7 @@ def test_settings_with_the_java_prefix_pass_through_and_win():
         "sasl.oauthbearer.client.id": "me",
         "oauth_cb": print,
     }
-    result = java_options(config)
+    result = make_java_config(config)
     assert result.ignored == ()
     assert result.options == {
         "bootstrap.servers": "b1:9092",
@@ -143,7 +143,7 @@ def test_settings_with_the_java_prefix_pass_through_and_win():
 
 def test_the_window_decides_what_is_read_not_the_connection():
     said = {name: "x" for name in WINDOW_DECIDES}
-    result = java_options(BROKERS | said | {f"java.{name}": "y" for name in WINDOW_DECIDES})
+    result = make_java_config(BROKERS | said | {f"java.{name}": "y" for name in WINDOW_DECIDES})
     assert set(result.options) == {"bootstrap.servers", "security.protocol", "allow.auto.create.topics"}
     assert result.options["allow.auto.create.topics"] == "false"
     assert set(result.ignored) == {f"java.{name}" for name in WINDOW_DECIDES}
@@ -186,7 +186,9 @@ def test_timeouts_and_sizes_get_their_java_names():
 
 
 def test_what_has_no_counterpart_is_reported_once_and_what_nobody_misses_is_not():
-    result = java_options(BROKERS | {"ssl.crl.location": "x", "queued.min.messages": 5, "debug": "all", "acks": 1, "made.up": 1})
+    result = make_java_config(
+        BROKERS | {"ssl.crl.location": "x", "queued.min.messages": 5, "debug": "all", "acks": 1, "made.up": 1}
+    )
     assert result.ignored == ("made.up", "ssl.crl.location")
     assert not {"queued.min.messages", "debug", "acks", "made.up", "ssl.crl.location"} & result.options.keys()
 
@@ -227,7 +229,7 @@ def test_certificate_authorities_by_path_by_text_or_put_in(pem):
     assert (by_path["ssl.truststore.type"], by_path["ssl.truststore.location"]) == ("PEM", location)
     by_text = ssl(**{"ssl.ca.pem": text})
     assert (by_text["ssl.truststore.type"], by_text["ssl.truststore.certificates"]) == ("PEM", text.strip())
-    put_in = java_options(BROKERS | {"security.protocol": "ssl", "ssl.ca.location": location}, inline_files=True).options
+    put_in = make_java_config(BROKERS | {"security.protocol": "ssl", "ssl.ca.location": location}, inline_files=True).options
     assert put_in["ssl.truststore.certificates"] == text
     assert "ssl.truststore.location" not in put_in
 
@@ -395,7 +397,9 @@ def test_no_client_gets_settings_that_librdkafka_warns_about(kind, everything, w
     from confluent_kafka.admin import AdminClient
 
     make = {"Consumer": confluent_kafka.Consumer, "Producer": confluent_kafka.Producer, "AdminClient": AdminClient}[kind]
-    config = {"Consumer": consumer_config, "Producer": producer_config, "AdminClient": admin_config}[kind](everything)
+    config = {"Consumer": make_consumer_config, "Producer": make_producer_config, "AdminClient": make_admin_config}[kind](
+        everything
+    )
     said = [line for line in warnings_of(make, config) if "will be ignored" in line]
     assert said == []
 
@@ -407,14 +411,14 @@ def test_unfiltered_settings_do_make_librdkafka_warn(warnings_of):
 
 
 def test_a_consumer_never_commits_by_itself_never_resets_and_reads_committed_records(everything):
-    config = consumer_config(everything, **{"group.id": "g", "client.id": "c"})
+    config = make_consumer_config(everything, **{"group.id": "g", "client.id": "c"})
     assert config["enable.auto.commit"] is False
     assert config["auto.offset.reset"] == "error"
     assert config["isolation.level"] == "read_committed"
     assert config["enable.partition.eof"] is True
     assert (config["group.id"], config["client.id"]) == ("g", "c")
     assert "allow.auto.create.topics" not in config
-    assert consumer_config(everything)["group.id"] == "airflow-kafka-spark"
+    assert make_consumer_config(everything)["group.id"] == "airflow-kafka-spark"
 
 
 @pytest.mark.parametrize(
@@ -422,18 +426,18 @@ def test_a_consumer_never_commits_by_itself_never_resets_and_reads_committed_rec
 )
 def test_an_override_cannot_change_that(override):
     with pytest.raises(ValueError, match=next(iter(override))):
-        consumer_config(BROKERS, **override)
-    assert consumer_config(BROKERS, **{"enable.auto.commit": "false"})["enable.auto.commit"] is False
+        make_consumer_config(BROKERS, **override)
+    assert make_consumer_config(BROKERS, **{"enable.auto.commit": "false"})["enable.auto.commit"] is False
 
 
 def test_a_producer_gets_what_the_caller_gives_and_never_the_connections_transactional_id(everything):
-    assert "transactional.id" not in producer_config(everything)
-    config = producer_config(everything, **{"transactional.id": "t", "linger.ms": 50})
+    assert "transactional.id" not in make_producer_config(everything)
+    config = make_producer_config(everything, **{"transactional.id": "t", "linger.ms": 50})
     assert (config["transactional.id"], config["linger.ms"], config["enable.idempotence"]) == ("t", 50, True)
 
 
 def test_security_reaches_every_client():
-    for make in (consumer_config, producer_config, admin_config):
+    for make in (make_consumer_config, make_producer_config, make_admin_config):
         assert make(SCRAM | {"java.x": 1}).items() >= SCRAM.items()
         assert "java.x" not in make(SCRAM | {"java.x": 1})
 
@@ -458,7 +462,7 @@ def test_secrets_are_redacted():
         "sasl.oauthbearer.assertion.private.key.passphrase": "s",
         "sasl.oauthbearer.assertion.private.key.pem": "s",
     }
-    shown = redact(config)
+    shown = redact_config(config)
     assert [name for name, value in shown.items() if value != "***"] == ["bootstrap.servers", "sasl.username", "ssl.key.location"]
     assert config["sasl.password"] == "s"
 
@@ -469,7 +473,7 @@ def test_the_repr_of_translated_settings_shows_no_secret(pem):
         "ssl.key.location": str(pem / "ec.pem"),
         "sasl.password": "hunter2",
     }
-    shown = repr(java_options(config))
+    shown = repr(make_java_config(config))
     assert "hunter2" not in shown
     assert "PRIVATE KEY" not in shown
     assert "b1:9092" in shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_kafka_spark.hooks.kafka.partitioner import murmur2, partition_of, partitions_of
+from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition, choose_partitions, compute_murmur2
 
 
 def reference(data: bytes) -> int:
@@ -25,13 +25,15 @@ def reference(data: bytes) -> int:
     "key, hashed", [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536), (b"", 275646681)]
 )
 def test_the_home_partition_is_found_as_kafkas_own_partitioner_does(key, hashed):
-    assert reference(key) == partition_of(key, 1 << 31) == hashed & 0x7FFFFFFF
+    assert reference(key) == choose_partition(key, 1 << 31) == hashed & 0x7FFFFFFF
 
 
 def test_murmur2_of_many_keys_is_that_of_each(unique):
     keys = [unique("k").encode() * n for n in range(200)] + [b"", b"a", b"ab", b"abc", b"abcd", b"x" * 5000]
     array = pa.array(keys, pa.binary())
-    assert [int(h) & 0x7FFFFFFF for h in murmur2(array)] == [reference(k) for k in keys]
-    assert [int(h) & 0x7FFFFFFF for h in murmur2(array.slice(3, 50))] == [reference(k) for k in keys[3:53]]
-    assert [partition_of(k, 7) for k in keys] == partitions_of(array, 7, turn=0).tolist() == [reference(k) % 7 for k in keys]
-    assert partitions_of(pa.array([None, b"a", None], pa.binary()), 4, turn=6).tolist()[::2] == [2, 2]
+    assert [int(h) & 0x7FFFFFFF for h in compute_murmur2(array)] == [reference(k) for k in keys]
+    assert [int(h) & 0x7FFFFFFF for h in compute_murmur2(array.slice(3, 50))] == [reference(k) for k in keys[3:53]]
+    assert (
+        [choose_partition(k, 7) for k in keys] == choose_partitions(array, 7, turn=0).tolist() == [reference(k) % 7 for k in keys]
+    )
+    assert choose_partitions(pa.array([None, b"a", None], pa.binary()), 4, turn=6).tolist()[::2] == [2, 2]

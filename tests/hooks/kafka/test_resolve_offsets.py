@@ -12,7 +12,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
-from airflow_kafka_spark.ledger.group import position_of_group
+from airflow_kafka_spark.ledger.group import find_group_position
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
     EARLIEST,
@@ -158,8 +158,8 @@ def test_a_group_remembers_which_pipeline_moved_it():
         tps[2]: CommittedOffset(9, "somebody"),
         tps[3]: None,
     }
-    position, number = position_of_group("p", committed)
+    position, number = find_group_position("p", committed)
     assert position.offsets == {tps[0]: 5, tps[1]: 7, tps[2]: 9}
     assert (position.topic_ids, number) == ({"t": "id"}, 3)
     for foreign in ("", "[]", "text", own(3, pipeline="other")):
-        assert position_of_group("p", {tps[0]: CommittedOffset(5, foreign)}) == position_of_group("p", {tps[0]: None})
+        assert find_group_position("p", {tps[0]: CommittedOffset(5, foreign)}) == find_group_position("p", {tps[0]: None})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kafka_spark.hooks.spark import class_archive, jars
-from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, java_options, publish_archive
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, list_java_options, publish_archive
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 
@@ -58,13 +58,13 @@ def test_the_name_changes_with_everything_that_decides_whether_an_archive_fits(t
 
 def test_an_archive_is_used_when_it_is_whole_and_not_before(tmp_path):
     archive = tmp_path / "spark-1.jsa"
-    assert java_options(archive) == ()
+    assert list_java_options(archive) == ()
     with publish_archive(archive, wait=False) as written:
         written.write_bytes(b"classes")
-        assert not archive.exists() and java_options(archive) == ()
-    assert is_whole(archive) and f"-XX:SharedArchiveFile={archive}" in java_options(archive)
+        assert not archive.exists() and list_java_options(archive) == ()
+    assert is_whole(archive) and f"-XX:SharedArchiveFile={archive}" in list_java_options(archive)
     archive.write_bytes(b"class")
-    assert java_options(archive) == ()
+    assert list_java_options(archive) == ()
 
 
 def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
@@ -147,7 +147,7 @@ def test_settings_of_the_user_that_concern_archives_win(cache, connect, monkeypa
 
 
 def test_nothing_is_made_where_memory_is_short(cache, monkeypatch):
-    monkeypatch.setattr(class_archive, "_MEMORY_NEEDED", class_archive.available_memory() << 10)
+    monkeypatch.setattr(class_archive, "_MEMORY_NEEDED", class_archive.find_available_memory() << 10)
     SparkClassArchive.find().make_in_background()
     assert not cache.exists()
 
@@ -203,7 +203,7 @@ def made() -> SparkClassArchive:
 @lru_cache
 def submit_version(options: tuple[str, ...]) -> tuple[int, list[str]]:
     """Return the exit code and the output of spark-submit --version in a JVM with these options."""
-    home = jars.pyspark_jars().parent
+    home = jars.find_pyspark_jars().parent
     path = f"{home}/conf:{home}/jars/*"
     command = [str(jars.find_java()), *options, "-XX:TieredStopAtLevel=1", "-cp", path, "org.apache.spark.deploy.SparkSubmit"]
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -232,7 +232,7 @@ def test_java_starts_without_a_word_when_an_archive_is_no_good(made, tmp_path, h
     with publish_archive(archive, wait=False) as written:
         shutil.copyfile(made.file, written)
     damage(archive, how)
-    assert submit_version(java_options(archive)) == submit_version(())
+    assert submit_version(list_java_options(archive)) == submit_version(())
 
 
 @pytest.mark.servers

@@ -29,7 +29,7 @@ class Task(CheckedOnExecutors):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """This process is an executor with an environment of its own, without some modules."""
-    monkeypatch.setattr(executor_check, "host_and_prefix", lambda: ("executor-1", "/opt/python"))
+    monkeypatch.setattr(executor_check, "describe_host_and_prefix", lambda: ("executor-1", "/opt/python"))
     find = importlib.util.find_spec
 
     def lacks(*modules):
@@ -58,8 +58,8 @@ def test_a_task_asks_for_what_its_modules_and_it_itself_need():
 
 def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs():
     named = b"cairflow_kafka_spark.formats.avro.tasks.decode\nAvroDecoder\nairflow_kafka_spark.sinks.postgres.tasks.write"
-    assert executor_check.parts_of(named) == {"avro", "postgres"}
-    assert executor_check.parts_of(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
+    assert executor_check.find_parts(named) == {"avro", "postgres"}
+    assert executor_check.find_parts(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
 
 
 def test_an_executor_names_all_that_it_lacks_in_one_sentence_before_the_task_is_made(elsewhere, monkeypatch):

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
-from airflow_kafka_spark.hooks.spark.health import master_problem
-from airflow_kafka_spark.hooks.spark.hook import _QUICK_START, SECRETS, EarlyStart, SparkHook, _errors_to_output
+from airflow_kafka_spark.hooks.spark.health import find_master_problem
+from airflow_kafka_spark.hooks.spark.hook import _QUICK_START, SECRETS, EarlyStart, SparkHook, _redirect_errors_to_output
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_master_of_each_official_connection_type(connect, connection, master
     assert hook.master == master
     assert hook.is_connect == master.startswith("sc://")
     assert hook.is_local == master.startswith("local")
-    assert master_problem(master) == ""
+    assert find_master_problem(master) == ""
 
 
 def test_settings_are_ours_then_the_connections_then_the_operators(connect):
@@ -94,7 +94,7 @@ def test_an_unknown_connection_or_one_of_another_type_is_named(connect):
 def test_what_a_jvm_writes_to_standard_error_is_no_error_of_the_task(capfd):
     before = set(threading.enumerate())
     wrote = "import sys; print('WARNING: Using incubator modules: x\\nout of memory', file=sys.stderr)"
-    with _errors_to_output():
+    with _redirect_errors_to_output():
         subprocess.run([sys.executable, "-c", wrote], check=True)
     for copying in set(threading.enumerate()) - before:
         copying.join(30)

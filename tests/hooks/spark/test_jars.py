@@ -180,7 +180,7 @@ def test_exclude_bundled_leaves_out_and_does_not_fetch_what_pyspark_ships(reposi
 
 
 def test_what_remains_of_the_spark_connector() -> None:
-    found = names(jars.resolve([jars.spark_kafka_connector()], exclude_bundled=True))
+    found = names(jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True))
     assert [name.split("_", 1)[1].rsplit("-", 1)[0] for name in found] == [
         "commons-pool2",
         "kafka-clients",
@@ -192,7 +192,7 @@ def test_what_remains_of_the_spark_connector() -> None:
 def test_the_connector_is_of_the_installed_pyspark() -> None:
     import pyspark
 
-    assert jars.spark_kafka_connector() == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    assert jars.find_spark_kafka_connector() == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 
 
 def test_an_unknown_coordinate_is_named_with_the_last_words_of_ivy(repository: Repository, tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_without_java_and_without_a_cached_set_there_is_one_clear_sentence(
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AIRFLOW_KAFKA_SPARK_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert jars.cache_directory() == Path.home() / ".cache" / "airflow-kafka-spark"
+    assert jars.find_cache_directory() == Path.home() / ".cache" / "airflow-kafka-spark"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert jars.cache_directory() == tmp_path / "airflow-kafka-spark"
+    assert jars.find_cache_directory() == tmp_path / "airflow-kafka-spark"
     monkeypatch.setenv("AIRFLOW_KAFKA_SPARK_CACHE", str(tmp_path / "mine"))
-    assert jars.cache_directory() == tmp_path / "mine"
+    assert jars.find_cache_directory() == tmp_path / "mine"
 
 
 def test_java_is_the_one_of_java_home_else_of_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     WarmSettings,
     WarmUnavailable,
     connect,
+    list_process_environment,
+    make_private_directory,
     open_sockets,
     parse_duration,
-    private_directory,
-    process_environment,
 )
 
 
 @pytest.fixture
 def private(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return private_directory()
+    return make_private_directory()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_connections_and_the_context_of_a_task_do_not_reach_the_process(monkeypa
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", "postgres://u:secret@h/d")
     monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "d")
     monkeypatch.setenv("KEPT", "1")
-    found = process_environment()
+    found = list_process_environment()
     assert found["KEPT"] == "1"
     assert not [name for name in found if name.startswith(("AIRFLOW_CONN_", "AIRFLOW_CTX_"))]
 
@@ -103,7 +103,7 @@ def test_the_directory_is_the_users_alone(private):
     assert private.stat().st_mode & 0o777 == 0o700
     private.chmod(0o755)
     with pytest.raises(WarmUnavailable, match="only this user"):
-        private_directory()
+        make_private_directory()
 
 
 def test_what_a_process_that_died_has_left_is_removed_and_does_not_count(private):

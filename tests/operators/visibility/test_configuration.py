@@ -16,7 +16,7 @@ from airflow_kafka_spark.operators.visibility.progress import CONFIGURATION_KEY
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import Filter
-from airflow_kafka_spark.ui.airflow_metadata import _tasks_of
+from airflow_kafka_spark.ui.airflow_metadata import _list_tasks
 
 
 def made():
@@ -64,7 +64,7 @@ def test_it_is_the_same_at_each_parse_and_comes_out_of_airflows_serialized_dag()
     one, two = (DagSerialization.to_dict(made()) for _ in range(2))
     assert one == two
     assert DagSerialization.from_dict(one).get_task("load").configuration == made().get_task("load").configuration
-    tasks = {task.task_id: task for task in _tasks_of("shop", one)}
+    tasks = {task.task_id: task for task in _list_tasks("shop", one)}
     assert json.loads(tasks["publish"].configuration)["arguments"]["source"] == {
         "class": "FilesSource", "arguments": {"path": "s3a://***@lake/x"},
     }  # fmt: skip

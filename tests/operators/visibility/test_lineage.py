@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOperator, SourceToKafkaOperator
-from airflow_kafka_spark.operators.visibility.lineage import broker_of, dataset_of
+from airflow_kafka_spark.operators.visibility.lineage import get_broker, parse_dataset
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource
 from airflow_kafka_spark.transforms import Filter
@@ -35,12 +35,12 @@ def connections(monkeypatch):
     ],
 )
 def test_names_are_those_of_the_specification(uri, namespace, name):
-    assert dataset_of(uri) == (namespace, name)
+    assert parse_dataset(uri) == (namespace, name)
 
 
 @pytest.mark.parametrize("servers", ["one:9092,two:9092", "one", "SASL_SSL://one:9092"])
 def test_a_cluster_is_named_by_its_first_broker(servers):
-    assert broker_of(servers) == "kafka://one:9092"
+    assert get_broker(servers) == "kafka://one:9092"
 
 
 def test_from_a_table_to_a_topic():

@@ -13,9 +13,9 @@ from airflow_kafka_spark.operators.visibility.links import (
     Links,
     TopicLink,
     WindowLink,
-    pipeline_page,
-    table_page,
-    topic_page,
+    make_pipeline_page,
+    make_table_page,
+    make_topic_page,
 )
 from airflow_kafka_spark.provider_info import get_provider_info
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink
@@ -28,21 +28,23 @@ def set_option(monkeypatch):
 
 def test_names_are_quoted_in_an_address(set_option):
     set_option("kafka_spark__topic_url", "http://ui/{connection}/{topic}?x={other}")
-    assert topic_page("k/1", "a b&c") == "http://ui/k%2F1/a%20b%26c?x={other}"
+    assert make_topic_page("k/1", "a b&c") == "http://ui/k%2F1/a%20b%26c?x={other}"
     set_option("kafka_spark__table_url", "http://catalog/{scheme}/{name}/{table}")
-    assert table_page("postgres://host:5432/db/public/my%20table") == "http://catalog/postgres/db.public.my%20table/my%20table"
-    assert table_page("file:///data/orders") == "http://catalog/file/data.orders/orders"
+    assert (
+        make_table_page("postgres://host:5432/db/public/my%20table") == "http://catalog/postgres/db.public.my%20table/my%20table"
+    )
+    assert make_table_page("file:///data/orders") == "http://catalog/file/data.orders/orders"
 
 
 def test_without_an_address_in_the_configuration_there_is_no_link():
-    assert topic_page("kafka_default", "orders") is None
-    assert table_page("file:///data") is None
+    assert make_topic_page("kafka_default", "orders") is None
+    assert make_table_page("file:///data") is None
 
 
 def test_a_page_of_a_pipeline_begins_with_airflows_own_address(set_option):
-    assert pipeline_page("kafka_default", "airflow-windows", "p<1>").startswith("/")
+    assert make_pipeline_page("kafka_default", "airflow-windows", "p<1>").startswith("/")
     set_option("api__base_url", "https://airflow.example.org/team/")
-    page = pipeline_page("kafka_default", "airflow-windows", "p<1>", "7")
+    page = make_pipeline_page("kafka_default", "airflow-windows", "p<1>", "7")
     assert page.startswith("https://airflow.example.org/team/plugin/")
     assert "<" not in page
 

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks import storage
-from airflow_kafka_spark.hooks.storage import s3_access
+from airflow_kafka_spark.hooks.storage import find_s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
@@ -48,7 +48,7 @@ class Lake:
 
     @property
     def table(self) -> DeltaTable:
-        return DeltaTable(self.sink.uri, storage_options=s3_access("lake").storage_options)
+        return DeltaTable(self.sink.uri, storage_options=find_s3_access("lake").storage_options)
 
     def read(self) -> list[dict[str, Any]]:
         found = self.table.to_pyarrow_table()
@@ -68,7 +68,7 @@ class Lake:
         return set(map(urllib.parse.unquote, paths))
 
     def of_others(self, *ids: int) -> None:
-        rows, options = pa.table({"id": pa.array(ids, pa.int64())}), s3_access("lake").storage_options
+        rows, options = pa.table({"id": pa.array(ids, pa.int64())}), find_s3_access("lake").storage_options
         write_deltalake(self.sink.uri, rows, mode="append", schema_mode="merge", storage_options=options)
 
 
@@ -263,7 +263,7 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     assert there.place["server"].startswith("127.0.0.1:")
     amazon = replace(lake.sink, conn_id=None).destination()
     assert [d.what for d in compare_endpoints(amazon, there)] == [d.what for d in compare_locations(there, amazon)] == ["server"]
-    secret = s3_access("lake").secret_key
+    secret = find_s3_access("lake").secret_key
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
         assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.split_writer().target)
 

@@ -21,7 +21,7 @@ from deltalake.table import TableOptimizer
 
 from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, app_id
+from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, make_app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
 from airflow_kafka_spark.sinks.storage.store import TableLocation
@@ -281,8 +281,8 @@ def test_long_texts_have_short_bounds(lake, feed):
 def test_the_transaction_is_the_pipelines(lake, feed):
     apply(lake.sink, feed.next())
     table: Any = DeltaTable(lake.path)
-    assert PipelineVersion.unpack(table.transaction_version(app_id(feed.pipeline))).newest == 1
-    assert table.transaction_version(app_id("another")) is None
+    assert PipelineVersion.unpack(table.transaction_version(make_app_id(feed.pipeline))).newest == 1
+    assert table.transaction_version(make_app_id("another")) is None
 
 
 def test_an_upsert_finds_partition_values_of_all_kinds_and_polars_reads_them_from_the_names_of_directories(tmp_path):

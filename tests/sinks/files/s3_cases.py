@@ -15,7 +15,7 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import s3_access
+from airflow_kafka_spark.hooks.storage import find_s3_access
 from airflow_kafka_spark.sinks import DeltaSink, window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
@@ -41,7 +41,7 @@ class Lake:
             return []
         partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("day_of_week", pa.string())]), flavor="hive")
         found = pa.dataset.dataset(
-            files, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning,
+            files, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning,
             partition_base_dir=f"{self.sink.location.path}/_data",
         )  # fmt: skip
         columns = list(only or WIDE.names)
@@ -135,7 +135,7 @@ def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
     """Return the rows of a reader that lists the table, and passes over hidden names as Spark and Arrow do."""
     partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("flag", pa.string())]), flavor="hive")
     found = pa.dataset.dataset(
-        lake.sink.location.path, format="parquet", filesystem=s3_access("lake").filesystem(), partitioning=partitioning
+        lake.sink.location.path, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning
     )
     columns = list(only or [name for name in WIDE.names if name != "flag"])
     return found.to_table(columns=columns).to_pylist() if found.files else []

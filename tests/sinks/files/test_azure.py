@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from airflow_kafka_spark.hooks.storage import azure_access
+from airflow_kafka_spark.hooks.storage import find_azure_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.skipif(shutil.which("azurite-blob") is None, reason="az
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[str]:
     """The URL of its account."""
-    directory = processes.own_directory("azurite")
+    directory = processes.make_own_directory("azurite")
     supervisor = processes.SupervisorClient("Azurite")
     supervisor.own(directory)
-    (port,) = processes.free_ports(1)
+    (port,) = processes.find_free_ports(1)
     command = ["azurite-blob", "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
     supervisor.spawn(command, log=directory / "log")
     assert processes.wait_until(lambda: "successfully listens" in (directory / "log").read_text(), 180)
@@ -71,7 +71,7 @@ def feed() -> Feed:
 
 
 def ids(sink: FilesSink) -> Counter[int]:
-    container = azure_access(sink.location.account, "azure").object_store(sink.location.bucket)
+    container = find_azure_access(sink.location.account, "azure").object_store(sink.location.bucket)
     found = Counter[int]()
     for uri in window_files(sink.path, "azure"):
         content = bytes(obstore.get(container, uri.partition(".windows.net/")[2]).bytes())

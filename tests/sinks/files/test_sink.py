@@ -27,9 +27,9 @@ from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, Wind
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import RECORD, Staging
 from airflow_kafka_spark.sinks.files.sink import FilesSink
-from airflow_kafka_spark.sinks.storage.store import escape, partition_directory, pipeline_slug, to_safe_name
+from airflow_kafka_spark.sinks.storage.store import escape, make_partition_directory, make_pipeline_slug, to_safe_name
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.storage.tasks.write import partition_values
+from airflow_kafka_spark.sinks.storage.tasks.write import format_partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
 from tests.sinks import spark_reader
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split
@@ -115,8 +115,8 @@ def test_different_names_have_different_slugs_that_are_safe_and_seen(one, other)
 
 
 def test_names_stay_legible_where_they_are_safe():
-    assert pipeline_slug("dag.task") == "dag.task"
-    assert pipeline_slug("a b") != pipeline_slug("a_b") == "a_b"
+    assert make_pipeline_slug("dag.task") == "dag.task"
+    assert make_pipeline_slug("a b") != make_pipeline_slug("a_b") == "a_b"
     assert to_safe_name("x" * 141, 140) != to_safe_name("x" * 142, 140)
 
 
@@ -207,7 +207,7 @@ CASES = {
 def test_partition_directories_are_named_as_spark_names_them(tmp_path):
     requests = [spark_reader.Partitions(str(tmp_path / t), "a col/1", t, tuple(values)) for t, (_, values) in CASES.items()]
     for (kind, values), found in zip(CASES.values(), spark_reader.read(requests, tmp_path), strict=True):
-        ours = {partition_directory("a col/1", v) for v in partition_values(pa.array(values, kind))}
+        ours = {make_partition_directory("a col/1", v) for v in format_partition_values(pa.array(values, kind))}
         assert sorted(ours) == found
 
 

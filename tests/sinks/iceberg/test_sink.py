@@ -46,13 +46,13 @@ from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-from airflow_kafka_spark.sinks.iceberg.catalog import catalog_access
+from airflow_kafka_spark.sinks.iceberg.catalog import find_catalog_access
 from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
 from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
-from airflow_kafka_spark.sinks.iceberg.table import PartitionField, file_columns
-from airflow_kafka_spark.sinks.iceberg.tasks.data_files import file_statistics, transformed
-from airflow_kafka_spark.sinks.iceberg.tasks.table_files import column_metrics
+from airflow_kafka_spark.sinks.iceberg.table import PartitionField, make_file_columns
+from airflow_kafka_spark.sinks.iceberg.tasks.data_files import apply_transform, collect_file_statistics
+from airflow_kafka_spark.sinks.iceberg.tasks.table_files import make_column_metrics
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import Victim, apply, write_all
@@ -343,7 +343,7 @@ def test_statistics_of_a_file_are_those_of_pyiceberg(lake, tmp_path, properties,
 
     lake.schema, feed = SCHEMA, Feed(SCHEMA)
     apply(lake.sink, job := feed.next(60, 0, 0))
-    arrow, columns = file_columns(SCHEMA, current(lake).metadata)
+    arrow, columns = make_file_columns(SCHEMA, current(lake).metadata)
     lines = [{**line, "ratio": line["ratio"] or 1.5} for line in job.expected if line["name"] != TEXTS[-1]]
     with pyarrow.parquet.ParquetWriter(tmp_path / "file", arrow, store_decimal_as_integer=integers) as writer:
         for part in (lines[:30], lines[30:]):
@@ -351,7 +351,7 @@ def test_statistics_of_a_file_are_those_of_pyiceberg(lake, tmp_path, properties,
     footer = pyarrow.parquet.read_metadata(tmp_path / "file")
     plan, paths = compute_statistics_plan(columns, properties), parquet_path_to_id_mapping(columns)
     expected = data_file_statistics_from_parquet_metadata(footer, plan, paths).to_serialized_dict()
-    found = file_statistics(footer, column_metrics(columns, properties))
+    found = collect_file_statistics(footer, make_column_metrics(columns, properties))
     assert found["split_offsets"] == expected["split_offsets"]
     for name in ("column_sizes", "value_counts", "null_value_counts"):
         assert found[name] == {str(key): count for key, count in expected[name].items()}, name
@@ -390,7 +390,7 @@ def test_partition_values_are_those_of_pyiceberg(arrow, kind, values, transforms
     from pyiceberg.partitioning import _to_partition_representation
 
     for transform in transforms:
-        found = transformed(pa.array(values, arrow), str(transform)).to_pylist()
+        found = apply_transform(pa.array(values, arrow), str(transform)).to_pylist()
         compute = transform.transform(kind)
         assert found == [compute(_to_partition_representation(kind, value)) for value in values], transform
 
@@ -538,7 +538,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> str:
 
 def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch):
     rest = {"host": "https://catalog.example.com/ws/v1/", "login": "me", "password": "hush", "extra": {"warehouse": "s3://lake"}}
-    access = catalog_access(connect(monkeypatch, **rest))
+    access = find_catalog_access(connect(monkeypatch, **rest))
     assert access.name == "a_lake" and "hush" not in repr(access)
     assert access.properties["uri"] == "https://catalog.example.com/ws/v1"
     assert (access.properties["type"], access.properties["credential"]) == ("rest", "me:hush")
@@ -549,7 +549,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
         "password": "h/ush",
         "extra": {"type": "sql", "name": "lake"},
     }
-    access = catalog_access(connect(monkeypatch, **sql))
+    access = find_catalog_access(connect(monkeypatch, **sql))
     assert access.properties["uri"] == "postgresql+psycopg://me:h%2Fush@db:5432/lake"
     assert (access.name, access.address) == ("lake", "postgresql+psycopg://db:5432/lake")
     assert access.hidden("no: me:h%2Fush h/ush") == "no: me:*** ***"

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks import publish as publishing
 from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, RecordBatches, read_claimed_window
@@ -24,10 +24,10 @@ from airflow_kafka_spark.windows.memory import (
     Memory,
     WindowEntry,
     fold_records,
-    marker_key,
-    marker_record,
-    window_key,
-    window_record,
+    make_marker_key,
+    make_marker_record,
+    make_window_key,
+    make_window_record,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, SourcePlan, State, Window
 from tests.support.splits import rows, splits
@@ -94,8 +94,8 @@ def test_a_process_that_has_looked_before_sees_a_newer_claim(made, process, read
             publish(made, 2)
         assert sorted(newer.published()) == [0, 1]
     # It went on with what it had read, and did not begin again.
-    markers = [marker_key(ledger.pipeline, 1, split) for split in (0, 1)]
-    assert [record.key for record in read[-1]] == [*markers, window_key(ledger.pipeline, 1)]
+    markers = [make_marker_key(ledger.pipeline, 1, split) for split in (0, 1)]
+    assert [record.key for record in read[-1]] == [*markers, make_window_key(ledger.pipeline, 1)]
 
 
 def test_a_process_that_has_looked_before_sees_that_the_window_is_complete(made, process):
@@ -205,8 +205,8 @@ class Log:
 
 
 def _entry(number: int, token: str, state: State = State.PLANNED) -> WindowEntry:
-    window = Window("p", number, (), "run", utc_now(), source=SourcePlan(({"n": 0},)))
-    return WindowEntry(window, state, Attempt(1, token, "run", utc_now()))
+    window = Window("p", number, (), "run", format_utc_now(), source=SourcePlan(({"n": 0},)))
+    return WindowEntry(window, state, Attempt(1, token, "run", format_utc_now()))
 
 
 def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
@@ -225,7 +225,7 @@ def test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim(seeds):
 def _compare(seed: int) -> None:
     chance, log, token = random.Random(seed), Log(), "first"
     number, markers = 1, set()
-    log.write(window_record(_entry(number, token)))
+    log.write(make_window_record(_entry(number, token)))
     place = LedgerClaim("ledger", 0, 0, "p", number, token)
     workers = [ClaimedWindow(place) for _ in range(3)]
     for step in range(100):
@@ -233,20 +233,20 @@ def _compare(seed: int) -> None:
         if what == "mark":
             split = chance.randrange(3)
             markers.add((number, split))
-            log.write(marker_record("p", Marker(number, split, (Landed("t", 0, chance.randrange(2), 9, 1),))))
+            log.write(make_marker_record("p", Marker(number, split, (Landed("t", 0, chance.randrange(2), 9, 1),))))
         elif what == "other":
             log.write(LedgerRecord(b'["q","change",%d]' % step, b"{}"))
         elif what == "claim" and chance.random() < 0.2:
-            log.write(window_record(_entry(number, f"token {step}")))
+            log.write(make_window_record(_entry(number, f"token {step}")))
         elif what in ("close", "forget") and chance.random() < 0.2:
-            gone = [LedgerRecord(marker_key("p", *key), None) for key in sorted(markers)]
+            gone = [LedgerRecord(make_marker_key("p", *key), None) for key in sorted(markers)]
             if what == "close":
-                log.write(window_record(_entry(number, "any", State.COMPLETE)), *gone)
-                log.write(LedgerRecord(window_key("p", number), None))
+                log.write(make_window_record(_entry(number, "any", State.COMPLETE)), *gone)
+                log.write(LedgerRecord(make_window_key("p", number), None))
             else:
-                log.write(LedgerRecord(window_key("p", number), None), *gone)
+                log.write(LedgerRecord(make_window_key("p", number), None), *gone)
             number, markers = number + 1, set()
-            log.write(window_record(_entry(number, f"token {step}")))
+            log.write(make_window_record(_entry(number, f"token {step}")))
         elif what == "clean":
             log.clean(chance.randrange(log.stable + 1))
         elif what == "truncate" and chance.random() < 0.1:

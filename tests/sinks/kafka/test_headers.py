@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, make_routed_records
-from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, pairs_of
-from airflow_kafka_spark.sources.kafka.tasks.read import header_column
+from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, list_pairs
+from airflow_kafka_spark.sources.kafka.tasks.read import make_header_column
 
 TEXT = st.text(max_size=5)
 PAIRS = st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=4)), max_size=3)
@@ -22,7 +22,7 @@ def as_lists(rows: list[list[tuple[str, bytes | None]] | None]) -> pa.ListArray:
 
 @given(st.lists(PAIRS))
 def test_a_column_of_headers_has_the_headers_of_each_record(rows):
-    made = header_column(rows)
+    made = make_header_column(rows)
     made.validate(full=True)
     assert made.type == HEADERS and made.equals(as_lists(rows))
 
@@ -40,9 +40,9 @@ def test_facts_stand_behind_the_headers_of_their_own_record(rows, skipped: int, 
     made.validate(full=True)
     last = [("same", b"7")] if together else []
     expected = [[*(pairs or ()), ("text", text.encode()), ("number", b"%d" % number), *last] for pairs, text, number in rows]
-    assert made.type == HEADERS and pairs_of(made) == expected
-    assert pairs_of(made.slice(skipped)) == expected[skipped:], "of a part they are those of the part"
-    assert pairs_of(own) == [list(pairs or ()) for pairs, _, _ in rows]
+    assert made.type == HEADERS and list_pairs(made) == expected
+    assert list_pairs(made.slice(skipped)) == expected[skipped:], "of a part they are those of the part"
+    assert list_pairs(own) == [list(pairs or ()) for pairs, _, _ in rows]
 
 
 def test_letters_of_several_stages_carry_each_its_own_reason():
@@ -54,7 +54,7 @@ def test_letters_of_several_stages_carry_each_its_own_reason():
     table = pa.concat_tables([pa.Table.from_pylist(rows[:4], SCHEMA), pa.Table.from_pylist(rows[4:], SCHEMA)])
     sent = Envelope("pipe", {"VALUE_CONVERTER": "a.B", "TASK_PUT": "c.D"}).records(table)
     assert sent.column("timestamp").to_pylist() == [None, *range(14)]
-    for row, headers in zip(rows, pairs_of(sent.column("headers")), strict=True):
+    for row, headers in zip(rows, list_pairs(sent.column("headers")), strict=True):
         own = len(row["headers"] or ())
         assert headers[:own] == [("own", None)] * own
         facts = {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers[own:]}
@@ -66,5 +66,5 @@ def test_letters_of_several_stages_carry_each_its_own_reason():
             "exception.stacktrace": f"{EXCEPTION}: {row['reason']}",
         }  # fmt: skip
     routed = make_routed_records(table, "pipe")
-    counts = [len(headers) for headers in pairs_of(routed.column("headers"))]
+    counts = [len(headers) for headers in list_pairs(routed.column("headers"))]
     assert counts == [len(row["headers"] or ()) + 5 for row in rows]

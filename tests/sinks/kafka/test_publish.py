@@ -14,9 +14,9 @@ from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCu
 from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.partitioner import partition_of
-from airflow_kafka_spark.hooks.kafka.transactions import fencing_producer, find_fatal_error, is_fatal, is_fenced
-from airflow_kafka_spark.ledger.attempt import Ledger, utc_now
+from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
+from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fatal, is_fenced, make_fencing_producer
+from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
@@ -45,7 +45,7 @@ def ledger(hook, unique):
     name = unique("ledger")
     made = Ledger(hook, unique("pipe"), "dag/run1/task", topic=name)
     with made:
-        window = Window(made.pipeline, 1, (), "dag/run1/task", utc_now(), source=SourcePlan(({"n": 0}, {"n": 1})))
+        window = Window(made.pipeline, 1, (), "dag/run1/task", format_utc_now(), source=SourcePlan(({"n": 0}, {"n": 1})))
         made.plan(window)
         yield made
 
@@ -126,9 +126,9 @@ def test_a_task_that_is_fenced_in_the_middle_takes_the_marker_of_the_one_that_fe
 
 def test_the_error_of_a_fenced_producer_is_found_when_the_client_has_lost_it(kafka, topic, unique):
     config, id = {**PRODUCER, **kafka.connection_extra()}, unique("id")
-    older = fencing_producer(config, id, 30, ClientEvents())
+    older = make_fencing_producer(config, id, 30, ClientEvents())
     older.begin_transaction()
-    fencing_producer(config, id, 30, ClientEvents())
+    make_fencing_producer(config, id, 30, ClientEvents())
     older.produce(topic, b"late", partition=0)
     with pytest.raises(KafkaException):
         older.flush(60)
@@ -176,7 +176,7 @@ def test_a_partition_column_decides_and_null_leaves_it_to_the_key(kafka, publish
     publisher.publish(0, RecordBatches(iter([batch(100, partition=column)])))
     found = {int(m.key()): m.partition() for m in records(kafka, topic)}
     assert [found[n] for n in range(50)] == [n % PARTITIONS for n in range(50)]
-    assert [found[n] for n in range(50, 100)] == [partition_of(str(n).encode(), PARTITIONS) for n in range(50, 100)]
+    assert [found[n] for n in range(50, 100)] == [choose_partition(str(n).encode(), PARTITIONS) for n in range(50, 100)]
 
 
 def test_a_topic_column_decides(kafka, publisher, topic, unique):

@@ -20,8 +20,8 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, Name
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres.attempt import stage_prefix
-from airflow_kafka_spark.sinks.postgres.server import lock_key, pipeline_key
+from airflow_kafka_spark.sinks.postgres.attempt import make_stage_prefix
+from airflow_kafka_spark.sinks.postgres.server import make_lock_key, make_pipeline_key
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from airflow_kafka_spark.windows.codec import ranges_to_json
@@ -191,7 +191,7 @@ def test_a_session_that_is_ended_fails_its_task_and_the_retry_is_right(place: Pl
         task = travelled(writer.split_writer())
         task.open(job.splits[0])
         task.write(job.rows[0][0])
-        key = pipeline_key(Name(place.schema, "airflow_windows"), "dag.task")
+        key = make_pipeline_key(Name(place.schema, "airflow_windows"), "dag.task")
         of_tasks = "application_name = %s AND query NOT LIKE '%%rows, tombstones%%'"
         query = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {of_tasks}"
         assert place.connection.execute(query, [f"airflow-kafka-spark {key}"]).fetchall()
@@ -346,7 +346,7 @@ def test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other(pl
     windows = Name(place.schema, "airflow_windows")
     with place.server.connect() as other, ThreadPoolExecutor(1) as pool:
         # Somebody whose sessions cannot be ended is about to apply the same offsets as number 7.
-        other.execute(sql.lock(lock_key("window", str(windows), "dag.task")).encode())
+        other.execute(sql.lock(make_lock_key("window", str(windows), "dag.task")).encode())
         facts = {"pipeline": "dag.task", "number": 7, "run": "", "cluster_id": "", "topic_ids": {}, "replay": 0}
         other.execute(sql.claim_window(windows, {**facts, "ranges": ranges_to_json(job.window.ranges)}, "t").encode())
         attempt = pool.submit(apply, sink, job)
@@ -587,7 +587,7 @@ def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str
 def test_any_number_of_leftovers_is_cleared_and_nothing_else(place: Place):
     sink, orders = place.sink(auto_create=True), pipeline()
     apply(sink, orders.job(lines(0, 1)))
-    prefix = stage_prefix(pipeline_key(Name(place.schema, "airflow_windows"), "dag.task"))
+    prefix = make_stage_prefix(make_pipeline_key(Name(place.schema, "airflow_windows"), "dag.task"))
     foreign = ["airflow_stage_0123456789ab_1_00000000_r", prefix[:-1] + "x_other", "airflow_stage"]
     for name in [*(f"{prefix}2_0000000{n % 10}_{n}_abcdef" for n in range(170)), *foreign]:
         place.execute(f'CREATE UNLOGGED TABLE "{name}" (id bigint)')

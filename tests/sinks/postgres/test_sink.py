@@ -127,7 +127,7 @@ def test_releases_of_adbc_that_write_wrong_values_are_not_used(
     from airflow_kafka_spark.sinks.postgres.tasks import session as load
 
     monkeypatch.setattr(load, "version", lambda name: release)
-    assert (load.adbc_serves(arrays=False), load.adbc_serves(arrays=True)) == (scalars, arrays)
+    assert (load.can_use_adbc(arrays=False), load.can_use_adbc(arrays=True)) == (scalars, arrays)
 
 
 @pytest.mark.parametrize("scale", [2, 9])
@@ -364,11 +364,11 @@ def test_what_names_no_table_is_refused(written: str):
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(value=text | st.text(alphabet="'\\\"; -%$\n", max_size=20), strict=st.booleans())
 def test_literals_and_identifiers_are_read_back_as_they_are(postgres: EmbeddedPostgres, value: str, strict: bool):
-    from airflow_kafka_spark.hooks.databases import literal, quote
+    from airflow_kafka_spark.hooks.databases import quote, quote_literal
 
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f"SET standard_conforming_strings = {'on' if strict else 'off'}")
-        assert connection.execute(f"SELECT {literal(value)}".encode()).fetchone() == (value,)
+        assert connection.execute(f"SELECT {quote_literal(value)}".encode()).fetchone() == (value,)
         if 0 < len(value.encode()) <= 63:
             cursor = connection.execute(f"SELECT 1 AS {quote(value)}".encode())
             assert cursor.description[0].name == value

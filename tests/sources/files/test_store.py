@@ -8,21 +8,21 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 from airflow_kafka_spark.sources.files.source import FilesSource
-from airflow_kafka_spark.sources.files.store import ObjectStore, file_from_info
+from airflow_kafka_spark.sources.files.store import ObjectStore, parse_info
 
 
 def test_an_object_is_the_same_in_a_listing_that_is_more_exact_than_the_answer_about_it():
     """MinIO and Ceph list milliseconds; what S3 says of one object is an HTTP date."""
     listed = {"LastModified": datetime(2026, 1, 1, 12, 0, 7, 345_000, timezone.utc), "size": 3, "ETag": '"x"'}
     asked = {**listed, "LastModified": datetime(2026, 1, 1, 12, 0, 7, 0, timezone.utc)}
-    assert file_from_info("a", listed) == file_from_info("a", asked)
-    assert file_from_info("a", listed).mtime == 1_767_268_807_000_000
+    assert parse_info("a", listed) == parse_info("a", asked)
+    assert parse_info("a", listed).mtime == 1_767_268_807_000_000
     later = {**listed, "LastModified": datetime(2026, 1, 1, 12, 0, 8, 0, timezone.utc)}
-    assert file_from_info("a", later) != file_from_info("a", listed)
+    assert parse_info("a", later) != parse_info("a", listed)
 
 
 def test_other_stores_keep_their_fractions_of_a_second():
-    assert file_from_info("a", {"updated": "2026-01-01T12:00:07.345Z", "size": 3}).mtime == 1_767_268_807_345_000
+    assert parse_info("a", {"updated": "2026-01-01T12:00:07.345Z", "size": 3}).mtime == 1_767_268_807_345_000
 
 
 def test_a_connection_that_no_provider_makes_use_of_is_a_problem(monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
-from airflow_kafka_spark.road.watch import reason_of
+from airflow_kafka_spark.road.watch import find_reason
 from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
@@ -336,7 +336,7 @@ def test_a_session_of_spark_that_is_killed_is_one_sentence_and_worth_another_try
         running = "SELECT id FROM information_schema.processlist WHERE info LIKE '%SLEEP%' AND id <> CONNECTION_ID()"
         shop.execute(f"KILL {eventually(lambda: shop.rows(running), 120)[0][0]}")
         error = answer.result(120).error
-    assert reason_of(RuntimeError(error)) == f"{SESSION_ENDED}, while Spark read a split", error
+    assert find_reason(RuntimeError(error)) == f"{SESSION_ENDED}, while Spark read a split", error
 
 
 def test_changes_of_a_server_without_a_binary_log_are_refused(shop: Shop):

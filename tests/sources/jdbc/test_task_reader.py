@@ -89,11 +89,11 @@ def both(source: JdbcSource, sink: KafkaSink) -> tuple[Records, Records]:
     """The records of each split, in order: as Spark makes them, and as tasks do."""
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.road.chain import SETTINGS, sql_settings
+    from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
 
     splits = through_json(source.freeze(None)).splits
     spark = spark_session()
-    with sql_settings(spark, {**SETTINGS, **source.settings}):
+    with use_sql_settings(spark, {**SETTINGS, **source.settings}):
         frame = sink.records(source.frame(spark, splits))
         expected: Records = [[] for _ in splits]
         for row in frame.withColumn("__part", F.spark_partition_id()).toArrow().to_pylist():

@@ -19,7 +19,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.windows.pass_progress import position_progress
+from airflow_kafka_spark.windows.pass_progress import parse_position_progress
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 from tests.support.waiting import eventually
@@ -124,7 +124,7 @@ def test_a_pass_of_several_windows_says_how_far_it_is_and_the_next_pass_begins_a
     for _ in range(4):
         frozen = source.freeze(position)
         position = json.loads(json.dumps(frozen.position))
-        progress = position_progress(position)
+        progress = parse_position_progress(position)
         assert progress is not None
         found.append((progress.chunks, progress.all_chunks, progress.rows, progress.all_rows))
     assert found == [(4, 10, 40, 100), (8, 10, 80, 100), (10, 10, 100, 100), (4, 10, 40, 100)]

@@ -23,7 +23,7 @@ def topic(kafka, unique):
 
 @pytest.fixture
 def config(kafka):
-    return kafka_config.consumer_config(kafka.connection_extra())
+    return kafka_config.make_consumer_config(kafka.connection_extra())
 
 
 @pytest.fixture
@@ -147,6 +147,6 @@ def test_a_log_that_ends_before_the_range_is_an_error_not_a_short_window(kafka, 
 
 
 def test_no_broker_is_an_error_after_the_patience(topic):
-    config = kafka_config.consumer_config({"bootstrap.servers": "127.0.0.1:1"})
+    config = kafka_config.make_consumer_config({"bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(KafkaUnavailable, match="nothing came for 2 s"):
         read(config, topic, 0, 9, patience=2.0)

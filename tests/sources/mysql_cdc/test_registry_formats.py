@@ -13,9 +13,9 @@ import fastavro
 import pytest
 
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf
-from airflow_kafka_spark.formats.avro.connect import without_logical_types
+from airflow_kafka_spark.formats.avro.connect import remove_logical_types
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.registry import schema_id_of
+from airflow_kafka_spark.formats.registry import read_schema_id
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.mysql_cdc.test_values import CASES
@@ -52,9 +52,9 @@ def test_values_of_every_type_are_those_of_the_json_and_rows_of_a_snapshot_have_
     topic = pairs[0][0]["topic"]
     for part in ("key", "value"):
         [version] = hook.versions(f"{topic}-{part}")
-        plain = fastavro.parse_schema(json.loads(without_logical_types(hook.version(f"{topic}-{part}").text)))
+        plain = fastavro.parse_schema(json.loads(remove_logical_types(hook.version(f"{topic}-{part}").text)))
         for event, record in pairs:
-            assert schema_id_of(record[part]) == version.id
+            assert read_schema_id(record[part]) == version.id
             read = fastavro.schemaless_reader(io.BytesIO(record[part][5:]), plain, None)
             expected = json.loads(event[part])["payload"]
             if part == "value":  # JSON has the shortest text of a single, Avro its 32 bits

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats import Debezium, Json
-from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS, ValueForm, decoder
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS, ValueForm, make_decoder
 from tests.sources.mysql_cdc.kit import Binlog
 
 
@@ -137,7 +137,7 @@ def test_texts_of_each_character_set_are_those_that_the_server_writes(shop: Binl
     for charset in CODECS:
         if charset not in known:
             continue
-        decode = decoder(1, ValueForm(charsets={1: charset}))
+        decode = make_decoder(1, ValueForm(charsets={1: charset}))
         codes = [bytes([n]) for n in range(256)] if known[charset] == 1 else []
         codes += [row[0] for row in shop.rows(" UNION ALL ".join(
             f"SELECT CAST(CONVERT(_utf8mb4 X'{c.encode().hex()}' USING {charset}) AS BINARY)" for c in CHARACTERS))]  # fmt: skip

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates, LogServer, advance, distance
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates, LogServer, advance, compute_distance
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows, changes
@@ -108,7 +108,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     (bounds,) = window.splits
     files = orders.server_log().files(orders.connection)
     start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
-    size, seen = distance(files, start, end), set()
+    size, seen = compute_distance(files, start, end), set()
     for part in range(1, 40):
         cut = advance(files, start, size * part // 40, end)
         before = replace(window, splits=({**bounds, "end": str(cut)},))

@@ -13,10 +13,10 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, Unchecked
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf, Raw
-from airflow_kafka_spark.formats.avro.connect import without_logical_types
-from airflow_kafka_spark.formats.avro.schema import namespace_of
+from airflow_kafka_spark.formats.avro.connect import remove_logical_types
+from airflow_kafka_spark.formats.avro.schema import make_namespace
 from airflow_kafka_spark.formats.base import Format
-from airflow_kafka_spark.formats.registry import schema_id_of
+from airflow_kafka_spark.formats.registry import read_schema_id
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
@@ -95,13 +95,13 @@ def test_values_of_every_type_are_those_of_the_json_and_schemas_are_those_of_deb
     topic = pairs[0][0]["topic"]
     for part in ("key", "value"):
         registered = hook.version(f"{topic}-{part}")
-        plain = fastavro.parse_schema(json.loads(without_logical_types(registered.text)))
+        plain = fastavro.parse_schema(json.loads(remove_logical_types(registered.text)))
         for event, record in pairs[:2]:
-            assert schema_id_of(record[part]) == registered.id
+            assert read_schema_id(record[part]) == registered.id
             read = fastavro.schemaless_reader(io.BytesIO(record[part][5:]), plain, None)
             assert shown(read) == json.loads(event[part])["payload"]
     envelope = json.loads(registered.text)
-    namespace = namespace_of(topic)
+    namespace = make_namespace(topic)
     assert (envelope["namespace"], envelope["name"]) == (namespace, "Envelope")
     before, after = envelope["fields"][0]["type"][1], envelope["fields"][1]["type"][1]
     assert (before["namespace"], before["name"], after) == (namespace, "Value", f"{namespace}.Value")
@@ -132,7 +132,7 @@ def test_a_changed_table_has_another_version_within_a_window_and_all_are_read_wi
     topic = pairs[0][0]["topic"]
     versions = hook.versions(f"{topic}-value")
     assert len(versions) == 4
-    assert [schema_id_of(record["value"]) for _, record in pairs] == [version.id for version in versions]
+    assert [read_schema_id(record["value"]) for _, record in pairs] == [version.id for version in versions]
     decoded = Debezium(format).of_topics([topic], "value").decoder().decode([record["value"] for _, record in pairs])
     assert decoded.bad == ()
     assert decoded.batch.select(["id", "size", "more", "last"]).to_pylist() == [

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _behind, _fields
-from airflow_kafka_spark.windows.pass_progress import position_progress
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _compute_end, _split_fields
+from airflow_kafka_spark.windows.pass_progress import parse_position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
 
@@ -185,13 +185,13 @@ def test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_ar
 
 
 def test_values_of_copy_are_those_that_the_log_has():
-    assert _fields(b"1\t\\N\t\n") == [b"1", None, b""]
-    assert _fields(b"a\\tb\\\\\\\\c\\nd\\\\N\t\\\\x00\\b\\\\\n") == [b"a\tb\\\\c\nd\\N", b"\\x00\b\\"]
+    assert _split_fields(b"1\t\\N\t\n") == [b"1", None, b""]
+    assert _split_fields(b"a\\tb\\\\\\\\c\\nd\\\\N\t\\\\x00\\b\\\\\n") == [b"a\tb\\\\c\nd\\N", b"\\x00\b\\"]
 
 
 def test_the_place_behind_a_snapshot_is_one_that_the_log_reaches_without_another_record():
     page = 8192 * 70
-    assert [_behind(page + into, 8192) - page for into in (0, 24, 40, 41, 8191)] == [0, 0, 0, 41, 8191]
+    assert [_compute_end(page + into, 8192) - page for into in (0, 24, 40, 41, 8191)] == [0, 0, 0, 41, 8191]
 
 
 def started(log: Log, **options: Any) -> Windows:
@@ -225,7 +225,7 @@ def test_the_position_says_how_many_chunks_are_done_until_the_snapshot_is_comple
     found = []
     for _ in range(5):
         windows.next()
-        progress = position_progress(windows.position)
+        progress = parse_position_progress(windows.position)
         found.append(progress and (progress.chunks, progress.all_chunks, progress.all_rows))
         orders.place.execute("UPDATE orders SET note = 'y'")
     # Three chunks, the log, the rest: the last chunk of a table is known to be the last one when it is empty.

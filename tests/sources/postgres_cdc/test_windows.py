@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, session_name
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, make_session_name
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.postgres_cdc.kit import Windows, changes, drop_slot, log_of
 from tests.support.waiting import eventually
@@ -292,7 +292,7 @@ def held(log: Any, application: str) -> Iterator[psycopg.pq.PGconn]:
 def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
     windows = started(orders)
     orders.place.execute("INSERT INTO orders VALUES (1, 'one')")
-    with held(orders, session_name(orders.name)) as session:
+    with held(orders, make_session_name(orders.name)) as session:
         assert windows.source.validate() == []
         assert [r["key"]["id"] for r in windows.next()] == [1]
         query = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {session.backend_pid}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_kafka_spark.formats.avro.schema import full_name, namespace_of
+from airflow_kafka_spark.formats.avro.schema import make_namespace, qualify_name
 
 _TYPES = {
     **dict.fromkeys(("int8", "int16", "int32"), "int"),
@@ -18,7 +18,7 @@ _DEFAULT_PRECISION = 64
 """The precision of a decimal whose schema has none, as in AvroConverter."""
 
 
-def avro_from_connect(schema: Mapping[str, Any]) -> str:
+def convert_connect_to_avro(schema: Mapping[str, Any]) -> str:
     """Return the JSON of the Avro schema of a Connect schema.
 
     Structs are records of the same name, with ``_`` for what Avro's names cannot have. An optional field is a union with null.
@@ -27,22 +27,22 @@ def avro_from_connect(schema: Mapping[str, Any]) -> str:
     return json.dumps(_AvroWriter().type(schema))
 
 
-def without_logical_types(text: str) -> str:
+def remove_logical_types(text: str) -> str:
     """Return an Avro schema without its logical types, which has the same bytes."""
-    return json.dumps(_without(json.loads(text)))
+    return json.dumps(_remove_logical_types(json.loads(text)))
 
 
-def _without(schema: Any) -> Any:
+def _remove_logical_types(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without(branch) for branch in schema]
+        return [_remove_logical_types(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {name: value for name, value in schema.items() if name != "logicalType" and not name.startswith("connect.")}
     for name in ("type", "items", "values"):
         if name in kept:
-            kept[name] = _without(kept[name])
+            kept[name] = _remove_logical_types(kept[name])
     if "fields" in kept:
-        kept["fields"] = [_without(field) for field in kept["fields"]]
+        kept["fields"] = [_remove_logical_types(field) for field in kept["fields"]]
     return kept
 
 
@@ -54,7 +54,7 @@ class _AvroWriter:
 
     def type(self, schema: Mapping[str, Any]) -> Any:
         """Return a type that holds no null."""
-        kind, more = schema["type"], _properties(schema)
+        kind, more = schema["type"], _list_properties(schema)
         if kind == "struct":
             return self._record(schema, more)
         if kind == "array":
@@ -66,8 +66,8 @@ class _AvroWriter:
         return {"type": _TYPES[kind], **more} if more else _TYPES[kind]
 
     def _record(self, schema: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
-        namespace, _, name = namespace_of(str(schema.get("name") or "ConnectDefault")).rpartition(".")
-        full = full_name(name, namespace)
+        namespace, _, name = make_namespace(str(schema.get("name") or "ConnectDefault")).rpartition(".")
+        full = qualify_name(name, namespace)
         if full in self._records:
             return full
         self._records.add(full)
@@ -88,7 +88,7 @@ class _AvroWriter:
         return [made, "null"] if schema.get("default") is not None else ["null", made]
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _list_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties by which a Connect schema is recognised."""
     name, parameters = schema.get("name"), schema.get("parameters") or {}
     found: dict[str, Any] = {}

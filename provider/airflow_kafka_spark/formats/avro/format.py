@@ -21,20 +21,20 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     as_record,
-    column_mismatches,
-    columns_of,
-    derivation_problems,
-    differences,
-    full_name,
+    derive_record,
+    derive_type,
+    find_column_mismatches,
+    find_derivation_problems,
+    find_differences,
+    find_record_mismatches,
     is_full_name,
-    namespace_of,
+    list_columns,
+    make_namespace,
     parse,
-    record_from_columns,
-    record_mismatches,
-    type_from_column,
+    qualify_name,
 )
-from airflow_kafka_spark.formats.base import Decoder, Part, column_name_problems
-from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, subject_of, wire_header
+from airflow_kafka_spark.formats.base import Decoder, Part, find_column_name_problems
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, make_subject, make_wire_header
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +95,7 @@ class Avro(RegistryFormat):
     schema_options: ClassVar[tuple[str, ...]] = ("schema", "use_latest_version", "record_name", "record_namespace")
 
     def _record_name(self) -> str:
-        return _name_of(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
+        return _get_name(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
 
     @property
     def _schema_text(self) -> str:
@@ -107,15 +107,15 @@ class Avro(RegistryFormat):
         """Return the problems of the options and of the schemas; asks the registry if there is one."""
         if problems := super().validate(where):
             return problems
-        from airflow_kafka_spark.formats.avro.tasks.row_decode import bad_defaults
+        from airflow_kafka_spark.formats.avro.tasks.row_decode import find_bad_defaults
 
         return [
             Problem(f"{where}.reader_schema", f"the default of field `{name}` does not have its type", "Correct the default")
-            for name in bad_defaults(self._reader)
+            for name in find_bad_defaults(self._reader)
         ]
 
     def _option_problems(self, where: str) -> list[Problem]:
-        problems = column_name_problems(self.column, where)
+        problems = find_column_name_problems(self.column, where)
         if self.schema and self.registry:
             action = "Give `schema` for values without a header, `registry` for Confluent's wire format"
             problems.append(Problem(where, "found both of `schema` and `registry`; expected one of them", action))
@@ -152,21 +152,21 @@ class Avro(RegistryFormat):
         :param action: what to do about a type that clients write in different ways.
         :raises AvroSchemaInvalid: the schema cannot be used.
         """
-        schema = _parsed(document)
+        schema = _parse_document(document)
         if self.registry and schema.kind == "bytes":
             detail = "it is of type bytes, which Confluent's clients for Java and for Python write differently"
             raise AvroSchemaInvalid(document.name, detail, action)
         return schema
 
     def _columns(self) -> tuple[types.Column, ...]:
-        return columns_of(self._reader, self._reader_document.name)
+        return list_columns(self._reader, self._reader_document.name)
 
     def arrow_schema(self) -> pa.Schema:
         """Return the fields of the reader's schema; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
-        return types.arrow_schema(self._columns())
+        return types.to_arrow_schema(self._columns())
 
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
@@ -176,7 +176,7 @@ class Avro(RegistryFormat):
         from airflow_kafka_spark.formats.avro.tasks.decode import AvroDecoder
 
         if not self.registry:
-            writer = as_record(_parsed(SchemaDocument(self.schema, (), "the option `schema`")), self.column)
+            writer = as_record(_parse_document(SchemaDocument(self.schema, (), "the option `schema`")), self.column)
             return AvroDecoder(self._reader, {0: writer}, framed=False)
         # Columns first: the latest version is fetched once, and not again with all versions.
         reader, versions = self._reader, self._all_versions()
@@ -186,7 +186,7 @@ class Avro(RegistryFormat):
     def _writer(self, registered: RegisteredSchema) -> AvroRecord | str:
         """Return the schema of a writer, or the reason why it cannot be used."""
         try:
-            return as_record(_parsed(self._document(registered)), self.column)
+            return as_record(_parse_document(self._document(registered)), self.column)
         except SchemaUnusable as e:
             return f"the schema of {e.what} cannot be used: {e.detail}"
 
@@ -225,25 +225,25 @@ class Avro(RegistryFormat):
     @property
     def _derived_name(self) -> str:
         """The full name of a record that is derived from columns."""
-        namespace = self.record_namespace or (namespace_of(self.topics[0]) if self.topics else "")
-        return full_name(self.record_name or self.part.capitalize(), namespace)
+        namespace = self.record_namespace or (make_namespace(self.topics[0]) if self.topics else "")
+        return qualify_name(self.record_name or self.part.capitalize(), namespace)
 
     def _subject_to_write(self, document: SchemaDocument | None) -> str:
         if self.subject:
             return self.subject
-        name = self._derived_name if document is None else _name_of(_parsed(document))
-        return subject_of(self.subject_name_strategy, next(iter(self.topics), ""), self.part, name)
+        name = self._derived_name if document is None else _get_name(_parse_document(document))
+        return make_subject(self.subject_name_strategy, next(iter(self.topics), ""), self.part, name)
 
     def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         untyped = [types.Column(name, types.Struct(())) for name in columns]
-        return [Problem(where, *problem) for problem in derivation_problems(untyped)]
+        return [Problem(where, *problem) for problem in find_derivation_problems(untyped)]
 
     def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
-        if found := list(derivation_problems(columns)):
+        if found := list(find_derivation_problems(columns)):
             raise ValidationError([Problem(self.part, *problem) for problem in found])
         if self.part == "key" and len(columns) == 1 and not isinstance(columns[0].type, types.Struct):
-            return type_from_column(columns[0], self._derived_name)
-        return record_from_columns(columns, self._derived_name)
+            return derive_type(columns[0], self._derived_name)
+        return derive_record(columns, self._derived_name)
 
     def _schema_to_write(self, document: SchemaDocument) -> AvroSchema:
         """Return the schema of a document, which can be read again once it is written.
@@ -252,7 +252,7 @@ class Avro(RegistryFormat):
         """
         schema = self._checked(document, "Write such values with Raw, or in a record")
         if isinstance(schema, AvroRecord):
-            columns_of(schema, document.name)
+            list_columns(schema, document.name)
         return schema
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -271,9 +271,9 @@ class Avro(RegistryFormat):
     def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
         schema = self._schema_to_write(document)
         if isinstance(schema, AvroRecord):
-            return list(record_mismatches(schema, columns))
+            return list(find_record_mismatches(schema, columns))
         named = self._name_mismatches(document, [c.name for c in columns])
-        return named or list(column_mismatches(schema, columns[0].type, columns[0].name))
+        return named or list(find_column_mismatches(schema, columns[0].type, columns[0].name))
 
     def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
         """Return the registry's reasons; if it gives none, the differences from the latest version."""
@@ -283,7 +283,7 @@ class Avro(RegistryFormat):
             return reasons
         try:
             latest = self._hook.version(subject)
-            changed = differences(_parsed(self._document(latest)), _parsed(document))
+            changed = find_differences(_parse_document(self._document(latest)), _parse_document(document))
             return [f"compared with version {latest.version}", *changed]
         except KafkaSparkError:
             return reasons
@@ -294,21 +294,21 @@ class Avro(RegistryFormat):
         return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
 
     def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
-        from airflow_kafka_spark.formats.avro.connect import avro_from_connect, without_logical_types
+        from airflow_kafka_spark.formats.avro.connect import convert_connect_to_avro, remove_logical_types
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
-        from airflow_kafka_spark.formats.json.connect_schema import columns_from_connect
+        from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
 
-        columns = columns_from_connect(schema, is_typed=False)
-        if found := list(derivation_problems(columns)):
+        columns = convert_connect_columns(schema, is_typed=False)
+        if found := list(find_derivation_problems(columns)):
             raise SchemaUnusable(what, *found[0])
-        text = avro_from_connect(schema)
-        header = wire_header(self._registered_id(SchemaDocument(text, (), what)))
-        return columns, AvroEncoder(parse(without_logical_types(text), what), columns, header)
+        text = convert_connect_to_avro(schema)
+        header = make_wire_header(self._registered_id(SchemaDocument(text, (), what)))
+        return columns, AvroEncoder(parse(remove_logical_types(text), what), columns, header)
 
 
-def _parsed(document: SchemaDocument) -> AvroSchema:
+def _parse_document(document: SchemaDocument) -> AvroSchema:
     return parse(document.text, document.name, [text for _, text in document.references])
 
 
-def _name_of(schema: AvroSchema) -> str:
+def _get_name(schema: AvroSchema) -> str:
     return getattr(schema, "name", schema.kind)

@@ -59,7 +59,7 @@ class AvroPrimitive:
     counts: AvroLogicalType | None = None
 
     def __str__(self) -> str:
-        return _described(self.kind, self.meaning)
+        return _describe_type(self.kind, self.meaning)
 
     @property
     def meaning(self) -> AvroLogicalType | None:
@@ -76,7 +76,7 @@ class AvroFixed:
     kind: str = "fixed"
 
     def __str__(self) -> str:
-        return _described(f"fixed({self.size})", self.logical)
+        return _describe_type(f"fixed({self.size})", self.logical)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ _PER_SECOND = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _MAX_NESTING = 60
 
 
-def _described(kind: str, logical: AvroLogicalType | None) -> str:
+def _describe_type(kind: str, logical: AvroLogicalType | None) -> str:
     if logical is None:
         return kind
     return f"decimal({logical.precision},{logical.scale})" if logical.name == "decimal" else logical.name
@@ -332,15 +332,15 @@ def as_record(schema: AvroSchema, column: str) -> AvroRecord:
     return schema if isinstance(schema, AvroRecord) else AvroRecord(WRAPPER_RECORD, (AvroField(column, schema),))
 
 
-def columns_of(schema: AvroRecord, what: str = "the option `schema`") -> tuple[types.Column, ...]:
+def list_columns(schema: AvroRecord, what: str = "the option `schema`") -> tuple[types.Column, ...]:
     """Return the columns of a record.
 
     :raises AvroSchemaInvalid: a type in it has no column type.
     """
-    return _fields(schema, what, "")
+    return _list_fields(schema, what, "")
 
 
-def _fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column, ...]:
+def _list_fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column, ...]:
     columns: list[types.Column] = []
     seen: dict[str, str] = {}
     for f in schema.fields:
@@ -350,7 +350,7 @@ def _fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column, ...
             raise AvroSchemaInvalid(
                 what, f"fields `{other}` and `{here}` differ only by case, and names that do are one to Spark"
             )
-        columns.append(types.Column(f.name, *_column_type(f.type, what, here)))
+        columns.append(types.Column(f.name, *_find_column_type(f.type, what, here)))
     if not columns:
         raise AvroSchemaInvalid(what, f"{f'the record of `{path}`' if path else 'the record'} has no fields")
     return tuple(columns)
@@ -359,22 +359,22 @@ def _fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column, ...
 _PLAIN = {"boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "bytes": "binary"}
 
 
-def _column_type(schema: AvroSchema, what: str, path: str) -> tuple[types.DataType, bool]:
+def _find_column_type(schema: AvroSchema, what: str, path: str) -> tuple[types.DataType, bool]:
     """Return the column type of a schema, and True if it may be null."""
     if isinstance(schema, AvroUnion):
-        return _union_type(schema, what, path)
+        return _find_union_type(schema, what, path)
     if isinstance(schema, AvroRecord):
-        return types.Struct(_fields(schema, what, path)), False
+        return types.Struct(_list_fields(schema, what, path)), False
     if isinstance(schema, AvroArray):
-        return types.Array(*_column_type(schema.items, what, f"{path}[]")), False
+        return types.Array(*_find_column_type(schema.items, what, f"{path}[]")), False
     if isinstance(schema, AvroMap):
-        return types.Map(types.Text(), *_column_type(schema.values, what, f"{path}[]")), False
+        return types.Map(types.Text(), *_find_column_type(schema.values, what, f"{path}[]")), False
     if isinstance(schema, AvroEnum) or (schema.logical and schema.logical.name == "uuid"):
         return types.Text(), False
-    return _scalar_type(schema, what, path), False
+    return _find_scalar_type(schema, what, path), False
 
 
-def _scalar_type(schema: AvroPrimitive | AvroFixed, what: str, path: str) -> types.DataType:
+def _find_scalar_type(schema: AvroPrimitive | AvroFixed, what: str, path: str) -> types.DataType:
     if schema.kind == "null" or (isinstance(schema, AvroFixed) and not schema.size):
         raise AvroSchemaInvalid(
             what, f"`{path}` is always {'null' if schema.kind == 'null' else 'empty'}, which has no column type"
@@ -392,7 +392,7 @@ def _scalar_type(schema: AvroPrimitive | AvroFixed, what: str, path: str) -> typ
     return types.Primitive("date" if name == "date" else "timestamp_ntz" if name.startswith("local-") else "timestamp")
 
 
-def merged_number_type(schema: AvroUnion) -> str:
+def merge_number_types(schema: AvroUnion) -> str:
     """Return ``long`` for a union of plain int and long, ``double`` for one of float and double, since these are one column; else
     an empty string.
     """
@@ -402,15 +402,15 @@ def merged_number_type(schema: AvroUnion) -> str:
     return "long" if kinds == {"int", "long"} else "double" if kinds == {"float", "double"} else ""
 
 
-def _union_type(schema: AvroUnion, what: str, path: str) -> tuple[types.DataType, bool]:
+def _find_union_type(schema: AvroUnion, what: str, path: str) -> tuple[types.DataType, bool]:
     nullable = len(schema.present) < len(schema.branches)
     if not schema.present:
         raise AvroSchemaInvalid(what, f"`{path}` is always null, which has no column type")
     if len(schema.present) == 1:
-        return _column_type(schema.present[0], what, path)[0], nullable
-    if kind := merged_number_type(schema):
+        return _find_column_type(schema.present[0], what, path)[0], nullable
+    if kind := merge_number_types(schema):
         return types.Primitive(_PLAIN[kind]), nullable
-    members = [_column_type(b, what, f"{path}.member{i}")[0] for i, b in enumerate(schema.present)]
+    members = [_find_column_type(b, what, f"{path}.member{i}")[0] for i, b in enumerate(schema.present)]
     return types.Struct(tuple(types.Column(f"member{i}", m) for i, m in enumerate(members))), nullable
 
 
@@ -431,7 +431,7 @@ _PRIMITIVE_SCHEMAS: dict[str, Any] = {
 }
 
 
-def full_name(name: str, namespace: str) -> str:
+def qualify_name(name: str, namespace: str) -> str:
     """Return a name with its namespace; a name with dots has one already."""
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
@@ -441,13 +441,13 @@ def is_full_name(name: str) -> bool:
     return all(NAME.fullmatch(part) for part in name.split("."))
 
 
-def namespace_of(topic: str) -> str:
+def make_namespace(topic: str) -> str:
     """Return the namespace for a topic; characters that Avro does not allow become ``_``."""
     parts = (re.sub("[^A-Za-z0-9_]", "_", part) for part in topic.split("."))
     return ".".join(part if part and not part[0].isdigit() else f"_{part}" for part in parts)
 
 
-def record_from_columns(columns: Sequence[Column], name: str) -> str:
+def derive_record(columns: Sequence[Column], name: str) -> str:
     """Return the JSON of a record with a field per column.
 
     A nullable column becomes a union with null whose default is null. Inner records are named after their fields, in the
@@ -455,22 +455,25 @@ def record_from_columns(columns: Sequence[Column], name: str) -> str:
 
     :param name: the record's full name.
     """
-    return json.dumps(_record(columns, name))
+    return json.dumps(_build_record(columns, name))
 
 
-def type_from_column(column: Column, name: str) -> str:
+def derive_type(column: Column, name: str) -> str:
     """Return the JSON of the bare type of one column, which never holds a null.
 
     :param name: the full name of a record in it.
     """
     namespace, _, last = name.rpartition(".")
-    return json.dumps(_type(column.type, namespace, last))
+    return json.dumps(_build_type(column.type, namespace, last))
 
 
-def _record(columns: Sequence[Column], name: str) -> dict[str, Any]:
+def _build_record(columns: Sequence[Column], name: str) -> dict[str, Any]:
     fields = []
     for column in columns:
-        made: dict[str, Any] = {"name": column.name, "type": _nullable(_type(column.type, name, column.name), column.nullable)}
+        made: dict[str, Any] = {
+            "name": column.name,
+            "type": _make_nullable(_build_type(column.type, name, column.name), column.nullable),
+        }
         if column.nullable:
             made["default"] = None
         if column.comment:
@@ -480,41 +483,47 @@ def _record(columns: Sequence[Column], name: str) -> dict[str, Any]:
     return {"type": "record", "name": last, **({"namespace": namespace} if namespace else {}), "fields": fields}
 
 
-def _type(data_type: DataType, namespace: str, name: str) -> Any:
+def _build_type(data_type: DataType, namespace: str, name: str) -> Any:
     if isinstance(data_type, Struct):
-        return _record(data_type.fields, full_name(name, namespace))
+        return _build_record(data_type.fields, qualify_name(name, namespace))
     if isinstance(data_type, Array):
-        return {"type": "array", "items": _nullable(_type(data_type.element, namespace, name), data_type.contains_null)}
+        return {
+            "type": "array",
+            "items": _make_nullable(_build_type(data_type.element, namespace, name), data_type.contains_null),
+        }
     if isinstance(data_type, Map):
-        return {"type": "map", "values": _nullable(_type(data_type.value, namespace, name), data_type.value_contains_null)}
+        return {
+            "type": "map",
+            "values": _make_nullable(_build_type(data_type.value, namespace, name), data_type.value_contains_null),
+        }
     if isinstance(data_type, Decimal):
         return {"type": "bytes", "logicalType": "decimal", "precision": data_type.precision, "scale": data_type.scale}
     return "string" if isinstance(data_type, Text) else _PRIMITIVE_SCHEMAS[data_type.name]
 
 
-def _nullable(made: object, nullable: bool) -> Any:
+def _make_nullable(made: object, nullable: bool) -> Any:
     return ["null", made] if nullable else made
 
 
-def derivation_problems(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+def find_derivation_problems(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
     """Yield why no schema can be derived from columns: each problem, and what to do about it."""
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
         if not NAME.fullmatch(column.name):
             found = f"`{here}` is no name in Avro, which has letters of ASCII, digits and `_`, and no digit first"
             yield found, "Rename the column"
-        yield from _type_problems(column.type, here)
+        yield from _find_type_problems(column.type, here)
 
 
-def _type_problems(data_type: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _find_type_problems(data_type: DataType, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(data_type, Struct):
-        yield from derivation_problems(data_type.fields, path)
+        yield from find_derivation_problems(data_type.fields, path)
     elif isinstance(data_type, Array):
-        yield from _type_problems(data_type.element, f"{path}[]")
+        yield from _find_type_problems(data_type.element, f"{path}[]")
     elif isinstance(data_type, Map):
         if not isinstance(data_type.key, Text):
             yield f"`{path}` is a {data_type}, and Avro's maps have strings as keys", "Make it a map<string,...>"
-        yield from _type_problems(data_type.value, f"{path}[]")
+        yield from _find_type_problems(data_type.value, f"{path}[]")
 
 
 _PROMOTED = {
@@ -534,28 +543,32 @@ def is_readable_as(writer: AvroSchema, reader: AvroSchema) -> bool:
     only.
     """
     if isinstance(writer, AvroPrimitive):
-        return reader.kind in _PROMOTED[writer.kind] and _same_measure(writer, reader) and not _digits_as_text(writer, reader)
+        return (
+            reader.kind in _PROMOTED[writer.kind]
+            and _has_same_measure(writer, reader)
+            and not _is_decimal_and_text(writer, reader)
+        )
     if isinstance(writer, AvroFixed):
         return isinstance(reader, AvroFixed) and reader.size == writer.size
     return writer.kind == reader.kind
 
 
-def _same_measure(writer: AvroPrimitive, reader: AvroSchema) -> bool:
+def _has_same_measure(writer: AvroPrimitive, reader: AvroSchema) -> bool:
     """Return False if, for instance, one type is a date and the other a timestamp: the same number means different things."""
     found = {b.meaning.measures for b in (writer, reader) if isinstance(b, AvroPrimitive) and b.meaning and b.meaning.measures}
     return len(found) < 2
 
 
-def _digits_as_text(writer: AvroPrimitive, reader: AvroSchema) -> bool:
+def _is_decimal_and_text(writer: AvroPrimitive, reader: AvroSchema) -> bool:
     """Return True if one type is a decimal and the other a string: bytes can be read as text, but not the bytes of a number."""
-    return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _both_ways(writer, reader))
+    return any(a.kind == "string" and b.logical and b.logical.name == "decimal" for a, b in _list_both_directions(writer, reader))
 
 
-def _both_ways(writer: AvroPrimitive, reader: AvroSchema) -> tuple[tuple[AvroPrimitive, AvroPrimitive], ...]:
+def _list_both_directions(writer: AvroPrimitive, reader: AvroSchema) -> tuple[tuple[AvroPrimitive, AvroPrimitive], ...]:
     return ((writer, reader), (reader, writer)) if isinstance(reader, AvroPrimitive) else ()
 
 
-def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None:
+def find_unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None:
     """Return factor and divisor between the units of two versions if one of them has no column type of its own; else None."""
     if not isinstance(writer, AvroPrimitive) or not isinstance(reader, AvroPrimitive) or not (writer.counts or reader.counts):
         return None
@@ -565,18 +578,18 @@ def unit_ratio(writer: AvroSchema, reader: AvroSchema) -> tuple[int, int] | None
     return (now // was, 1) if now > was else (1, was // now)
 
 
-def branch_to_read(writer: AvroSchema, reader: AvroUnion) -> int | None:
+def find_branch_to_read(writer: AvroSchema, reader: AvroUnion) -> int | None:
     """Return the branch of a reader's union for a writer's type: of the same type and name, else of the same type, else one to
     which it is promoted.
     """
     fits = [at for at, branch in enumerate(reader.branches) if is_readable_as(writer, branch)]
     same = [at for at in fits if reader.branches[at].kind == writer.kind]
-    named = [at for at in same if _same_name(writer, reader.branches[at])]
+    named = [at for at in same if _has_same_name(writer, reader.branches[at])]
     alike = [at for at in named if getattr(reader.branches[at], "logical", None) == getattr(writer, "logical", None)]
     return next(iter([*alike, *named, *same, *fits]), None)
 
 
-def _same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
+def _has_same_name(writer: AvroSchema, reader: AvroSchema) -> bool:
     if not isinstance(writer, (AvroRecord, AvroEnum, AvroFixed)) or not isinstance(reader, (AvroRecord, AvroEnum, AvroFixed)):
         return True
     names = {reader.name, *reader.aliases}
@@ -591,10 +604,10 @@ def find_reader_field(written: AvroField, writer: AvroRecord, reader: AvroRecord
     if by_name is not None:
         return by_name
     own = {f.name for f in writer.fields}
-    return next((f for f in reader.fields if f.name not in own and _first_alias(f, own) == written.name), None)
+    return next((f for f in reader.fields if f.name not in own and _find_first_alias(f, own) == written.name), None)
 
 
-def _first_alias(field: AvroField, own: set[str]) -> str | None:
+def _find_first_alias(field: AvroField, own: set[str]) -> str | None:
     return next((a for a in field.aliases if a in own), None)
 
 
@@ -618,7 +631,7 @@ _TAKES = {
 }
 
 
-def column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def find_column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     """Yield why a column cannot be written as a type: each problem, and what to do about it.
 
     :param schema: the Avro type.
@@ -626,26 +639,26 @@ def column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterat
     :param path: the column's path.
     """
     if isinstance(schema, AvroUnion):
-        yield from _union_mismatches(schema, column, path)
+        yield from _find_union_mismatches(schema, column, path)
     elif isinstance(schema, AvroRecord) and isinstance(column, Struct):
-        yield from record_mismatches(schema, column.fields, path)
+        yield from find_record_mismatches(schema, column.fields, path)
     elif isinstance(schema, AvroArray) and isinstance(column, Array):
-        yield from column_mismatches(schema.items, column.element, f"{path}[]")
+        yield from find_column_mismatches(schema.items, column.element, f"{path}[]")
     elif isinstance(schema, AvroMap) and isinstance(column, Map) and isinstance(column.key, Text):
-        yield from column_mismatches(schema.values, column.value, f"{path}[]")
-    elif not _scalar_fits(schema, column):
+        yield from find_column_mismatches(schema.values, column.value, f"{path}[]")
+    elif not _fits_scalar(schema, column):
         yield f"column `{path}` is {column}, and the schema has {schema}", "Cast the column, or correct the schema"
 
 
-def record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield why columns cannot be written as the fields of a record, as :func:`column_mismatches` does."""
+def find_record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield why columns cannot be written as the fields of a record, as :func:`find_column_mismatches` does."""
     fields = {f.name: f for f in schema.fields}
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
         if column.name not in fields:
             yield f"{schema} has no field for column `{here}`", "Leave the column out, or give the schema such a field"
         else:
-            yield from column_mismatches(fields[column.name].type, column.type, here)
+            yield from find_column_mismatches(fields[column.name].type, column.type, here)
     there = {column.name for column in columns}
     for f in schema.fields:
         if f.name not in there and not f.default:
@@ -653,31 +666,31 @@ def record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str =
             yield f"there is no column for field `{here}`, which has no default", "Add the column, or give the field a default"
 
 
-def _union_mismatches(schema: AvroUnion, column: DataType, path: str) -> Iterator[tuple[str, str]]:
+def _find_union_mismatches(schema: AvroUnion, column: DataType, path: str) -> Iterator[tuple[str, str]]:
     if len(schema.present) == 1:
-        yield from column_mismatches(schema.present[0], column, path)
-    elif not is_member_struct(schema, column) and branch_to_write(schema, column) is None:
+        yield from find_column_mismatches(schema.present[0], column, path)
+    elif not is_member_struct(schema, column) and find_branch_to_write(schema, column) is None:
         action = "Cast the column to one of them, or make it a struct<member0,...> as it is read"
         yield f"column `{path}` is {column}, and the schema has {schema}", action
 
 
 def is_member_struct(schema: AvroUnion, column: DataType) -> bool:
     """Return True if a column has the form in which a union of several types is read: a struct with one field per type."""
-    if not isinstance(column, Struct) or merged_number_type(schema):
+    if not isinstance(column, Struct) or merge_number_types(schema):
         return False
     if [f.name for f in column.fields] != [f"member{n}" for n in range(len(schema.present))]:
         return False
-    return all(not any(column_mismatches(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
+    return all(not any(find_column_mismatches(b, f.type, f.name)) for b, f in zip(schema.present, column.fields, strict=True))
 
 
-def branch_to_write(schema: AvroUnion, column: DataType) -> int | None:
+def find_branch_to_write(schema: AvroUnion, column: DataType) -> int | None:
     """Return the branch of a union as which a column is written: the widest number, else the first type that accepts it."""
-    wide = merged_number_type(schema)
-    fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(column_mismatches(b, column, ""))]
+    wide = merge_number_types(schema)
+    fits = [at for at, b in enumerate(schema.branches) if b.kind != "null" and not any(find_column_mismatches(b, column, ""))]
     return next(iter([*(at for at in fits if schema.branches[at].kind == wide), *fits]), None)
 
 
-def _scalar_fits(schema: AvroSchema, column: DataType) -> bool:
+def _fits_scalar(schema: AvroSchema, column: DataType) -> bool:
     if isinstance(schema, AvroEnum):
         return isinstance(column, Text)
     if not isinstance(schema, (AvroPrimitive, AvroFixed)) or schema.kind == "null":
@@ -696,26 +709,26 @@ def _scalar_fits(schema: AvroSchema, column: DataType) -> bool:
     return column.name in _TAKES.get(schema.kind, ())
 
 
-def differences(old: AvroSchema, new: AvroSchema, path: str = "") -> list[str]:
+def find_differences(old: AvroSchema, new: AvroSchema, path: str = "") -> list[str]:
     """Return the differences of two versions of a schema that may make them incompatible."""
     if isinstance(old, AvroRecord) and isinstance(new, AvroRecord):
-        return _differences_of_records(old, new, path)
+        return _find_record_differences(old, new, path)
     if isinstance(old, AvroArray) and isinstance(new, AvroArray):
-        return differences(old.items, new.items, f"{path}[]")
+        return find_differences(old.items, new.items, f"{path}[]")
     if isinstance(old, AvroMap) and isinstance(new, AvroMap):
-        return differences(old.values, new.values, f"{path}[]")
+        return find_differences(old.values, new.values, f"{path}[]")
     if isinstance(old, AvroUnion) and isinstance(new, AvroUnion) and old.optional and new.optional:
-        return differences(old.present[0], new.present[0], path)
+        return find_differences(old.present[0], new.present[0], path)
     return [] if old == new else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
 
 
-def _differences_of_records(old: AvroRecord, new: AvroRecord, path: str) -> list[str]:
+def _find_record_differences(old: AvroRecord, new: AvroRecord, path: str) -> list[str]:
     before, after = ({f.name: f for f in r.fields} for r in (old, new))
     found = [] if old.name == new.name else [f"{f'`{path}`' if path else 'it'} was {old}, is {new}"]
     for name in dict.fromkeys([*before, *after]):
         here = f"{path}.{name}" if path else name
         if name in before and name in after:
-            found += differences(before[name].type, after[name].type, here)
+            found += find_differences(before[name].type, after[name].type, here)
         else:
             which, word = (before, "gone") if name in before else (after, "new")
             found.append(f"`{here}` is {word}{'' if which[name].default else ', and has no default'}")

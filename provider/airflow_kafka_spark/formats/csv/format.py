@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, spark_column
-from airflow_kafka_spark.formats.text_values import CsvDialect, timestamp_reader
-from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, backticked, columns_of
+from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, make_spark_column
+from airflow_kafka_spark.formats.text_values import CsvDialect, make_timestamp_reader
+from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, parse_columns, quote_with_backticks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -78,7 +78,7 @@ class Csv(DeclaredFormat):
 
         :raises SchemaInvalid: the schema cannot be read.
         """
-        return columns_of(self.schema)
+        return parse_columns(self.schema)
 
     @property
     def dialect(self) -> CsvDialect:
@@ -115,7 +115,7 @@ class Csv(DeclaredFormat):
             problems.append(Problem(f"{where}.null_value", found))
         if self.timestamp_format is not None:
             try:
-                timestamp_reader(self.timestamp_format)
+                make_timestamp_reader(self.timestamp_format)
             except (ValueError, TypeError) as e:
                 found = f"found {e}; expected yyyy MM dd HH mm ss, S, X and texts in single quotes"
                 problems.append(Problem(f"{where}.timestamp_format", found, "Leave it out for ISO 8601"))
@@ -146,7 +146,7 @@ class Csv(DeclaredFormat):
     def _field(self, name: str) -> SparkColumn:
         from pyspark.sql import functions as F
 
-        column, kind = spark_column(name), F.expr(f"typeof({backticked(name)})")
+        column, kind = make_spark_column(name), F.expr(f"typeof({quote_with_backticks(name)})")
         options = {
             "timeZone": "UTC",
             "timestampFormat": self.timestamp_format or "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.formats.base import Decoder, Format, Part
-from airflow_kafka_spark.formats.json.connect_schema import logical_type, map_leaf_types
+from airflow_kafka_spark.formats.json.connect_schema import find_logical_type, map_leaf_types
 from airflow_kafka_spark.formats.json.format import Json, JsonEnvelope
-from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, arrow_schema
+from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Primitive, Struct, Text, to_arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,10 +157,10 @@ class Debezium(Format):
             if "op" not in events.names or found is None or not pa.types.is_struct(found):
                 what = f"its columns are {', '.join(events.names)}; expected those of change events: op, after, ..."
                 return [Problem(f"{where}.value", what, "Name the format of Debezium's events")]
-            if self._rewrites and _kinds(events, "before") != _kinds(events, "after"):
+            if self._rewrites and _find_field_types(events, "before") != _find_field_types(events, "after"):
                 return [Problem(f"{where}.value", "its `before` has not the fields of `after`, as `rewrite` needs them")]
             paths = {(outer, name) for outer, name, _ in self.added}
-            missing = [".".join(filter(None, p)) for p in sorted(paths) if _field_of(events, *p) is None]
+            missing = [".".join(filter(None, p)) for p in sorted(paths) if _find_field(events, *p) is None]
             problems = [Problem(f"{where}.add_fields", f"the events have no `{path}`") for path in missing]
             if problems:
                 return problems
@@ -191,19 +191,19 @@ class Debezium(Format):
         if not isinstance(self.value, Json):
             return data_type
         if isinstance(data_type, Decimal):
-            return logical_type(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
+            return find_logical_type(data_type, "unscaled", data_type.scale) if self.decimals == "unscaled" else data_type
         if str(data_type) == "timestamp" or (str(data_type) == "timestamp_ntz" and self.timestamps != "text"):
-            return logical_type(data_type, self.timestamps)
+            return find_logical_type(data_type, self.timestamps)
         if str(data_type) in ("date", "timestamp_ntz"):
-            return logical_type(data_type, "iso" if self.timestamps == "text" else "days")
+            return find_logical_type(data_type, "iso" if self.timestamps == "text" else "days")
         return data_type
 
     def event_schema(self) -> pa.Schema:
         """Return the Arrow schema of events."""
-        from airflow_kafka_spark.formats.json.connect_schema import sql_columns
+        from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
-            return arrow_schema(sql_columns(self.event_columns()))
+            return to_arrow_schema(list_sql_columns(self.event_columns()))
         return self.value.arrow_schema()
 
     def arrow_schema(self) -> pa.Schema:
@@ -216,7 +216,7 @@ class Debezium(Format):
         events, rewrite = self.event_schema(), self._rewrites
         fields = [f.with_nullable(True) if rewrite else f for f in events.field("after").type]
         for outer, name, column in self.added:
-            found = _field_of(events, outer, name)
+            found = _find_field(events, outer, name)
             assert found is not None
             fields.append(pa.field(column, found.type))
         return pa.schema([*fields, *([pa.field(DELETED, pa.string())] if rewrite else [])])
@@ -227,14 +227,14 @@ class Debezium(Format):
         :raises SchemaInvalid: the format's schema cannot be read.
         """
         from airflow_kafka_spark.formats.debezium.tasks.decode import DebeziumDecoder
-        from airflow_kafka_spark.formats.json.connect_schema import sql_columns
+        from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
             columns = self.event_columns()
             if isinstance(self.value, Json):
                 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 
-                events: Decoder = JsonDecoder(sql_columns(columns), wire_columns=columns)
+                events: Decoder = JsonDecoder(list_sql_columns(columns), wire_columns=columns)
             else:
                 from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeDecoder
 
@@ -252,7 +252,7 @@ class Debezium(Format):
         )
 
 
-def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
+def _find_field_types(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
     """Return names and types of the fields of a struct in events."""
     import pyarrow as pa
 
@@ -260,7 +260,7 @@ def _kinds(events: pa.Schema, name: str) -> dict[str, pa.DataType] | None:
     return {f.name: f.type for f in kind} if kind is not None and pa.types.is_struct(kind) else None
 
 
-def _field_of(events: pa.Schema, outer: str, name: str) -> pa.Field | None:
+def _find_field(events: pa.Schema, outer: str, name: str) -> pa.Field | None:
     """Return a field of events, or of a struct in them."""
     import pyarrow as pa
 

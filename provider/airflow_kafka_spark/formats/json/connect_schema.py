@@ -45,52 +45,52 @@ class LogicalType(Primitive):
         return _PER_MICRO[self.unit]
 
 
-def logical_type(of: DataType, unit: Representation, scale: int = 0) -> LogicalType:
+def find_logical_type(of: DataType, unit: Representation, scale: int = 0) -> LogicalType:
     """Return the logical type of a column's type."""
     return LogicalType(str(of), of, unit, scale)
 
 
-def sql_type(data_type: DataType) -> DataType:
+def get_sql_type(data_type: DataType) -> DataType:
     """Return the column's own type, without logical types."""
     if isinstance(data_type, LogicalType):
         return data_type.of
     if isinstance(data_type, Array):
-        return replace(data_type, element=sql_type(data_type.element))
+        return replace(data_type, element=get_sql_type(data_type.element))
     if isinstance(data_type, Map):
-        return replace(data_type, value=sql_type(data_type.value))
+        return replace(data_type, value=get_sql_type(data_type.value))
     if isinstance(data_type, Struct):
-        return Struct(tuple(sql_columns(data_type.fields)))
+        return Struct(tuple(list_sql_columns(data_type.fields)))
     return data_type
 
 
-def sql_columns(columns: Sequence[Column]) -> list[Column]:
+def list_sql_columns(columns: Sequence[Column]) -> list[Column]:
     """Return the columns with their own types, without logical types."""
-    return [replace(c, type=sql_type(c.type)) for c in columns]
+    return [replace(c, type=get_sql_type(c.type)) for c in columns]
 
 
-def with_writer_types(wanted: Sequence[Column], sent: Sequence[Column]) -> tuple[Column, ...]:
+def apply_writer_types(wanted: Sequence[Column], sent: Sequence[Column]) -> tuple[Column, ...]:
     """Return columns with the logical types of another schema, in which the same number may have another meaning.
 
     :param wanted: the columns.
     :param sent: the columns of the writer's schema.
     """
     known = {c.name: c.type for c in sent}
-    return tuple(replace(c, type=_with_writer_type(c.type, known[c.name])) if c.name in known else c for c in wanted)
+    return tuple(replace(c, type=_apply_writer_type(c.type, known[c.name])) if c.name in known else c for c in wanted)
 
 
-def _with_writer_type(wanted: DataType, sent: DataType) -> DataType:
+def _apply_writer_type(wanted: DataType, sent: DataType) -> DataType:
     if isinstance(wanted, Struct) and isinstance(sent, Struct):
-        return Struct(with_writer_types(wanted.fields, sent.fields))
+        return Struct(apply_writer_types(wanted.fields, sent.fields))
     if isinstance(wanted, Array) and isinstance(sent, Array):
-        return replace(wanted, element=_with_writer_type(wanted.element, sent.element))
+        return replace(wanted, element=_apply_writer_type(wanted.element, sent.element))
     if isinstance(wanted, Map) and isinstance(sent, Map):
-        return replace(wanted, value=_with_writer_type(wanted.value, sent.value))
-    if isinstance(sent, LogicalType) and _comparable(sql_type(wanted)) == _comparable(sent.of):
-        return logical_type(sql_type(wanted), sent.unit, sent.scale)
+        return replace(wanted, value=_apply_writer_type(wanted.value, sent.value))
+    if isinstance(sent, LogicalType) and _describe_comparable(get_sql_type(wanted)) == _describe_comparable(sent.of):
+        return find_logical_type(get_sql_type(wanted), sent.unit, sent.scale)
     return wanted
 
 
-def _comparable(data_type: DataType) -> str:
+def _describe_comparable(data_type: DataType) -> str:
     if isinstance(data_type, Decimal):
         return "decimal"
     return "timestamp" if str(data_type) == "timestamp_ntz" else str(data_type)
@@ -126,7 +126,7 @@ _WRITTEN = {
 }  # fmt: skip
 
 
-def columns_as_written(columns: Sequence[Column], schema: Mapping[str, Any] | None) -> tuple[Column, ...]:
+def list_written_columns(columns: Sequence[Column], schema: Mapping[str, Any] | None) -> tuple[Column, ...]:
     """Return the columns with the logical types by which a record's schema says they are written.
 
     :param schema: the envelope's ``schema``, parsed; None leaves the columns as they are.
@@ -134,9 +134,9 @@ def columns_as_written(columns: Sequence[Column], schema: Mapping[str, Any] | No
     """
     if schema is None:
         return tuple(columns)
-    if _kind(schema) != "struct":
-        raise BadValue(f"its schema is of type {_kind(schema)}, expected struct")
-    return _fields(columns, schema)
+    if _find_kind(schema) != "struct":
+        raise BadValue(f"its schema is of type {_find_kind(schema)}, expected struct")
+    return _list_fields(columns, schema)
 
 
 def is_optional(schema: object) -> bool:
@@ -144,69 +144,69 @@ def is_optional(schema: object) -> bool:
     return schema is None or (isinstance(schema, dict) and schema.get("optional") is True)
 
 
-def _kind(schema: object) -> str:
+def _find_kind(schema: object) -> str:
     kind = schema.get("type") if isinstance(schema, dict) else None
     if not isinstance(kind, str):
         raise BadValue(f"its schema has {shorten(json.dumps(schema))}, expected a type of Connect")
     return kind
 
 
-def _fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    known = named_fields(schema)
+def _list_fields(columns: Sequence[Column], schema: Mapping[str, Any]) -> tuple[Column, ...]:
+    known = map_fields_by_name(schema)
     found = []
     for column in columns:
         try:
-            found.append(replace(column, type=_type(column.type, known[column.name])) if column.name in known else column)
+            found.append(replace(column, type=_find_type(column.type, known[column.name])) if column.name in known else column)
         except BadValue as e:
             raise e.prepend(f".{column.name}") from None
     return tuple(found)
 
 
-def named_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def map_fields_by_name(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the schemas of a struct's fields by name."""
     fields = schema.get("fields")
     return {str(f.get("field")): f for f in fields if isinstance(f, dict)} if isinstance(fields, list) else {}
 
 
-def _type(wanted: DataType, schema: Any) -> DataType:
-    kind, name = _kind(schema), schema.get("name")
+def _find_type(wanted: DataType, schema: Any) -> DataType:
+    kind, name = _find_kind(schema), schema.get("name")
     if isinstance(wanted, Struct | Array | Map):
-        return _nested(wanted, kind, schema)
+        return _find_nested_type(wanted, kind, schema)
     if isinstance(wanted, Decimal) and name == f"{_CONNECT}Decimal":
-        return logical_type(wanted, "unscaled", _scale(schema))
+        return find_logical_type(wanted, "unscaled", _read_scale(schema))
     if isinstance(wanted, Decimal) and name == _VARIABLE and kind == "struct":
-        return logical_type(wanted, "variable")
+        return find_logical_type(wanted, "variable")
     if str(wanted) in ("date", "timestamp", "timestamp_ntz"):
-        return _temporal(wanted, kind, name, schema)
+        return _find_temporal_type(wanted, kind, name, schema)
     if kind == "bytes" and (str(wanted) != "binary"):
-        raise _mismatch(wanted, schema)
+        raise _make_mismatch(wanted, schema)
     if str(wanted) == "binary" and kind != "bytes":
-        raise _mismatch(wanted, schema)
+        raise _make_mismatch(wanted, schema)
     return wanted
 
 
-def _nested(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) -> DataType:
+def _find_nested_type(wanted: Struct | Array | Map, kind: str, schema: Mapping[str, Any]) -> DataType:
     if kind != {Struct: "struct", Array: "array", Map: "map"}[type(wanted)]:
-        raise _mismatch(wanted, schema)
+        raise _make_mismatch(wanted, schema)
     if isinstance(wanted, Struct):
-        return Struct(_fields(wanted.fields, schema))
+        return Struct(_list_fields(wanted.fields, schema))
     if isinstance(wanted, Array):
-        return replace(wanted, element=_type(wanted.element, schema.get("items")))
-    if _kind(schema.get("keys")) != "string":
-        raise BadValue(f"its schema says map with keys of type {_kind(schema.get('keys'))}, expected string")
-    return replace(wanted, value=_type(wanted.value, schema.get("values")))
+        return replace(wanted, element=_find_type(wanted.element, schema.get("items")))
+    if _find_kind(schema.get("keys")) != "string":
+        raise BadValue(f"its schema says map with keys of type {_find_kind(schema.get('keys'))}, expected string")
+    return replace(wanted, value=_find_type(wanted.value, schema.get("values")))
 
 
-def _temporal(wanted: DataType, kind: str, name: object, schema: Mapping[str, Any]) -> DataType:
+def _find_temporal_type(wanted: DataType, kind: str, name: object, schema: Mapping[str, Any]) -> DataType:
     unit = _UNITS.get(str(name))
     if kind == "string":
-        return logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
+        return find_logical_type(wanted, "iso" if name in _ISO and str(wanted) != "timestamp" else "text")
     if unit is None or (unit == "days") != (str(wanted) == "date"):
-        raise _mismatch(wanted, schema)
-    return logical_type(wanted, unit)
+        raise _make_mismatch(wanted, schema)
+    return find_logical_type(wanted, unit)
 
 
-def _scale(schema: Mapping[str, Any]) -> int:
+def _read_scale(schema: Mapping[str, Any]) -> int:
     try:
         scale = int((schema.get("parameters") or {})["scale"])
     except (KeyError, TypeError, ValueError):
@@ -216,7 +216,7 @@ def _scale(schema: Mapping[str, Any]) -> int:
     return scale
 
 
-def _mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
+def _make_mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
     name = schema.get("name")
     return BadValue(
         f"its schema says {schema['type']}{f' ({name})' if name else ''}, expected what a column of type {wanted} takes"
@@ -228,18 +228,18 @@ def _mismatch(wanted: DataType, schema: Mapping[str, Any]) -> BadValue:
 
 def connect_schema(columns: Sequence[Column], precision: TimestampPrecision) -> dict[str, Any]:
     """Return the schema of rows with these columns."""
-    return _written(Struct(tuple(columns)), False, precision)
+    return _describe_written_type(Struct(tuple(columns)), False, precision)
 
 
-def _written(data_type: DataType, optional: bool, precision: TimestampPrecision) -> dict[str, Any]:
+def _describe_written_type(data_type: DataType, optional: bool, precision: TimestampPrecision) -> dict[str, Any]:
     found: dict[str, Any]
     if isinstance(data_type, Struct):
-        fields = [_written(f.type, f.nullable, precision) | {"field": f.name} for f in data_type.fields]
+        fields = [_describe_written_type(f.type, f.nullable, precision) | {"field": f.name} for f in data_type.fields]
         found = {"type": "struct", "fields": fields}
     elif isinstance(data_type, Array):
-        found = {"type": "array", "items": _written(data_type.element, data_type.contains_null, precision)}
+        found = {"type": "array", "items": _describe_written_type(data_type.element, data_type.contains_null, precision)}
     elif isinstance(data_type, Map):
-        values = _written(data_type.value, data_type.value_contains_null, precision)
+        values = _describe_written_type(data_type.value, data_type.value_contains_null, precision)
         found = {"type": "map", "keys": {"type": "string", "optional": False}, "values": values}
     elif isinstance(data_type, Decimal):
         parameters = {"scale": str(data_type.scale), "connect.decimal.precision": str(data_type.precision)}
@@ -247,11 +247,11 @@ def _written(data_type: DataType, optional: bool, precision: TimestampPrecision)
     elif isinstance(data_type, Text):
         found = {"type": "string"}
     else:
-        found = _written_primitive(data_type, precision)
+        found = _describe_written_primitive(data_type, precision)
     return found | {"optional": optional}
 
 
-def _written_primitive(data_type: Primitive, precision: TimestampPrecision) -> dict[str, Any]:
+def _describe_written_primitive(data_type: Primitive, precision: TimestampPrecision) -> dict[str, Any]:
     if data_type.name == "date":
         return {"type": "int32", "name": f"{_CONNECT}Date", "version": 1}
     if data_type.name in ("timestamp", "timestamp_ntz"):
@@ -269,31 +269,31 @@ _PRIMITIVES: Mapping[str, DataType] = {
 }
 
 
-def columns_from_connect(schema: Mapping[str, Any], *, is_typed: bool) -> tuple[Column, ...]:
+def convert_connect_columns(schema: Mapping[str, Any], *, is_typed: bool) -> tuple[Column, ...]:
     """Return a column per field of a struct's schema.
 
     :param is_typed: True: Connect's and Debezium's dates, timestamps and decimals are columns of these types, where a column has
         the digits; False: they are the numbers and bytes that the schema says.
     :raises BadValue: the schema is not that of a struct, or has no fields.
     """
-    fields = named_fields(schema)
+    fields = map_fields_by_name(schema)
     if not fields:
         raise BadValue("its schema has no fields, expected those of a table")
-    return tuple(Column(name, _type_from_connect(field, is_typed), is_optional(field)) for name, field in fields.items())
+    return tuple(Column(name, _convert_connect_type(field, is_typed), is_optional(field)) for name, field in fields.items())
 
 
-def _type_from_connect(schema: Mapping[str, Any], is_typed: bool) -> DataType:
-    kind, name = _kind(schema), str(schema.get("name"))
+def _convert_connect_type(schema: Mapping[str, Any], is_typed: bool) -> DataType:
+    kind, name = _find_kind(schema), str(schema.get("name"))
     if kind == "struct":
-        return Struct(columns_from_connect(schema, is_typed=is_typed))
+        return Struct(convert_connect_columns(schema, is_typed=is_typed))
     if kind == "array":
         items = schema["items"]
-        return Array(_type_from_connect(items, is_typed), is_optional(items))
+        return Array(_convert_connect_type(items, is_typed), is_optional(items))
     if kind == "map":
         values = schema["values"]
-        return Map(Text(), _type_from_connect(values, is_typed), is_optional(values))
+        return Map(Text(), _convert_connect_type(values, is_typed), is_optional(values))
     if is_typed and name == f"{_CONNECT}Decimal":
-        scale, precision = _scale(schema), int(schema["parameters"].get("connect.decimal.precision", 99))
+        scale, precision = _read_scale(schema), int(schema["parameters"].get("connect.decimal.precision", 99))
         if 0 <= scale <= precision <= 38:
             return Decimal(precision, scale)
     elif is_typed and name in _UNITS:

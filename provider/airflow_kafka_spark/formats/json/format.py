@@ -20,13 +20,28 @@ from airflow_kafka_spark.formats.base import (
     Format,
     Kind,
     as_struct,
-    duplicate_problems,
-    spark_column,
+    find_duplicate_problems,
+    make_spark_column,
 )
-from airflow_kafka_spark.formats.json.connect_schema import TimestampPrecision, connect_schema, sql_columns, with_writer_types
-from airflow_kafka_spark.formats.json.schema import columns_of_json_schema, parse_json_schema
-from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, SparkSchema, Struct, Text, backticked, columns_of
+from airflow_kafka_spark.formats.json.connect_schema import (
+    TimestampPrecision,
+    apply_writer_types,
+    connect_schema,
+    list_sql_columns,
+)
+from airflow_kafka_spark.formats.json.schema import list_json_schema_columns, parse_json_schema
+from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, find_mismatches, find_name_mismatches
+from airflow_kafka_spark.formats.types import (
+    Array,
+    Column,
+    DataType,
+    Map,
+    SparkSchema,
+    Struct,
+    Text,
+    parse_columns,
+    quote_with_backticks,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,8 +98,8 @@ class Json(DeclaredFormat):
     decimal than its precision, as in ``0.1000000000000`` for ``decimal(12,2)``.
 
     :param schema: the columns, as DDL (``"id bigint NOT NULL, amount decimal(12,2), tags array<string>"``), as a pyspark
-        ``StructType``, or as a JSON Schema, a dict (see :func:`.columns_of_json_schema`; its text: :meth:`of_json_schema`). It is
-        parsed at its first use, so that :meth:`validate` reports a mistake in it. Required for reading; rows are written with
+        ``StructType``, or as a JSON Schema, a dict (see :func:`.list_json_schema_columns`; its text: :meth:`of_json_schema`). It
+        is parsed at its first use, so that :meth:`validate` reports a mistake in it. Required for reading; rows are written with
         their own columns. Default empty.
     """
 
@@ -105,7 +120,7 @@ class Json(DeclaredFormat):
 
         :raises SchemaInvalid: the schema cannot be read.
         """
-        return columns_of_json_schema(self.schema) if isinstance(self.schema, Mapping) else columns_of(self.schema)
+        return list_json_schema_columns(self.schema) if isinstance(self.schema, Mapping) else parse_columns(self.schema)
 
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the schema."""
@@ -119,7 +134,7 @@ class Json(DeclaredFormat):
                     "Correct the schema" + ("" if isinstance(self.schema, Mapping) else "; its types are those of Spark's DDL"),
                 )
             ]
-        keys = [f"{path} has keys of type {key}" for column in columns for path, key in _odd_keys(column.type, column.name)]
+        keys = [f"{path} has keys of type {key}" for column in columns for path, key in _find_odd_keys(column.type, column.name)]
         return [Problem(f"{where}.schema", f"{k}; expected string, as JSON's names are", "Declare map<string,...>") for k in keys]
 
     def decoder(self) -> Decoder:
@@ -133,7 +148,7 @@ class Json(DeclaredFormat):
 
     def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return a problem for each name that several columns have."""
-        return duplicate_problems(where, columns)
+        return find_duplicate_problems(where, columns)
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
         """Return one object per row with all columns in order, nulls written as ``null``: by Spark's ``to_json``, timestamps with
@@ -157,15 +172,15 @@ class Json(DeclaredFormat):
         return JsonEncoder(tuple(columns)) if columns else None
 
 
-def _odd_keys(data_type: DataType, path: str) -> list[tuple[str, DataType]]:
+def _find_odd_keys(data_type: DataType, path: str) -> list[tuple[str, DataType]]:
     """Return path and key type of each map whose keys are not strings."""
     if isinstance(data_type, Array):
-        return _odd_keys(data_type.element, f"{path}[]")
+        return _find_odd_keys(data_type.element, f"{path}[]")
     if isinstance(data_type, Struct):
-        return [odd for f in data_type.fields for odd in _odd_keys(f.type, f"{path}.{f.name}")]
+        return [odd for f in data_type.fields for odd in _find_odd_keys(f.type, f"{path}.{f.name}")]
     if isinstance(data_type, Map):
         here = [] if data_type.key == Text() else [(path, data_type.key)]
-        return [*here, *_odd_keys(data_type.value, f"{path}[]")]
+        return [*here, *_find_odd_keys(data_type.value, f"{path}[]")]
     return []
 
 
@@ -261,7 +276,7 @@ class JsonEnvelope(Format):
         missing = [c for c in columns if c not in known]
         return [
             *(Problem(f"{where}.schema", f"column `{c}` is not in it; expected the type of each", "Add it") for c in missing),
-            *duplicate_problems(where, columns),
+            *find_duplicate_problems(where, columns),
         ]
 
     def _written(self, names: Sequence[str]) -> list[Column]:
@@ -279,9 +294,11 @@ class JsonEnvelope(Format):
         written = self._written(columns)
         fields = []
         for c in written:
-            column = spark_column(c.name).cast(_cast_type(c.type))
+            column = make_spark_column(c.name).cast(_format_cast_type(c.type))
             if not c.nullable:
-                refused = F.raise_error(F.lit(f"Column `{c.name}` is null, and declared NOT NULL")).cast(_cast_type(c.type))
+                refused = F.raise_error(F.lit(f"Column `{c.name}` is null, and declared NOT NULL")).cast(
+                    _format_cast_type(c.type)
+                )
                 column = F.when(column.isNull(), refused).otherwise(column)
             fields.append(self._value(column, c.type, c.name).alias(c.name))
         payload = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"})
@@ -324,15 +341,15 @@ class JsonEnvelope(Format):
         return EnvelopeEncoder(self._before(written), tuple(zip(written, kinds, strict=True)), self.timestamps)
 
 
-def _cast_type(data_type: DataType) -> str:
+def _format_cast_type(data_type: DataType) -> str:
     """Return a type for a cast: without lengths, at which Spark would cut, and without NOT NULL."""
     if isinstance(data_type, Struct):
-        fields = ",".join(f"{backticked(f.name)}:{_cast_type(f.type)}" for f in data_type.fields)
+        fields = ",".join(f"{quote_with_backticks(f.name)}:{_format_cast_type(f.type)}" for f in data_type.fields)
         return f"struct<{fields}>"
     if isinstance(data_type, Array):
-        return f"array<{_cast_type(data_type.element)}>"
+        return f"array<{_format_cast_type(data_type.element)}>"
     if isinstance(data_type, Map):
-        return f"map<string,{_cast_type(data_type.value)}>"
+        return f"map<string,{_format_cast_type(data_type.value)}>"
     return "string" if isinstance(data_type, Text) else str(data_type)
 
 
@@ -345,7 +362,7 @@ class JsonSchema(RegistryFormat):
     all versions are read with the reader's schema. All versions of the subjects are fetched before Spark starts, and tasks never
     ask the registry. Without ``registry``, values are objects without a header, as :class:`.Json` reads them.
 
-    The columns are those of :func:`.columns_of_json_schema`, with the types of Connect's keywords (``connect.type``, the titles
+    The columns are those of :func:`.list_json_schema_columns`, with the types of Connect's keywords (``connect.type``, the titles
     of its Decimal, Date and Timestamp). Values are read as :class:`.Json` reads them.
 
     :param schema: a JSON Schema, as a dict or as its text; or, to write, columns as DDL or a pyspark ``StructType``, from which
@@ -380,7 +397,7 @@ class JsonSchema(RegistryFormat):
             return json.dumps(self.schema, ensure_ascii=False, separators=(",", ":"))
         if isinstance(self.schema, str) and (not self.schema.strip() or self.schema.lstrip()[0] == "{"):
             return self.schema.strip()
-        return self._schema_from_columns(columns_of(self.schema))
+        return self._schema_from_columns(parse_columns(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
@@ -405,16 +422,16 @@ class JsonSchema(RegistryFormat):
 
         :raises KafkaSparkError: there is no schema, or it has no columns.
         """
-        return _fields_of(self._reader_document)
+        return _parse_fields(self._reader_document)
 
     def arrow_schema(self) -> pa.Schema:
         """Return the columns of the reader's schema; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
-        from airflow_kafka_spark.formats.types import arrow_schema
+        from airflow_kafka_spark.formats.types import to_arrow_schema
 
-        return arrow_schema(sql_columns(self._fields))
+        return to_arrow_schema(list_sql_columns(self._fields))
 
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
@@ -424,7 +441,7 @@ class JsonSchema(RegistryFormat):
         from airflow_kafka_spark.formats.json.schema import bundle_references
         from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
 
-        columns = _plain_fields(self._fields)
+        columns = _list_plain_fields(self._fields)
         if not self.registry:
             return RegisteredJsonDecoder(columns, {0: self._schema_text}, {}, "", False, self.check_values)
         versions = self._all_versions()
@@ -444,40 +461,40 @@ class JsonSchema(RegistryFormat):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _schema_from_columns(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.json.schema import json_schema_from_columns
+        from airflow_kafka_spark.formats.json.schema import make_json_schema
 
-        return json_schema_from_columns(columns, self.title or self.part.capitalize())
+        return make_json_schema(columns, self.title or self.part.capitalize())
 
     def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
-        found = mismatches(columns, sql_columns(_fields_of(document)))
+        found = find_mismatches(columns, list_sql_columns(_parse_fields(document)))
         return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
-        fields = _fields_of(document)
-        return name_mismatches(fields, columns, {f.name for f in fields if not f.absent})
+        fields = _parse_fields(document)
+        return find_name_mismatches(fields, columns, {f.name for f in fields if not f.absent})
 
     def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.json.tasks.json_schema import JsonSchemaEncoder
 
-        return JsonSchemaEncoder(_fields_of(document), [c.name for c in columns], header)
+        return JsonSchemaEncoder(_parse_fields(document), [c.name for c in columns], header)
 
 
-def _fields_of(document: SchemaDocument) -> tuple[Property, ...]:
-    from airflow_kafka_spark.formats.json.schema import bundle_references, fields_of
+def _parse_fields(document: SchemaDocument) -> tuple[Property, ...]:
+    from airflow_kafka_spark.formats.json.schema import bundle_references, list_fields
 
-    return fields_of(bundle_references(document), document.name)
+    return list_fields(bundle_references(document), document.name)
 
 
 def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
     """Return columns with the logical types of a writer's schema; unchanged if that schema has no columns."""
-    from airflow_kafka_spark.formats.json.schema import bundle_references, readable_fields
+    from airflow_kafka_spark.formats.json.schema import bundle_references, list_readable_fields
 
     try:
-        return with_writer_types(columns, _plain_fields(readable_fields(bundle_references(document))))
+        return apply_writer_types(columns, _list_plain_fields(list_readable_fields(bundle_references(document))))
     except SchemaUnusable:
         return tuple(columns)
 
 
-def _plain_fields(fields: Sequence[Column]) -> list[Column]:
+def _list_plain_fields(fields: Sequence[Column]) -> list[Column]:
     """Return properties as plain columns, which :class:`.JsonDecoder` takes."""
     return [Column(f.name, f.type, f.nullable, f.comment) for f in fields]

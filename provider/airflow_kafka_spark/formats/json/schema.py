@@ -1,8 +1,8 @@
 """JSON Schema (draft-07 and 2020-12): read as columns, bundled with the schemas it refers to, and derived from columns.
 
 Types, names and nulls are kept. Rules about values (``minimum``, ``pattern``, the members of an ``enum``, ...) are not checked
-here; a schema in which the type of a column depends on the record is refused. :func:`fields_of` and
-:func:`json_schema_from_columns` also use Connect's keywords (``connect.type`` and the titles of its logical types), so that
+here; a schema in which the type of a column depends on the record is refused. :func:`list_fields` and
+:func:`make_json_schema` also use Connect's keywords (``connect.type`` and the titles of its logical types), so that
 columns keep the types they were written from.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
-from airflow_kafka_spark.formats.json.connect_schema import LogicalType, logical_type
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, find_logical_type
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
@@ -58,7 +58,7 @@ def parse_json_schema(text: str) -> Mapping[str, Any]:
     return found
 
 
-def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+def list_json_schema_columns(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     """Return the columns of the objects that a JSON Schema describes: its ``properties``, in order.
 
     ======================================================  =======================================================
@@ -80,15 +80,15 @@ def columns_of_json_schema(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     """
     if schema and not schema.keys() & {"type", "$ref"} and all(isinstance(kind, str) for kind in schema.values()):
         expected = 'JSON Schema, as {"type": "object", "properties": {...}}, or columns as a text, as "id bigint, name string"'
-        raise _invalid("#", "names with types", expected)
+        raise _make_invalid_error("#", "names with types", expected)
     reader = _SchemaReader(schema)
     found, nullable = reader.read(schema, "#", ())
     if not isinstance(found, Struct):
-        raise _invalid("#", f"a schema of {found}", "an object with `properties`")
+        raise _make_invalid_error("#", f"a schema of {found}", "an object with `properties`")
     return found.fields
 
 
-def _invalid(path: str, found: str, expected: str) -> SchemaInvalid:
+def _make_invalid_error(path: str, found: str, expected: str) -> SchemaInvalid:
     return SchemaInvalid("", None, f"{found} at `{path}`", expected)
 
 
@@ -106,9 +106,9 @@ class _SchemaReader:
         """
         if not isinstance(schema, Mapping):
             what = "a schema that allows anything" if schema is True else f"{schema!r}"
-            raise _invalid(path, what, "a schema with a type")
+            raise _make_invalid_error(path, what, "a schema with a type")
         if path.count("/") > 2 * _MAX_NESTING or len(within) > _MAX_NESTING:
-            raise _invalid(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
+            raise _make_invalid_error(path[:60], "a schema", f"types nested at most {_MAX_NESTING} deep")
         _check_keywords(schema, path)
         nullable = schema.get("nullable") is True
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
@@ -116,17 +116,17 @@ class _SchemaReader:
                 # Other keywords beside it do not describe types, as Connect's `connect.index` beside each `oneOf` with null.
                 beside = sorted(_READ & set(schema) - {keyword, "type" if keyword != "$ref" else ""})
                 if beside:
-                    raise _invalid(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
+                    raise _make_invalid_error(path, f"`{keyword}` beside `{beside[0]}`", f"`{keyword}` alone")
                 found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)
                 return found, nullable or may_be_null
-        kind, may_be_null = _type_of(schema, path)
+        kind, may_be_null = _find_type(schema, path)
         return self._typed(kind, schema, path, within), nullable or may_be_null
 
     def _ref(self, target: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
-            raise _invalid(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
+            raise _make_invalid_error(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
         if target in within or target == "#":
-            raise _invalid(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
+            raise _make_invalid_error(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
         found: Any = self.document
         for step in target.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -136,19 +136,19 @@ class _SchemaReader:
             elif isinstance(found, Mapping) and step in found:
                 found = found[step]
             else:
-                raise _invalid(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
+                raise _make_invalid_error(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
         return self.read(found, target, (*within, target))
 
     def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         if not isinstance(schemas, Sequence) or len(schemas) != 1:
-            raise _invalid(path, "`allOf` of several schemas", "one of them, which has all")
+            raise _make_invalid_error(path, "`allOf` of several schemas", "one of them, which has all")
         return self.read(schemas[0], f"{path}/allOf/0", within)
 
     def _anyOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
         branches = list(enumerate(schemas)) if isinstance(schemas, Sequence) and not isinstance(schemas, str) else []
         typed = [(n, s) for n, s in branches if not (isinstance(s, Mapping) and s.get("type") == "null")]
         if len(typed) != 1:
-            raise _invalid(path, "a choice between several types", "one type, and perhaps null")
+            raise _make_invalid_error(path, "a choice between several types", "one type, and perhaps null")
         ((n, schema),) = typed
         found, nullable = self.read(schema, f"{path}/anyOf/{n}", within)
         return found, nullable or len(branches) > 1
@@ -160,7 +160,7 @@ class _SchemaReader:
             return self._object(schema, path, within)
         if kind == "array":
             if not isinstance(schema.get("items"), Mapping):
-                raise _invalid(path, "an array without one schema for its items", "`items`: what each of them is")
+                raise _make_invalid_error(path, "an array without one schema for its items", "`items`: what each of them is")
             element, nullable = self.read(schema["items"], f"{path}/items", within)
             return Array(element, nullable)
         if kind in _PLAIN:
@@ -168,7 +168,7 @@ class _SchemaReader:
         if schema.get("contentEncoding") == "base64":
             return Primitive("binary")
         if "contentEncoding" in schema:
-            raise _invalid(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
+            raise _make_invalid_error(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
         return _FORMATS.get(str(schema.get("format")), Text())
 
     def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
@@ -177,21 +177,25 @@ class _SchemaReader:
             value, nullable = self.read(others, f"{path}/additionalProperties", within)
             return Map(Text(), value, nullable)
         if not isinstance(properties, Mapping) or not properties:
-            raise _invalid(path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`")
+            raise _make_invalid_error(
+                path, "an object without `properties`", "its fields, or one schema for all as `additionalProperties`"
+            )
         required = schema.get("required") or ()
         if isinstance(required, str) or not isinstance(required, Sequence) or not all(isinstance(n, str) for n in required):
-            raise _invalid(path, f"required: {required!r}", "a list of names, beside `properties`")
+            raise _make_invalid_error(path, f"required: {required!r}", "a list of names, beside `properties`")
         unknown = [name for name in required if name not in properties]
         if unknown:
-            raise _invalid(path, f"`{unknown[0]}` as required", "names of its `properties`")
+            raise _make_invalid_error(path, f"`{unknown[0]}` as required", "names of its `properties`")
         fields, seen = [], dict[str, str]()
         for name, of_field in properties.items():
             here = f"{path}/properties/{name}"
             if not isinstance(name, str):
-                raise _invalid(here, f"the name {name!r}", "a text, as JSON's names are")
+                raise _make_invalid_error(here, f"the name {name!r}", "a text, as JSON's names are")
             other = seen.setdefault(name.casefold(), name)
             if not name or other != name:
-                raise _invalid(here, f"a name like `{other}`" if name else "no name", "names that differ by more than case")
+                raise _make_invalid_error(
+                    here, f"a name like `{other}`" if name else "no name", "names that differ by more than case"
+                )
             data_type, nullable = self.read(of_field, here, within)
             comment = of_field.get("description", "") if isinstance(of_field, Mapping) else ""
             fields.append(Column(name, data_type, nullable or name not in required, str(comment)))
@@ -201,13 +205,13 @@ class _SchemaReader:
 def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
     for keyword in schema:
         if keyword in _REFUSED:
-            raise _invalid(path, f"`{keyword}`", "a schema whose types do not depend on the record")
+            raise _make_invalid_error(path, f"`{keyword}`", "a schema whose types do not depend on the record")
         near = [] if keyword in _KNOWN else difflib.get_close_matches(str(keyword), _KNOWN, n=1, cutoff=0.85)
         if near:
-            raise _invalid(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
+            raise _make_invalid_error(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
 
 
-def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
+def _find_type(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
     """Return the one type of a schema besides null, and True if null is allowed, too."""
     given = schema.get("type")
     kinds = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
@@ -220,15 +224,15 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
     if not kinds and "items" in schema:
         kinds = ["array"]
     if not all(isinstance(k, str) for k in kinds):
-        raise _invalid(path, f"the type {given!r}", "names of types")
+        raise _make_invalid_error(path, f"the type {given!r}", "names of types")
     rest = [k for k in kinds if k != "null"]
     if sorted(rest) == ["integer", "number"]:
         rest = ["number"]
     if len(rest) != 1:
         found = "a choice between several types" if rest else "null alone" if kinds else "a schema that allows anything"
-        raise _invalid(path, found, "one type, and perhaps null")
+        raise _make_invalid_error(path, found, "one type, and perhaps null")
     if rest[0] not in ("string", "object", "array", *_PLAIN):
-        raise _invalid(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
+        raise _make_invalid_error(path, f"the type {rest[0]!r}", "string, integer, number, boolean, object, array or null")
     nullable = "null" in kinds and (members is None or None in members)
     return rest[0], nullable
 
@@ -239,12 +243,12 @@ def _type_of(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:
 LOCAL = "local-date-time"
 _CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
 _LOGICAL_TYPES: Mapping[str, LogicalType] = {
-    f"{_CONNECT}Date": logical_type(Primitive("date"), "days"),
-    f"{_CONNECT}Timestamp": logical_type(Primitive("timestamp"), "millis"),
-    f"{_DEBEZIUM}Date": logical_type(Primitive("date"), "days"),
-    f"{_DEBEZIUM}Timestamp": logical_type(Primitive("timestamp_ntz"), "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": logical_type(Primitive("timestamp_ntz"), "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": logical_type(Primitive("timestamp_ntz"), "nanos"),
+    f"{_CONNECT}Date": find_logical_type(Primitive("date"), "days"),
+    f"{_CONNECT}Timestamp": find_logical_type(Primitive("timestamp"), "millis"),
+    f"{_DEBEZIUM}Date": find_logical_type(Primitive("date"), "days"),
+    f"{_DEBEZIUM}Timestamp": find_logical_type(Primitive("timestamp_ntz"), "millis"),
+    f"{_DEBEZIUM}MicroTimestamp": find_logical_type(Primitive("timestamp_ntz"), "micros"),
+    f"{_DEBEZIUM}NanoTimestamp": find_logical_type(Primitive("timestamp_ntz"), "nanos"),
 }
 """The meaning of integers, by title."""
 _NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float32": "float", "float64": "double"}
@@ -273,37 +277,37 @@ def bundle_references(document: SchemaDocument) -> dict[str, Any]:
 
     :raises SchemaUnusable: it is no JSON Schema.
     """
-    root = _parsed(document.text, document.name)
+    root = _parse_schema(document.text, document.name)
     if not document.references:
         return root
     names = [name for name, _ in document.references]
-    own = _relocate(root, str(root.get("$id", "")), "#", names)
+    own = _relocate_references(root, str(root.get("$id", "")), "#", names)
     definitions = dict(own.get("definitions") or {})
     for name, text in document.references:
-        part = _parsed(text, f"{document.name}, of `{name}`")
-        moved = _relocate(part, str(part.get("$id", name)), _place(name), names)
+        part = _parse_schema(text, f"{document.name}, of `{name}`")
+        moved = _relocate_references(part, str(part.get("$id", name)), _make_pointer(name), names)
         definitions[name] = {key: value for key, value in moved.items() if key not in ("$id", "$schema")}
     return {**own, "definitions": definitions}
 
 
-def _parsed(text: str, name: str) -> dict[str, Any]:
+def _parse_schema(text: str, name: str) -> dict[str, Any]:
     try:
         return dict(parse_json_schema(text))
     except SchemaInvalid as e:
         raise SchemaUnusable(name, f"{e.found}; expected {e.expected}") from None
 
 
-def _place(name: str) -> str:
+def _make_pointer(name: str) -> str:
     return "#/definitions/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
-def _relocate(value: object, base: str, place: str, names: Sequence[str]) -> Any:
+def _relocate_references(value: object, base: str, place: str, names: Sequence[str]) -> Any:
     """Return a schema whose references point to the new places of their targets."""
     if isinstance(value, list):
-        return [_relocate(one, base, place, names) for one in value]
+        return [_relocate_references(one, base, place, names) for one in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _relocate(one, base, place, names) for key, one in value.items()}
+    found = {key: _relocate_references(one, base, place, names) for key, one in value.items()}
     target = value.get("$ref")
     if isinstance(target, str):
         document, mark, fragment = target.partition("#")
@@ -312,14 +316,14 @@ def _relocate(value: object, base: str, place: str, names: Sequence[str]) -> Any
         else:
             known = next((name for name in names if name in (document, urljoin(base, document))), None)
             if known is not None:
-                found["$ref"] = _place(known) + (fragment if mark else "")
+                found["$ref"] = _make_pointer(known) + (fragment if mark else "")
     return found
 
 
 # --- columns -------------------------------------------------------------------------------------------------------------
 
 
-def fields_of(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
+def list_fields(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
     """Return the columns of the objects that a schema describes; their types may be :class:`.LogicalType`.
 
     :param what: the schema's description in messages.
@@ -365,13 +369,13 @@ class _ConnectSchemaReader(_SchemaReader):
         if kind == "integer" and title in _LOGICAL_TYPES and said in ("int32", "int64"):
             return _LOGICAL_TYPES[title]
         if kind in ("number", "string") and said == "bytes" and title == f"{_CONNECT}Decimal":
-            scale = _scale(schema)
+            scale = _read_scale(schema)
             if kind == "string" and scale is None:
-                raise _invalid(
+                raise _make_invalid_error(
                     path, "a Decimal in base64 without its scale", "`connect.parameters` with a `scale` from -999 to 999"
                 )
-            decimal = _decimal(schema, scale or 0)
-            return decimal if kind == "number" else logical_type(decimal, "unscaled", scale or 0)
+            decimal = _make_decimal(schema, scale or 0)
+            return decimal if kind == "number" else find_logical_type(decimal, "unscaled", scale or 0)
         if kind == "string" and said == "bytes":
             return Primitive("binary")
         if kind in ("integer", "number") and str(said) in _NUMBERS:
@@ -396,13 +400,13 @@ class _LenientReader(_ConnectSchemaReader):
             return _UNREADABLE, True
 
 
-def readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+def list_readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     """Return the columns of a schema in which not every type is a column; the types of the others are unknown."""
     found, _ = _LenientReader(schema).read(schema, "#", ())
     return found.fields if isinstance(found, Struct) else ()
 
 
-def _scale(schema: Mapping[str, Any]) -> int | None:
+def _read_scale(schema: Mapping[str, Any]) -> int | None:
     """Return the scale of a Decimal in bytes; None if the schema does not state it."""
     params = schema.get("connect.parameters")
     try:
@@ -412,7 +416,7 @@ def _scale(schema: Mapping[str, Any]) -> int | None:
     return scale if scale is not None and -_LARGEST_SCALE < scale < _LARGEST_SCALE else None
 
 
-def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
+def _make_decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
     params = schema.get("connect.parameters")
     try:
         precision = int(params["connect.decimal.precision"]) if isinstance(params, Mapping) else _MAX_PRECISION
@@ -425,7 +429,7 @@ def _decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
 # --- made of columns -----------------------------------------------------------------------------------------------------
 
 
-def json_schema_from_columns(columns: Sequence[Column], title: str) -> str:
+def make_json_schema(columns: Sequence[Column], title: str) -> str:
     """Return a JSON Schema (draft-07) of objects with these columns, and with no others, so that later versions may add some.
 
     Nullable columns may be null and may be missing. Types that JSON cannot distinguish are described by Connect's keywords.
@@ -433,33 +437,33 @@ def json_schema_from_columns(columns: Sequence[Column], title: str) -> str:
     :raises SchemaUnusable: a column has no counterpart.
     """
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
-    return json.dumps({**head, **_object(columns, "")}, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps({**head, **_build_object(columns, "")}, ensure_ascii=False, separators=(",", ":"))
 
 
-def _object(columns: Sequence[Column], path: str) -> dict[str, Any]:
+def _build_object(columns: Sequence[Column], path: str) -> dict[str, Any]:
     properties = {}
     for column in columns:
-        schema = _schema(column.type, f"{path}.{column.name}".lstrip("."))
-        properties[column.name] = _or_null(schema, column.nullable)
+        schema = _build_schema(column.type, f"{path}.{column.name}".lstrip("."))
+        properties[column.name] = _allow_null(schema, column.nullable)
     required = [c.name for c in columns if not c.nullable]
     said = {"required": required} if required else {}
     return {"type": "object", "properties": properties, **said, "additionalProperties": False}
 
 
-def _or_null(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
+def _allow_null(schema: dict[str, Any], nullable: bool) -> dict[str, Any]:
     return {"oneOf": [{"type": "null"}, schema]} if nullable else schema
 
 
-def _schema(data_type: DataType, path: str) -> dict[str, Any]:
+def _build_schema(data_type: DataType, path: str) -> dict[str, Any]:
     if isinstance(data_type, Struct):
-        return _object(data_type.fields, path)
+        return _build_object(data_type.fields, path)
     if isinstance(data_type, Array):
-        return {"type": "array", "items": _or_null(_schema(data_type.element, f"{path}[]"), data_type.contains_null)}
+        return {"type": "array", "items": _allow_null(_build_schema(data_type.element, f"{path}[]"), data_type.contains_null)}
     if isinstance(data_type, Map):
         if data_type.key != Text():
             detail = f"column `{path}` has keys of type {data_type.key}; expected string, as JSON's names are"
             raise SchemaUnusable("the option `schema`", detail, "Declare map<string,...>")
-        value = _or_null(_schema(data_type.value, f"{path}[]"), data_type.value_contains_null)
+        value = _allow_null(_build_schema(data_type.value, f"{path}[]"), data_type.value_contains_null)
         return {"type": "object", "additionalProperties": value}
     if isinstance(data_type, Text):
         return {"type": "string", **({"maxLength": data_type.max_length} if data_type.max_length else {})}

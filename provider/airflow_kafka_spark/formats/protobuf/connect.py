@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from airflow_kafka_spark.errors import SchemaUnusable
-from airflow_kafka_spark.formats.avro.schema import namespace_of
+from airflow_kafka_spark.formats.avro.schema import make_namespace
 from airflow_kafka_spark.formats.protobuf.schema import NAME, ScalarFields
 from airflow_kafka_spark.formats.types import Array, Column, Map, Struct
 
@@ -17,12 +17,12 @@ Numbers = Mapping[str, int]
 """The numbers of a message's fields, by name. A reserved name has the number 0; a reserved number is its own name."""
 
 
-def message_name(schema: Mapping[str, Any]) -> str:
+def make_message_name(schema: Mapping[str, Any]) -> str:
     """Return the full name of the message of a struct: its own, with ``_`` for what such names cannot have."""
-    return namespace_of(str(schema["name"]))
+    return make_namespace(str(schema["name"]))
 
 
-def field_numbers(message: Descriptor) -> dict[str, Numbers]:
+def list_field_numbers(message: Descriptor) -> dict[str, Numbers]:
     """Return the numbers of the fields of a message and of those in it, by the messages' names; with those that are reserved."""
     described = DescriptorProto()
     message.CopyToProto(described)
@@ -30,21 +30,21 @@ def field_numbers(message: Descriptor) -> dict[str, Numbers]:
     numbers |= {str(at): at for span in described.reserved_range for at in range(span.start, span.end)}
     found: dict[str, Numbers] = {message.name: numbers | {field.name: field.number for field in message.fields}}
     for inner in message.nested_types:
-        found |= field_numbers(inner)
+        found |= list_field_numbers(inner)
     return found
 
 
-def proto_from_connect(schema: Mapping[str, Any], columns: Iterable[Column], known: Mapping[str, Numbers]) -> str:
+def convert_connect_to_proto(schema: Mapping[str, Any], columns: Iterable[Column], known: Mapping[str, Numbers]) -> str:
     """Return a proto3 file with the message of a struct's schema, and messages for the structs in it, named as these are.
 
     A field keeps the number that it has in an earlier version, and a number of an earlier version is not given to another
     field: by its number a reader finds a field.
 
     :param columns: the columns of the struct.
-    :param known: the numbers of an earlier version; see :func:`field_numbers`.
+    :param known: the numbers of an earlier version; see :func:`list_field_numbers`.
     :raises SchemaUnusable: a column has no counterpart.
     """
-    package, _, name = message_name(schema).rpartition(".")
+    package, _, name = make_message_name(schema).rpartition(".")
     writer = _ConnectMessages(f".{package}.{name}" if package else f".{name}", known)
     body = writer.message(name, schema, list(columns))
     lines = ['syntax = "proto3";', *([f"package {package};"] if package else [])]
@@ -94,7 +94,7 @@ class _ConnectMessages:
     def _kind(self, column: Column, schema: Mapping[str, Any]) -> str:
         if not isinstance(column.type, Struct):
             return self.scalars.kind(column.type, column.name)[0]
-        name = message_name(schema).rpartition(".")[2]
+        name = make_message_name(schema).rpartition(".")[2]
         if name not in self._made:
             self._made.add(name)
             lines = self.message(name, schema, list(column.type.fields))

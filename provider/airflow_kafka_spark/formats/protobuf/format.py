@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import PackageMissing, Problem, SchemaUnusable
 from airflow_kafka_spark.formats.base import Decoder
-from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, mismatches, name_mismatches, wire_header
-from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, columns_of
+from airflow_kafka_spark.formats.registry import (
+    RegistryFormat,
+    SchemaDocument,
+    find_mismatches,
+    find_name_mismatches,
+    make_wire_header,
+)
+from airflow_kafka_spark.formats.types import Column, SparkSchema, Struct, parse_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +71,7 @@ class Protobuf(RegistryFormat):
             return ""
         if isinstance(self.schema, str) and (not self.schema.strip() or _IS_PROTO(self.schema)):
             return self.schema
-        return self._schema_from_columns(columns_of(self.schema))
+        return self._schema_from_columns(parse_columns(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
@@ -95,7 +101,7 @@ class Protobuf(RegistryFormat):
     def _files(self) -> bytes:
         """The descriptor set of the reader's schema."""
         given = not (self._reader_given or self.registry)
-        return self.schema if given and isinstance(self.schema, bytes) else _compiled(self._reader_document)
+        return self.schema if given and isinstance(self.schema, bytes) else _compile_document(self._reader_document)
 
     @cached_property
     def _layout(self) -> FieldLayout:
@@ -106,19 +112,19 @@ class Protobuf(RegistryFormat):
         return self._layout_of(self._files, "the reader's message")
 
     def _layout_of(self, files: bytes, what: str) -> FieldLayout:
-        from airflow_kafka_spark.formats.protobuf.schema import MessageLayout, message_in
+        from airflow_kafka_spark.formats.protobuf.schema import MessageLayout, find_message
 
-        return MessageLayout(what, self.recursive_fields_max_depth).message(message_in(files, self.message, what))
+        return MessageLayout(what, self.recursive_fields_max_depth).message(find_message(files, self.message, what))
 
     def arrow_schema(self) -> pa.Schema:
         """Return the fields of the reader's message; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
-        from airflow_kafka_spark.formats.types import arrow_schema
+        from airflow_kafka_spark.formats.types import to_arrow_schema
 
         assert isinstance(self._layout.type, Struct)
-        return arrow_schema(self._layout.type.fields)
+        return to_arrow_schema(self._layout.type.fields)
 
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
@@ -136,9 +142,9 @@ class Protobuf(RegistryFormat):
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
         """Return by schema id which messages can be read, and for other ids why their schema cannot be used."""
-        from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, message_in
+        from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 
-        reader = message_in(self._files, self.message, "the reader's message")
+        reader = find_message(self._files, self.message, "the reader's message")
         documents, unusable = dict[int, SchemaDocument](), dict[int, str]()
         for registered in versions:
             try:
@@ -150,7 +156,7 @@ class Protobuf(RegistryFormat):
             try:
                 if isinstance(files, SchemaUnusable):
                     raise files
-                writers[number] = _readable(files, reader)
+                writers[number] = _find_unreadable_messages(files, reader)
             except SchemaUnusable as e:
                 unusable[number] = e.found
         return writers, unusable
@@ -167,34 +173,34 @@ class Protobuf(RegistryFormat):
         return problems
 
     def _schema_from_columns(self, columns: Sequence[Column]) -> str:
-        from airflow_kafka_spark.formats.protobuf.schema import proto_from_columns
+        from airflow_kafka_spark.formats.protobuf.schema import derive_proto
 
-        return proto_from_columns(columns, self.message or self.part.capitalize())
+        return derive_proto(columns, self.message or self.part.capitalize())
 
     def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
         given = isinstance(self.schema, bytes) and not self.registry
-        files = self.schema if given and isinstance(self.schema, bytes) else _compiled(document)
+        files = self.schema if given and isinstance(self.schema, bytes) else _compile_document(document)
         return files, self._layout_of(files, document.name)
 
     def _fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
         return [node.column for node in self._message_to_write(document)[1].fields]
 
     def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
-        found = mismatches(columns, self._fields_to_write(document))
+        found = find_mismatches(columns, self._fields_to_write(document))
         return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
         # A field without a column is written as its default.
-        return name_mismatches(self._fields_to_write(document), columns, required=())
+        return find_name_mismatches(self._fields_to_write(document), columns, required=())
 
     def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
-        from airflow_kafka_spark.formats.protobuf.schema import messages_of
-        from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, message_header
+        from airflow_kafka_spark.formats.protobuf.schema import list_messages
+        from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, make_message_header
 
         files, layout = self._message_to_write(document)
         if header:
-            path = next(path for path, message in messages_of(files) if message.full_name == layout.full_name)
-            header = message_header(header, path)
+            path = next(path for path, message in list_messages(files) if message.full_name == layout.full_name)
+            header = make_message_header(header, path)
         return ProtobufEncoder(files, layout, [c.name for c in columns], header)
 
     def connect_problems(self, where: str) -> list[Problem]:
@@ -206,20 +212,20 @@ class Protobuf(RegistryFormat):
         return super().connect_problems(where)
 
     def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
-        from airflow_kafka_spark.formats.json.connect_schema import columns_from_connect
-        from airflow_kafka_spark.formats.protobuf.connect import field_numbers, message_name, proto_from_connect
-        from airflow_kafka_spark.formats.protobuf.schema import message_in
+        from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
+        from airflow_kafka_spark.formats.protobuf.connect import convert_connect_to_proto, list_field_numbers, make_message_name
+        from airflow_kafka_spark.formats.protobuf.schema import find_message
 
-        columns, named = columns_from_connect(schema, is_typed=True), replace(self, message=message_name(schema))
+        columns, named = convert_connect_columns(schema, is_typed=True), replace(self, message=make_message_name(schema))
         named.__dict__["_hook"] = self._hook
-        document = SchemaDocument(proto_from_connect(schema, columns, {}), (), what)
+        document = SchemaDocument(convert_connect_to_proto(schema, columns, {}), (), what)
         subject = named._subject_to_write(document)
         is_registered = self._hook.id_of(subject, document.text, self.kind, self.normalize_schemas) is not None
         if not is_registered and self._hook.knows(subject):
             latest = named._document(self._hook.version(subject))
-            numbers = field_numbers(message_in(_compiled(latest), named.message, latest.name))
-            document = SchemaDocument(proto_from_connect(schema, columns, numbers), (), what)
-        return columns, named._encoder(document, columns, wire_header(named._registered_id(document)))
+            numbers = list_field_numbers(find_message(_compile_document(latest), named.message, latest.name))
+            document = SchemaDocument(convert_connect_to_proto(schema, columns, numbers), (), what)
+        return columns, named._encoder(document, columns, make_wire_header(named._registered_id(document)))
 
 
 def _check_packages() -> None:
@@ -235,7 +241,7 @@ def _check_packages() -> None:
 
 
 @lru_cache(maxsize=32)
-def _compiled(document: SchemaDocument) -> bytes:
+def _compile_document(document: SchemaDocument) -> bytes:
     """Return the compiled schema. Cached, since fields, message and indexes are read from it separately, and each would start
     protoc.
     """
@@ -247,14 +253,14 @@ def _compiled(document: SchemaDocument) -> bytes:
     return files
 
 
-def _readable(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
+def _find_unreadable_messages(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
     """Return for each message of a writer's schema, by its indexes, why it cannot be read; empty if it can."""
-    from airflow_kafka_spark.formats.protobuf.schema import incompatibility, messages_of
+    from airflow_kafka_spark.formats.protobuf.schema import find_incompatibility, list_messages
 
     found = {}
-    for path, message in messages_of(files):
+    for path, message in list_messages(files):
         if message.full_name != reader.full_name:
             found[path] = f"the record is a `{message.full_name}`, expected `{reader.full_name}`"
         else:
-            found[path] = incompatibility(message, reader)
+            found[path] = find_incompatibility(message, reader)
     return found

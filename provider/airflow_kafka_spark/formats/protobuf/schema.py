@@ -47,14 +47,14 @@ def compile_schemas(documents: Sequence[SchemaDocument]) -> list[bytes | SchemaU
 
     :raises PackageMissing: protoc is missing.
     """
-    found: list[bytes | SchemaUnusable | None] = [_serialized(document) for document in documents]
+    found: list[bytes | SchemaUnusable | None] = [_decode_descriptor(document) for document in documents]
     left = [at for at, one in enumerate(found) if one is None]
-    for at, one in zip(left, _by_protoc(tuple(documents[at] for at in left)), strict=True):
+    for at, one in zip(left, _run_protoc(tuple(documents[at] for at in left)), strict=True):
         found[at] = one
     return [one for one in found if one is not None]
 
 
-def _serialized(document: SchemaDocument) -> bytes | None:
+def _decode_descriptor(document: SchemaDocument) -> bytes | None:
     """Return the descriptor set of a descriptor in base64, which Confluent's clients for Python register; None for other
     texts.
     """
@@ -87,7 +87,7 @@ def _add_imports(files: FileDescriptorSet, of: FileDescriptorProto, given: dict[
             _add_imports(files, imported, given)
             files.file.append(imported)
         else:
-            (known,) = _by_protoc((SchemaDocument(f'syntax = "proto3"; import "{name}"; message None {{}}'),))
+            (known,) = _run_protoc((SchemaDocument(f'syntax = "proto3"; import "{name}"; message None {{}}'),))
             if isinstance(known, SchemaUnusable):
                 raise KeyError(name)
             for one in descriptor_pb2.FileDescriptorSet.FromString(known).file[:-1]:
@@ -96,10 +96,10 @@ def _add_imports(files: FileDescriptorSet, of: FileDescriptorProto, given: dict[
 
 
 @lru_cache(maxsize=64)
-def _by_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnusable, ...]:
+def _run_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUnusable, ...]:
     if not documents:
         return ()
-    include = _include()
+    include = _list_include_directories()
     with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-protoc-") as temporary:
         jobs, wrong = [], dict[int, SchemaUnusable]()
         for at, document in enumerate(documents):
@@ -135,7 +135,7 @@ def _is_plain(name: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _include() -> tuple[str, ...]:
+def _list_include_directories() -> tuple[str, ...]:
     """Return the directories of the files that every schema may import."""
     spec = find_spec("grpc_tools")
     if spec is None or not spec.submodule_search_locations:
@@ -153,50 +153,52 @@ def _include() -> tuple[str, ...]:
 # --- messages ------------------------------------------------------------------------------------------------------------
 
 
-def message_in(files: bytes, name: str, what: str) -> Descriptor:
+def find_message(files: bytes, name: str, what: str) -> Descriptor:
     """Return a message of the last file of a set.
 
     :param name: its name, with or without the package; empty for the first one.
     :param what: the schema's description in messages.
     :raises SchemaUnusable: the schema does not contain it.
     """
-    found = dict(messages_of(files))
+    found = dict(list_messages(files))
     for path, message in found.items():
-        if (not name and path == (0,)) or name in (message.full_name, _short(message)):
+        if (not name and path == (0,)) or name in (message.full_name, _shorten(message)):
             return message
     listed = ", ".join(m.full_name for m in found.values()) or "none"
     detail = f"it has no message `{name}`; its messages are {listed}" if name else "it has no message"
     raise SchemaUnusable(what, detail, "Name one of its messages as `message`")
 
 
-def _short(message: Descriptor) -> str:
+def _shorten(message: Descriptor) -> str:
     return str(message.full_name).removeprefix(f"{message.file.package}.")
 
 
-def messages_of(files: bytes) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
+def list_messages(files: bytes) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
     """Yield all messages of the last file of a set with their indexes in Confluent's wire format."""
-    pool, last = pool_of(files)
+    pool, last = make_pool(files)
     file = pool.FindFileByName(last)
-    proto = _last_file(files)
+    proto = _parse_last_file(files)
     for at, message in enumerate(proto.message_type):
-        yield from _nested(file.message_types_by_name[message.name], message, (at,))
+        yield from _list_nested_messages(file.message_types_by_name[message.name], message, (at,))
 
 
-def _nested(message: Descriptor, proto: DescriptorProto, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
+def _list_nested_messages(
+    message: Descriptor, proto: DescriptorProto, path: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], Descriptor]]:
     yield path, message
     for at, inner in enumerate(proto.nested_type):
         if not inner.options.map_entry:
-            yield from _nested(message.nested_types_by_name[inner.name], inner, (*path, at))
+            yield from _list_nested_messages(message.nested_types_by_name[inner.name], inner, (*path, at))
 
 
-def _last_file(files: bytes) -> FileDescriptorProto:
+def _parse_last_file(files: bytes) -> FileDescriptorProto:
     from google.protobuf import descriptor_pb2
 
     return descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
 
 
 @lru_cache(maxsize=256)
-def pool_of(files: bytes) -> tuple[Any, str]:
+def make_pool(files: bytes) -> tuple[Any, str]:
     """Return the descriptors of a set, and the name of its last file.
 
     :raises SchemaUnusable: the files do not fit together.
@@ -229,19 +231,19 @@ _WIDER: dict[str, tuple[str, ...]] = {
 }
 
 
-def incompatibility(writer: Descriptor, reader: Descriptor) -> str:
+def find_incompatibility(writer: Descriptor, reader: Descriptor) -> str:
     """Return which field of a writer's message would be misread as the reader's; empty if none would."""
-    return _incompatibility(writer, reader, set())
+    return _find_incompatibility(writer, reader, set())
 
 
-def _incompatibility(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]]) -> str:
+def _find_incompatibility(writer: Descriptor, reader: Descriptor, seen: set[tuple[str, str]]) -> str:
     if (writer.full_name, reader.full_name) in seen:
         return ""
     seen.add((writer.full_name, reader.full_name))
     theirs = writer.fields_by_number
     for number, field in reader.fields_by_number.items():
         old = theirs.get(number)
-        if old is not None and (wrong := _field_incompatibility(old, field, seen)):
+        if old is not None and (wrong := _find_field_incompatibility(old, field, seen)):
             return wrong
     for choice in reader.oneofs:
         old_ones = [theirs[f.number] for f in choice.fields if f.number in theirs]
@@ -250,8 +252,8 @@ def _incompatibility(writer: Descriptor, reader: Descriptor, seen: set[tuple[str
     return ""
 
 
-def _field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[str, str]]) -> str:
-    was, now = type_name(old), type_name(new)
+def _find_field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set[tuple[str, str]]) -> str:
+    was, now = get_type_name(old), get_type_name(new)
     if is_repeated(old) and not is_repeated(new):
         return f"field {new.number} (`{new.name}`) was repeated"
     if was != now and now not in _WIDER.get(was, ()):
@@ -259,11 +261,11 @@ def _field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen: set
     if is_map(old) != is_map(new):
         return f"field {new.number} (`{new.name}`) was {'a' if is_map(old) else 'no'} map"
     if was == now == "ENUM":
-        return _renumbered(old, new)
-    return _incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
+        return _find_renumbered_symbol(old, new)
+    return _find_incompatibility(old.message_type, new.message_type, seen) if now in ("MESSAGE", "GROUP") else ""
 
 
-def _renumbered(old: FieldDescriptor, new: FieldDescriptor) -> str:
+def _find_renumbered_symbol(old: FieldDescriptor, new: FieldDescriptor) -> str:
     """Return which symbol of an enum has the number of another one now. A renamed symbol keeps its number."""
     was, now = ({value.name: value.number for value in field.enum_type.values} for field in (old, new))
     for name, number in now.items():
@@ -278,7 +280,7 @@ _TYPES = (
 _TYPE_NAMES = dict(enumerate(_TYPES.split(), 1))
 
 
-def type_name(field: FieldDescriptor) -> str:
+def get_type_name(field: FieldDescriptor) -> str:
     """Return the type of a field: ``INT32``, ``MESSAGE``, ..."""
     return _TYPE_NAMES[field.type]
 
@@ -296,7 +298,7 @@ def is_required(field: FieldDescriptor) -> bool:
 
 def is_map(field: FieldDescriptor) -> bool:
     """Return True if a field is a map."""
-    return type_name(field) == "MESSAGE" and bool(field.message_type.GetOptions().map_entry)
+    return get_type_name(field) == "MESSAGE" and bool(field.message_type.GetOptions().map_entry)
 
 
 # --- files that every schema may import -----------------------------------------------------------------------------------
@@ -362,7 +364,7 @@ _IMPORTS = {
 }
 
 
-def proto_from_columns(columns: Sequence[Column], message: str) -> str:
+def derive_proto(columns: Sequence[Column], message: str) -> str:
     """Return a proto3 file with one message whose fields are these columns, numbered from 1 in their order.
 
     Nullable columns are ``optional``; lists and maps are not, since Protobuf has no null for them.
@@ -402,7 +404,7 @@ class ScalarFields:
             said = ", ".join(f'{{ key: "{key}", value: "{value}" }}' for key, value in params.items())
             return "confluent.type.Decimal", f" [(confluent.field_meta) = {{ params: [{said}] }}]"
         if not isinstance(data_type, Primitive) or data_type.name not in _PROTO_TYPES:
-            raise _no_counterpart(
+            raise _make_no_counterpart_error(
                 path, data_type, "Declare it timestamp" if str(data_type) == "timestamp_ntz" else "Declare another type"
             )
         kind = _PROTO_TYPES[data_type.name]
@@ -432,13 +434,13 @@ class _MessageWriter:
         data_type = column.type
         if isinstance(data_type, Array):
             if isinstance(data_type.element, Array | Map):
-                raise _no_counterpart(path, data_type, "Put the inner one into a struct")
+                raise _make_no_counterpart_error(path, data_type, "Put the inner one into a struct")
             return "repeated ", *self._one(data_type.element, column.name, path, inner)
         if isinstance(data_type, Map):
             if str(data_type.key) not in ("string", "int", "bigint", "boolean", "smallint", "tinyint"):
-                raise _no_counterpart(path, data_type, "Keys are strings, integers or booleans")
+                raise _make_no_counterpart_error(path, data_type, "Keys are strings, integers or booleans")
             if isinstance(data_type.value, Array | Map | Decimal):
-                raise _no_counterpart(path, data_type, "Put the value into a struct")
+                raise _make_no_counterpart_error(path, data_type, "Put the value into a struct")
             key, _ = self._one(data_type.key, column.name, path, inner)
             value, options = self._one(data_type.value, column.name, path, inner)
             return "", f"map<{key}, {value}>", options
@@ -454,7 +456,7 @@ class _MessageWriter:
         return self.scalars.kind(data_type, path)
 
 
-def _no_counterpart(path: str, data_type: DataType, action: str) -> SchemaUnusable:
+def _make_no_counterpart_error(path: str, data_type: DataType, action: str) -> SchemaUnusable:
     return SchemaUnusable(_WHAT, f"column `{path}` is of type {data_type}, which Protobuf has not", action)
 
 
@@ -586,14 +588,14 @@ class MessageLayout:
         node = self._value(field, within)
         if node is None or is_repeated(field):
             return node and replace(node, many="list", nullable=False)
-        has_default = field.has_default_value and type_name(field) not in ("MESSAGE", "GROUP")
+        has_default = field.has_default_value and get_type_name(field) not in ("MESSAGE", "GROUP")
         oneof = field.containing_oneof
         choice = oneof.name if oneof is not None and len(oneof.fields) > 1 else ""
         nullable = bool(field.has_presence) and not is_required(field) and not has_default
         return replace(node, nullable=nullable, choice=choice)
 
     def _value(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
-        kind = type_name(field)
+        kind = get_type_name(field)
         if kind in _PLAIN:
             return FieldLayout(field.name, "plain", _PLAIN[kind], bounds=_BOUNDS.get(kind))
         if kind in ("UINT64", "FIXED64"):
@@ -612,7 +614,7 @@ class MessageLayout:
             return FieldLayout(field.name, "wrapper", inner.type, inner=(inner,), full_name=name)
         if name in _JSON:
             return FieldLayout(field.name, "json", Text(), full_name=name)
-        if name == "confluent.type.Decimal" and (decimal := _decimal(field)) is not None:
+        if name == "confluent.type.Decimal" and (decimal := _find_decimal(field)) is not None:
             return FieldLayout(field.name, "decimal", decimal, full_name=name)
         if (times := within.count(name)) and self.recursive_fields_max_depth is None:
             raise self._wrong(
@@ -624,7 +626,7 @@ class MessageLayout:
         return self._message(message, within, field.name)
 
 
-def _decimal(field: FieldDescriptor) -> Decimal | None:
+def _find_decimal(field: FieldDescriptor) -> Decimal | None:
     """Return precision and scale of a Decimal, if the field's ``confluent.field_meta`` has these parameters, as Connect writes
     them.
     """

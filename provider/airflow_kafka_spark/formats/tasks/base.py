@@ -257,12 +257,12 @@ def check_years(array: pa.Array) -> pa.Array:
     return array
 
 
-def timestamps_from_text(array: pa.Array) -> pa.Array:
+def parse_timestamps(array: pa.Array) -> pa.Array:
     """Return texts as timestamps without zone."""
     return check_years(array.cast(pa.timestamp("us")))
 
 
-def dates_from_text(array: pa.Array) -> pa.Array:
+def parse_dates(array: pa.Array) -> pa.Array:
     """Return texts as dates."""
     dates = array.cast(pa.date32())
     check_within(dates, MIN_DATE, 1 << 30)
@@ -306,17 +306,17 @@ class RowEncoder(Encoder):
 
         :raises RowRejected: a row does not fit the schema.
         """
-        columns = [python_values(rows[name]) for name in self._columns]
+        columns = [list_python_values(rows[name]) for name in self._columns]
         made = self._written([dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True)])
-        return values_or_raise(made)
+        return get_values_or_raise(made)
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """Encode the rows of a struct column whose fields are in the order of the columns; a null has no value."""
         try:
-            columns = [python_values(rows.field(at)) for at in range(len(self._columns))]
+            columns = [list_python_values(rows.field(at)) for at in range(len(self._columns))]
         except UnicodeDecodeError as e:
             if len(rows) == 1:
-                return Encoded(pa.nulls(1, pa.binary()), ((0, invalid_utf8(e)),))
+                return Encoded(pa.nulls(1, pa.binary()), ((0, describe_invalid_utf8(e)),))
             apart = [self.encode_struct(rows.slice(at, 1)) for at in range(len(rows))]
             bad = ((at, reason) for at, found in enumerate(apart) for _, reason in found.bad)
             return Encoded(pa.concat_arrays([found.values for found in apart]), tuple(bad))
@@ -338,7 +338,7 @@ class RowEncoder(Encoder):
         return Encoded(pa.array(made, pa.binary()), tuple(bad))
 
 
-def values_or_raise(found: Encoded) -> pa.Array:
+def get_values_or_raise(found: Encoded) -> pa.Array:
     """Return the encoded values if all rows fit.
 
     :raises RowRejected: a row does not.
@@ -348,17 +348,17 @@ def values_or_raise(found: Encoded) -> pa.Array:
     return found.values
 
 
-def invalid_utf8(error: UnicodeDecodeError) -> str:
+def describe_invalid_utf8(error: UnicodeDecodeError) -> str:
     """Return the reason why a text cannot be written."""
     return f"a text is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
 
 
-def map_items(found: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+def list_map_items(found: Mapping[Any, Any] | Sequence[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
     """Return the keys and values of a map."""
     return found.items() if isinstance(found, Mapping) else found
 
 
-def unscaled_integer(value: decimal.Decimal, wanted: Decimal) -> int:
+def to_unscaled(value: decimal.Decimal, wanted: Decimal) -> int:
     """Return a decimal as an integer, in units of the last digit of its type.
 
     :raises ValueError: the type cannot hold it exactly.
@@ -378,21 +378,23 @@ def to_java_big_integer(number: int) -> bytes:
     return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
 
 
-def python_values(column: pa.Array) -> list[Any]:
+def list_python_values(column: pa.Array) -> list[Any]:
     """Return a column's values, as :class:`RowEncoder` describes them."""
-    wanted = _python_type(column.type)
+    wanted = _find_python_type(column.type)
     return list((column if wanted.equals(column.type) else column.cast(wanted)).to_pylist())
 
 
-def _python_type(found: pa.DataType) -> pa.DataType:
+def _find_python_type(found: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(found):
         return pa.int64()
     if pa.types.is_date32(found):
         return pa.int32()
     if pa.types.is_struct(found):
-        return pa.struct([pa.field(f.name, _python_type(f.type), f.nullable) for f in found])
+        return pa.struct([pa.field(f.name, _find_python_type(f.type), f.nullable) for f in found])
     if pa.types.is_map(found):
-        return pa.map_(_python_type(found.key_type), pa.field("value", _python_type(found.item_type), found.item_field.nullable))
+        return pa.map_(
+            _find_python_type(found.key_type), pa.field("value", _find_python_type(found.item_type), found.item_field.nullable)
+        )
     if pa.types.is_list(found):
-        return pa.list_(pa.field(found.value_field.name, _python_type(found.value_type), found.value_field.nullable))
+        return pa.list_(pa.field(found.value_field.name, _find_python_type(found.value_type), found.value_field.nullable))
     return found

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, SourceRejected, ValidationError
 from airflow_kafka_spark.formats.base import Encoder, StructEncoder
-from airflow_kafka_spark.formats.json.connect_schema import columns_as_written, sql_columns
+from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns, list_written_columns
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.envelope import split_envelope
 from airflow_kafka_spark.formats.text_values import BadValue
@@ -128,7 +128,7 @@ class ConnectEncoder(Encoder):
     def _made(self, topic: str, schema: Mapping[str, Any], before: bytes) -> _SchemaWriter:
         try:
             columns, encoder = self._format.written_from_connect(schema, topic, self._registry)
-            wire_columns = columns_as_written(columns, schema)
+            wire_columns = list_written_columns(columns, schema)
         except BadValue as error:
             action = "Leave the events without columns out: those of truncates by `skipped_operations`"
             raise SourceRejected(f"of topic `{topic}`", error.reason, action) from None
@@ -137,4 +137,4 @@ class ConnectEncoder(Encoder):
         except ValidationError as error:
             problem = error.problems[0]
             raise SourceRejected(f"of topic `{topic}`", problem.what, problem.action) from None
-        return _SchemaWriter(before, JsonDecoder(sql_columns(columns), wire_columns=wire_columns), encoder)
+        return _SchemaWriter(before, JsonDecoder(list_sql_columns(columns), wire_columns=wire_columns), encoder)

@@ -4,7 +4,8 @@ Two groups of callers share the writers:
 
 * :class:`JsonEncoder`, :class:`CsvEncoder` and :class:`TextEncoder` write Kafka values from columns whose :data:`.Kind` is known.
   Their bytes are exactly those of Spark's ``to_json``, ``to_csv`` and ``CAST``; the tests compare both.
-* :func:`json_lines`, :func:`csv_lines`, :func:`json_values` and :func:`rows_as_json` write columns of any Arrow type to files,
+* :func:`format_json_lines`, :func:`format_csv_lines`, :func:`format_json_values` and :func:`format_rows_as_json` write columns
+of any Arrow type to files,
   JSON columns of a table and dead letters.
 
 They differ in these points, because the first group has to write the bytes that Spark writes, and the second group gets more
@@ -88,8 +89,8 @@ class JsonEncoder(Encoder):
 
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """Return the rows' objects."""
-        members = [(_quote(name, _JACKSON), _texts_of_kind(rows[name], kind)) for name, kind in self.columns]
-        return _objects(members, rows=0, nulls=True).cast(pa.binary())
+        members = [(_quote(name, _JACKSON), _format_values(rows[name], kind)) for name, kind in self.columns]
+        return _join_objects(members, rows=0, nulls=True).cast(pa.binary())
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ class CsvEncoder(Encoder):
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """Return the rows' lines."""
         fields = [
-            _quoted_field(rows[name].cast(pa.string()), self.dialect)
+            _quote_field(rows[name].cast(pa.string()), self.dialect)
             if kind == "text"
-            else _bare_field(_texts_of_kind(rows[name], kind), self.dialect, may_be_empty=kind == "binary")
+            else _format_bare_field(_format_values(rows[name], kind), self.dialect, may_be_empty=kind == "binary")
             for name, kind in self.columns
         ]
-        return _records(fields, self.dialect).cast(pa.binary())
+        return _join_records(fields, self.dialect).cast(pa.binary())
 
 
 @dataclass(frozen=True)
@@ -130,25 +131,25 @@ class TextEncoder(Encoder):
         column = rows[self.column]
         if self.kind in ("zoned", "local"):
             # SQL casts timestamps to text without trailing zeros of the second.
-            return pc.replace_substring_regex(timestamp_texts(column, " "), r"\.?0+$", "").cast(pa.binary())
+            return pc.replace_substring_regex(format_timestamps(column, " "), r"\.?0+$", "").cast(pa.binary())
         if self.kind == "date":
-            return _dates(column).cast(pa.binary())
+            return _format_dates(column).cast(pa.binary())
         return column if self.kind == "binary" else column.cast(pa.string()).cast(pa.binary())
 
 
-def _texts_of_kind(column: pa.Array, kind: Kind) -> ValueTexts:
+def _format_values(column: pa.Array, kind: Kind) -> ValueTexts:
     if kind == "other":
-        return _texts(column, _SPARK)
+        return _format_texts(column, _SPARK)
     if kind == "text":
         return ValueTexts(_escape(column, _JACKSON), quoted=True)
     if kind == "fine decimal":
-        return ValueTexts(_with_exponents(column))
+        return ValueTexts(_add_exponents(column))
     if kind in ("zoned", "local"):
-        return ValueTexts(timestamp_texts(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
+        return ValueTexts(format_timestamps(column, "T"), zone="Z" if kind == "zoned" else "", quoted=True)
     if kind == "date":
-        return ValueTexts(_dates(column), quoted=True)
+        return ValueTexts(_format_dates(column), quoted=True)
     if kind == "binary":
-        return ValueTexts(_base64(column), quoted=True)
+        return ValueTexts(_encode_base64(column), quoted=True)
     return ValueTexts(column.cast(pa.string()))
 
 
@@ -161,7 +162,7 @@ class _Style:
 
     :param escapes: the escape of each character that needs one.
     :param nulls: True if fields that are null are written, False if they are left out.
-    :param shown: True if the text is for people: see :func:`rows_as_json`.
+    :param shown: True if the text is for people: see :func:`format_rows_as_json`.
     :param sign: the text before a year after 9999.
     :param as_java: True if floats, and decimals with more than 6 digits of scale, have Java's exponents.
     """
@@ -177,36 +178,36 @@ _FILES, _SHOWN = _Style(_PYTHON), _Style(_PYTHON, nulls=True, shown=True)
 _SPARK = _Style(_JACKSON, nulls=True, sign="+", as_java=True)
 
 
-def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
+def format_json_lines(batch: pa.RecordBatch) -> pa.Buffer:
     """Return one JSON object per row, as Spark's writer has it: nulls are left out, decimals are numbers, timestamps are ISO 8601
     in UTC (with microseconds, which Spark's writer drops), binary is base64, NaN and the infinities are strings.
     """
-    members = [(_quote(n, _PYTHON), _texts(c)) for n, c in zip(batch.schema.names, batch.columns, strict=True)]
-    return concatenate(_objects(members, batch.num_rows, end="}\n"))
+    members = [(_quote(n, _PYTHON), _format_texts(c)) for n, c in zip(batch.schema.names, batch.columns, strict=True)]
+    return concatenate_texts(_join_objects(members, batch.num_rows, end="}\n"))
 
 
-def json_values(column: pa.Array) -> pa.Array:
-    """Return each value as JSON, as :func:`json_lines` writes it; null stays null."""
-    return _texts(column).as_json()
+def format_json_values(column: pa.Array) -> pa.Array:
+    """Return each value as JSON, as :func:`format_json_lines` writes it; null stays null."""
+    return _format_texts(column).as_json()
 
 
-def csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
+def format_csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
     """Return one line per row: texts always in quotes, quotes doubled, null as an empty field, everything else as in JSON.
 
     :raises pyarrow.ArrowNotImplementedError: a column is binary or nested.
     """
     dialect = CsvDialect(delimiter)
     fields = []
-    for column in map(_plain, batch.columns):
+    for column in map(_unwrap_values, batch.columns):
         if pa.types.is_string(column.type) or pa.types.is_null(column.type):
-            fields.append(_quoted_field(column.cast(pa.string()), dialect))
+            fields.append(_quote_field(column.cast(pa.string()), dialect))
         else:
-            texts = None if pa.types.is_binary(column.type) else _scalars(column, json=False)
-            fields.append(_bare_field(texts or _refuse(column), dialect))
-    return concatenate(_records(fields, dialect, end="\n"))
+            texts = None if pa.types.is_binary(column.type) else _format_scalars(column, json=False)
+            fields.append(_format_bare_field(texts or _refuse(column), dialect))
+    return concatenate_texts(_join_records(fields, dialect, end="\n"))
 
 
-def csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
+def format_csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
     """Return the header line. Names are quoted only if they must be."""
     dialect = CsvDialect(delimiter)
     special = (delimiter, '"', "\n", "\r")
@@ -214,40 +215,40 @@ def csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
     return (delimiter.join(cells) + "\n").encode()
 
 
-def rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
+def format_rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     """Return one JSON object per row, for people. Never raises, also for rows that no format can write.
 
-    The objects are those of :func:`json_lines`, with three differences: nulls are written, a text that is not UTF-8 gets
+    The objects are those of :func:`format_json_lines`, with three differences: nulls are written, a text that is not UTF-8 gets
     replacement characters, and a value of a type without a form in JSON is shown as its text.
 
     :param columns: names and values, all of one length.
     """
     if not columns:
         return []
-    members = [(_quote(name, _PYTHON), _texts(column, _SHOWN)) for name, column in columns]
-    objects: list[bytes] = _objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
+    members = [(_quote(name, _PYTHON), _format_texts(column, _SHOWN)) for name, column in columns]
+    objects: list[bytes] = _join_objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
     return objects
 
 
-def _texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
+def _format_texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
     """Return the JSON texts of values of any type."""
-    array = _plain(array)
+    array = _unwrap_values(array)
     kind = array.type
     if pa.types.is_string(kind):
-        return ValueTexts(_escape(_valid_utf8(array) if style.shown else array, style.escapes), quoted=True)
+        return ValueTexts(_escape(_replace_invalid_utf8(array) if style.shown else array, style.escapes), quoted=True)
     if pa.types.is_struct(kind):
         members = [
-            (_quote(kind.field(i).name, style.escapes), _texts(pc.struct_field(array, [i]), style))
+            (_quote(kind.field(i).name, style.escapes), _format_texts(pc.struct_field(array, [i]), style))
             for i in range(kind.num_fields)
         ]
-        return ValueTexts(pc.if_else(pc.is_valid(array), _objects(members, len(array), nulls=style.nulls), None))
+        return ValueTexts(pc.if_else(pc.is_valid(array), _join_objects(members, len(array), nulls=style.nulls), None))
     if pa.types.is_map(kind):
-        items = pc.fill_null(_texts(array.items, style).as_json(), "null")
-        return _nested(array, _join(_keys(array.keys, style), ":", items), "{", "}")
+        items = pc.fill_null(_format_texts(array.items, style).as_json(), "null")
+        return _join_nested(array, _join(_format_keys(array.keys, style), ":", items), "{", "}")
     if pa.types.is_list(kind):
-        return _nested(array, pc.fill_null(_texts(array.values, style).as_json(), "null"), "[", "]")
+        return _join_nested(array, pc.fill_null(_format_texts(array.values, style).as_json(), "null"), "[", "]")
     try:
-        found = _scalars(array, json=True, style=style)
+        found = _format_scalars(array, json=True, style=style)
     except pa.ArrowInvalid:
         # A timestamp in seconds that does not fit into 64 bits of microseconds.
         if not style.shown:
@@ -259,7 +260,7 @@ def _texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
     return found or _refuse(array)
 
 
-def _scalars(array: pa.Array, json: bool, style: _Style = _FILES) -> ValueTexts | None:
+def _format_scalars(array: pa.Array, json: bool, style: _Style = _FILES) -> ValueTexts | None:
     """Return the texts of values that are not nested; None for a type that has none.
 
     :param json: True if NaN and the infinities get the quotes that JSON needs.
@@ -268,20 +269,20 @@ def _scalars(array: pa.Array, json: bool, style: _Style = _FILES) -> ValueTexts 
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
         return ValueTexts(array.cast(pa.string()))
     if pa.types.is_decimal(kind):
-        texts = plain_decimals(array)
-        return ValueTexts(_with_exponents(texts) if style.as_java else texts)
+        texts = format_plain_decimals(array)
+        return ValueTexts(_add_exponents(texts) if style.as_java else texts)
     if pa.types.is_floating(kind):
-        return ValueTexts(_java_floats(array, '"') if style.as_java else _floats(array, '"' if json else ""))
+        return ValueTexts(_format_java_floats(array, '"') if style.as_java else _format_floats(array, '"' if json else ""))
     if pa.types.is_timestamp(kind):
         # Without its zone the value is in UTC already, and written thirty times as fast.
-        text = timestamp_texts(array.cast(pa.timestamp("us")), "T", sign=style.sign)
+        text = format_timestamps(array.cast(pa.timestamp("us")), "T", sign=style.sign)
         return ValueTexts(text, zone="Z" if kind.tz else "", quoted=True)
     if pa.types.is_date(kind):
-        return ValueTexts(_dates(array.cast(pa.date32()), sign=style.sign), quoted=True)
+        return ValueTexts(_format_dates(array.cast(pa.date32()), sign=style.sign), quoted=True)
     if pa.types.is_time(kind):
         return ValueTexts(array.cast(pa.string()), quoted=True)
     if pa.types.is_binary(kind):
-        return ValueTexts(_base64(array), quoted=True)
+        return ValueTexts(_encode_base64(array), quoted=True)
     return None
 
 
@@ -289,11 +290,11 @@ def _refuse(array: pa.Array) -> ValueTexts:
     raise pa.ArrowNotImplementedError(f"{array.type} as text")
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _unwrap_values(array: pa.Array) -> pa.Array:
     """Return the values in a basic type, instead of dictionaries, views, and large or fixed-size variants."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _plain(array.dictionary_decode())
+        return _unwrap_values(array.dictionary_decode())
     if kind in (pa.large_string(), pa.string_view()):
         return array.cast(pa.string())
     if pa.types.is_fixed_size_binary(kind) or kind in (pa.large_binary(), pa.binary_view()):
@@ -303,7 +304,7 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _valid_utf8(array: pa.Array) -> pa.Array:
+def _replace_invalid_utf8(array: pa.Array) -> pa.Array:
     """Return texts with replacement characters where they are not UTF-8."""
     try:
         array.validate(full=True)
@@ -315,7 +316,7 @@ def _valid_utf8(array: pa.Array) -> pa.Array:
 # --- rows -------------------------------------------------------------------------------------------------------------------
 
 
-def _objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool = False, end: str = "}") -> pa.Array:
+def _join_objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool = False, end: str = "}") -> pa.Array:
     """Return one JSON object per row.
 
     :param members: names, in quotes, and values.
@@ -343,25 +344,25 @@ def _objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool =
     return _join(*_merge_constants([*parts, end]))
 
 
-def _nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> ValueTexts:
+def _join_nested(array: pa.ListArray, texts: pa.Array, start: str, end: str) -> ValueTexts:
     """Return the texts of the entries of lists or maps, joined per list."""
     lists = pa.ListArray.from_arrays(array.offsets, texts)
     return ValueTexts(pc.if_else(pc.is_valid(array), _join(start, pc.binary_join(lists, ","), end), None))
 
 
-def _keys(array: pa.Array, style: _Style) -> pa.Array:
+def _format_keys(array: pa.Array, style: _Style) -> pa.Array:
     """Return the keys of maps as JSON strings; keys may be of any type."""
-    texts = _texts(array, style).as_json()
+    texts = _format_texts(array, style).as_json()
     return pc.if_else(pc.starts_with(texts, '"'), texts, _join('"', texts, '"'))
 
 
-def _records(fields: Sequence[list[str | pa.Array]], dialect: CsvDialect, end: str = "") -> pa.Array:
+def _join_records(fields: Sequence[list[str | pa.Array]], dialect: CsvDialect, end: str = "") -> pa.Array:
     """Return one CSV record per row."""
     parts = [part for n, field in enumerate(fields) for part in ([dialect.delimiter, *field] if n else field)]
     return _join(*_merge_constants([*parts, end] if end else parts))
 
 
-def _quoted_field(text: pa.Array, dialect: CsvDialect) -> list[str | pa.Array]:
+def _quote_field(text: pa.Array, dialect: CsvDialect) -> list[str | pa.Array]:
     quote, escape = dialect.quote, dialect.escape
     if not dialect.doubled:
         text = pc.replace_substring(text, escape, escape * 2)
@@ -369,7 +370,7 @@ def _quoted_field(text: pa.Array, dialect: CsvDialect) -> list[str | pa.Array]:
     return [pc.fill_null(_join(quote, text, quote), dialect.null)] if text.null_count else [quote, text, quote]
 
 
-def _bare_field(value: ValueTexts, dialect: CsvDialect, may_be_empty: bool = False) -> list[str | pa.Array]:
+def _format_bare_field(value: ValueTexts, dialect: CsvDialect, may_be_empty: bool = False) -> list[str | pa.Array]:
     text = _join(value.text, value.zone) if value.zone else value.text
     # A value that reads like a null is quoted.
     if (dialect.null or may_be_empty) and pc.any(like_null := pc.equal(text, dialect.null)).as_py():
@@ -393,7 +394,7 @@ def _join(*parts: pa.Array | str) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
-def concatenate(texts: pa.Array) -> pa.Buffer:
+def concatenate_texts(texts: pa.Array) -> pa.Buffer:
     """Return the bytes of all texts of a column, one after the other, without a copy. They include the bytes of null values."""
     offsets, data = texts.buffers()[1:]
     if data is None or not len(texts):
@@ -420,7 +421,7 @@ def _escape(column: pa.Array, escapes: Mapping[int, str]) -> pa.Array:
 
     :param escapes: the escape of each character that needs one.
     """
-    found = concatenate(column).to_pybytes().translate(None, _UNTOUCHED)
+    found = concatenate_texts(column).to_pybytes().translate(None, _UNTOUCHED)
     if not found:
         return column
     # Backslashes first, since the other escapes add some.
@@ -429,16 +430,16 @@ def _escape(column: pa.Array, escapes: Mapping[int, str]) -> pa.Array:
     return column
 
 
-def _base64(column: pa.Array) -> pa.Array:
+def _encode_base64(column: pa.Array) -> pa.Array:
     return map_values(column, lambda value: binascii.b2a_base64(value, newline=False).decode("ascii"))
 
 
-def plain_decimals(decimals: pa.Array) -> pa.Array:
+def format_plain_decimals(decimals: pa.Array) -> pa.Array:
     """Return decimals as texts in plain notation, with all digits of their scale."""
-    return _without_exponents(decimals.cast(pa.string()), decimals)
+    return _remove_exponents(decimals.cast(pa.string()), decimals)
 
 
-def _without_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:
+def _remove_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:
     """Return texts of decimals in plain notation. Arrow writes 0E-10 for a zero of scale 10, which not every CSV reader takes."""
     tiny = pc.fill_null(pc.match_substring(texts, "E"), False)
     if not pc.any(tiny).as_py():
@@ -446,7 +447,7 @@ def _without_exponents(texts: pa.Array, decimals: pa.Array) -> pa.Array:
     return pc.replace_with_mask(texts, tiny, map_values(decimals.filter(tiny), lambda value: format(value, "f")))
 
 
-def _with_exponents(texts: pa.Array) -> pa.Array:
+def _add_exponents(texts: pa.Array) -> pa.Array:
     """Return texts of decimals with more than 6 digits after the point. Java writes the smallest of them with an exponent, as
     Python does.
     """
@@ -455,7 +456,7 @@ def _with_exponents(texts: pa.Array) -> pa.Array:
     return map_values(texts, lambda text: str(Decimal(text)))
 
 
-def _floats(array: pa.Array, quote: str) -> pa.Array:
+def _format_floats(array: pa.Array, quote: str) -> pa.Array:
     """Return numbers; NaN and the infinities as Spark names them.
 
     :param quote: the text around NaN and the infinities.
@@ -470,23 +471,23 @@ def _floats(array: pa.Array, quote: str) -> pa.Array:
     return texts
 
 
-def _java_floats(array: pa.Array, quote: str) -> pa.Array:
+def _format_java_floats(array: pa.Array, quote: str) -> pa.Array:
     """Return numbers as Java 19 and later has them: the fewest digits that identify the value, with an exponent below 0.001 and
     from 10 million on. Earlier versions of Java write other digits of the same number for a few values.
 
     :param quote: the text around NaN and the infinities.
     """
-    texts, size = _floats(array, quote), pc.abs(array)
+    texts, size = _format_floats(array, quote), pc.abs(array)
     low, high = pa.scalar(1e-3, array.type), pa.scalar(1e7, array.type)
     exponent = pc.and_(pc.is_finite(array), pc.or_(pc.less(size, low), pc.greater_equal(size, high)))
     exponent = pc.fill_null(pc.and_(exponent, pc.not_equal(size, pa.scalar(0, array.type))), False)
     if not pc.any(exponent).as_py():
         return texts
     shortest = texts.filter(exponent)
-    return pc.replace_with_mask(texts, exponent, map_values(shortest, _with_java_exponent))
+    return pc.replace_with_mask(texts, exponent, map_values(shortest, _add_java_exponent))
 
 
-def _with_java_exponent(text: str) -> str:
+def _add_java_exponent(text: str) -> str:
     sign, digits, exponent = Decimal(text).as_tuple()
     assert isinstance(exponent, int)
     shown = "".join(map(str, digits)).rstrip("0") or "0"
@@ -494,18 +495,18 @@ def _with_java_exponent(text: str) -> str:
     return f"{'-' if sign else ''}{shown[0]}.{shown[1:] or '0'}E{at}"
 
 
-def _dates(column: pa.Array, sign: str = "+") -> pa.Array:
+def _format_dates(column: pa.Array, sign: str = "+") -> pa.Array:
     """Return dates as ``yyyy-MM-dd``.
 
     :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int32())
-    if _within(plain, _FIRST, _LAST):
+    if _is_within(plain, _FIRST, _LAST):
         return column.cast(pa.string())
-    return _far(plain.cast(pa.int64()), "D", sign)
+    return _format_far(plain.cast(pa.int64()), "D", sign)
 
 
-def timestamp_texts(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
+def format_timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Array:
     """Return timestamps to the microsecond, in UTC if they have a zone.
 
     :param column: microseconds since 1970.
@@ -513,18 +514,18 @@ def timestamp_texts(column: pa.Array, between: str, sign: str = "+") -> pa.Array
     :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int64())
-    if not _within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
-        return pc.replace_substring(_far(plain, "us", sign), "T", between)
+    if not _is_within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
+        return pc.replace_substring(_format_far(plain, "us", sign), "T", between)
     text = plain.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text
 
 
-def _within(column: pa.Array, first: int, last: int) -> bool:
+def _is_within(column: pa.Array, first: int, last: int) -> bool:
     found = pc.min_max(column).as_py()
     return found["min"] is None or (found["min"] >= first and found["max"] <= last)
 
 
-def _far(column: pa.Array, unit: str, sign: str) -> pa.Array:
+def _format_far(column: pa.Array, unit: str, sign: str) -> pa.Array:
     """Return dates or timestamps outside of the years 1 to 9999."""
     texts = np.datetime_as_string(np.asarray(column.fill_null(0)).view(f"datetime64[{unit}]")).tolist()
     signed = [text if text[0] == "-" or text.index("-") == 4 else f"{sign}{text}" for text in texts]

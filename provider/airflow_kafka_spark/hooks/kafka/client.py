@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, right_missing
+from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, find_missing_right
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
@@ -115,7 +115,7 @@ class _PendingKeys(Generic[K, V]):
             answer = future.result()
         except KafkaException as failed:
             error = failed.args[0]
-            if temporary_reason(error, self.wait_for) or error.name() == "_TIMED_OUT":
+            if describe_temporary_error(error, self.wait_for) or error.name() == "_TIMED_OUT":
                 self.again[key] = error
             else:
                 self.errors[key] = error
@@ -340,10 +340,10 @@ class KafkaCalls:
             return self.refused_login(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])
-        if temporary_reason(error):
-            return self.unavailable(doing, temporary_reason(error))
+        if describe_temporary_error(error):
+            return self.unavailable(doing, describe_temporary_error(error))
         resource = str(getattr(what, "topic", what))
-        if missing := right_missing(error, self.conn_id, self._identity, doing, rights, resource):
+        if missing := find_missing_right(error, self.conn_id, self._identity, doing, rights, resource):
             return missing
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 
@@ -365,7 +365,7 @@ class KafkaCalls:
         )
 
 
-def temporary_reason(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
+def describe_temporary_error(error: KafkaError | None, wait_for: Collection[str] = ()) -> str:
     """Return the text of an error if it is temporary; otherwise "".
 
     :param error: an error, or None.

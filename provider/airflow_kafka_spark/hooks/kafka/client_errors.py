@@ -2,7 +2,7 @@
 
 librdkafka retries in the background without end. It reports the cause only to ``error_cb`` and its log, while the call itself
 times out; :class:`ClientEvents` collects the causes. A refused request does not name its resource ("Group authorization failed",
-without the group): the caller passes resource and right, and :func:`right_missing` makes an error that names both.
+without the group): the caller passes resource and right, and :func:`find_missing_right` makes an error that names both.
 
 This module imports neither Airflow nor pyspark, because Spark's tasks use it, too.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import RightMissing
-from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.config import describe_identity
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -126,7 +126,7 @@ class Right:
     name: str = ""
 
 
-def right_missing(
+def find_missing_right(
     error: KafkaError | None,
     conn_id: str,
     user: str,
@@ -139,7 +139,7 @@ def right_missing(
 
     :param error: the error; None to check ``events`` only.
     :param conn_id: the connection; "" if unknown, as in a Spark task.
-    :param user: identity of the client (:func:`~airflow_kafka_spark.hooks.kafka.config.identity`).
+    :param user: identity of the client (:func:`~airflow_kafka_spark.hooks.kafka.config.describe_identity`).
     :param doing: the refused action.
     :param rights: the rights that the request needs.
     :param name: the resource that failed, if the right does not name one.
@@ -156,7 +156,7 @@ def right_missing(
     return RightMissing(conn_id, doing, code, user, resource, named, needed.operation)
 
 
-def right_missing_in_java(text: str, doing: str) -> RightMissing | None:
+def find_missing_right_in_java(text: str, doing: str) -> RightMissing | None:
     """Return the exception for a message of Spark's Java client; None if it is no refusal because of a missing right."""
     found = _JAVA.search(text)
     if found is None:
@@ -167,7 +167,7 @@ def right_missing_in_java(text: str, doing: str) -> RightMissing | None:
 
 
 @contextmanager
-def named_rights(
+def name_missing_rights(
     config: Mapping[str, Any], doing: str, *rights: Right, conn_id: str = "", events: ClientEvents | None = None
 ) -> Iterator[None]:
     """Raise :class:`RightMissing` instead of a client's error if that is a refusal because of a missing right.
@@ -184,13 +184,13 @@ def named_rights(
         yield
     except (KafkaException, SystemError) as error:
         said = error.args[0] if isinstance(error, KafkaException) and error.args else None
-        found = right_missing(said, conn_id, identity(config), doing, rights, events=events)
+        found = find_missing_right(said, conn_id, describe_identity(config), doing, rights, events=events)
         if found is None:
             raise
         raise found from None
 
 
-def consume(
+def consume_messages(
     consumer: Consumer, most: int, timeout: float, config: Mapping[str, Any], doing: str, *, conn_id: str = ""
 ) -> list[Message]:
     """Return the next messages of a consumer that reads assigned partitions.
@@ -210,7 +210,7 @@ def consume(
 
 
 def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
-    """Return messages without refusals of the group's coordinator; see :func:`consume`.
+    """Return messages without refusals of the group's coordinator; see :func:`consume_messages`.
 
     :raises RightMissing: the user may not read a topic.
     """
@@ -221,7 +221,7 @@ def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doin
         error = message.error()
         if error is not None and error.name() != _GROUP:
             topic = message.topic() or ""
-            found = right_missing(error, conn_id, identity(config), doing, [Right("topic", "Read", topic)])
+            found = find_missing_right(error, conn_id, describe_identity(config), doing, [Right("topic", "Read", topic)])
             if found is not None:
                 raise found
     return [message for message in messages if (error := message.error()) is None or error.name() != _GROUP]

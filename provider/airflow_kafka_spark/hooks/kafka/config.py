@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.connections import setting_text
+from airflow_kafka_spark.hooks.connections import format_setting
 
 JAVA_PREFIX = "java."
 DEFAULT_GROUP_ID = "airflow-kafka-spark"
 
 
-def _names(text: str) -> frozenset[str]:
+def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Settings that a connection may hold for its other users, and that are ignored here: the window fixes the offsets, no consumer
 # joins a group, and a reader never creates a topic (librdkafka's default; the Java client's is the opposite).
-WINDOW_DECIDES = _names("""
+WINDOW_DECIDES = _split_names("""
     allow.auto.create.topics auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit
     enable.auto.offset.store group.id group.instance.id group.protocol group.protocol.type group.remote.assignor
     isolation.level offset.store.method offset.store.path offset.store.sync.interval.ms on_commit
@@ -35,14 +35,14 @@ WINDOW_DECIDES = _names("""
 """)
 
 # Properties of consumers only (column C of librdkafka's table), about which a producer warns.
-CONSUMER_ONLY = WINDOW_DECIDES - {"allow.auto.create.topics"} | _names("""
+CONSUMER_ONLY = WINDOW_DECIDES - {"allow.auto.create.topics"} | _split_names("""
     check.crcs consume.callback.max.messages coordinator.query.interval.ms enable.partition.eof fetch.error.backoff.ms
     fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms heartbeat.interval.ms
     max.partition.fetch.bytes max.poll.interval.ms queued.max.messages.kbytes queued.min.messages session.timeout.ms
 """)
 
 # Properties of producers only (column P), about which a consumer warns.
-PRODUCER_ONLY = _names("""
+PRODUCER_ONLY = _split_names("""
     acks batch.num.messages batch.size compression.codec compression.level compression.type delivery.report.only.error
     delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms message.send.max.retries message.timeout.ms
     partitioner produce.offset.report queue.buffering.backpressure.threshold queue.buffering.max.kbytes
@@ -51,7 +51,7 @@ PRODUCER_ONLY = _names("""
 """)
 
 # Properties of librdkafka's internals, without a counterpart in the Java client, which are left out without a warning.
-LIBRDKAFKA_ONLY = _names("""
+LIBRDKAFKA_ONLY = _split_names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
     broker.version.fallback builtin.features consume.callback.max.messages coordinator.query.interval.ms debug
     default.topic.config enable.partition.eof enable.random.seed enable.sparse.connections enabled_events
@@ -116,7 +116,7 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 
-_SECURITY = _names("""
+_SECURITY = _split_names("""
     bootstrap.servers metadata.broker.list security.protocol sasl.mechanism sasl.mechanisms sasl.username sasl.password
     sasl.kerberos.service.name ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem ssl.key.location
     ssl.key.pem ssl.key.password ssl.keystore.location ssl.keystore.password ssl.endpoint.identification.algorithm
@@ -142,10 +142,10 @@ class JavaConfig:
     ignored: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"JavaConfig(options={redact(self.options)!r}, ignored={self.ignored!r})"
+        return f"JavaConfig(options={redact_config(self.options)!r}, ignored={self.ignored!r})"
 
 
-def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", inline_files: bool = False) -> JavaConfig:
+def make_java_config(config: Mapping[str, Any], *, conn_id: str = "kafka_default", inline_files: bool = False) -> JavaConfig:
     """Return the Java client's settings for Spark's Kafka source, translated from a librdkafka configuration.
 
     Covered: brokers, PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512, TLS with PEM files or texts or a PKCS#12 keystore, client id and
@@ -163,20 +163,20 @@ def java_options(config: Mapping[str, Any], *, conn_id: str = "kafka_default", i
         the mechanism is not listed above, one half of a key pair is missing, or a file is unreadable.
     """
     by_hand = {
-        key[len(JAVA_PREFIX) :]: setting_text(value).strip() for key, value in config.items() if key.startswith(JAVA_PREFIX)
+        key[len(JAVA_PREFIX) :]: format_setting(value).strip() for key, value in config.items() if key.startswith(JAVA_PREFIX)
     }
     source = _Source(config, by_hand, conn_id)
-    options = {"bootstrap.servers": _bootstrap_servers(source), "allow.auto.create.topics": "false"}
+    options = {"bootstrap.servers": _read_bootstrap_servers(source), "allow.auto.create.topics": "false"}
     for name, java_name in JAVA_NAMES.items():
         if name in config:
-            value = setting_text(config[name]).strip()
+            value = format_setting(config[name]).strip()
             options[java_name] = _OFF_IN_JAVA.get((java_name, value), value)
-    options |= _security_options(source, inline_files)
+    options |= _make_security_options(source, inline_files)
     options |= {name: value for name, value in by_hand.items() if name not in WINDOW_DECIDES}
-    return JavaConfig(options, _ignored(config, by_hand))
+    return JavaConfig(options, _list_ignored(config, by_hand))
 
 
-def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
     Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Settings of
@@ -194,12 +194,12 @@ def consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
         "enable.partition.eof": True,
     }
     for name, value in forced.items():
-        if name in overrides and setting_text(overrides[name]).strip() != setting_text(value):
+        if name in overrides and format_setting(overrides[name]).strip() != format_setting(value):
             raise ValueError(f"`{name}` of a window's consumer is always {value!r}, not {overrides[name]!r}")
-    return _without(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
+    return _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
 
 
-def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers and of the Java
     client.
 
@@ -207,20 +207,20 @@ def producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, An
         fence each other.
     :param overrides: settings that take precedence over the connection's, as ``**{"transactional.id": "x"}``.
     """
-    return _without(config, CONSUMER_ONLY | {"transactional.id"}) | overrides
+    return _remove_settings(config, CONSUMER_ONLY | {"transactional.id"}) | overrides
 
 
-def admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``AdminClient``: those of the connection without those of consumers, producers and
     Java.
 
     :param config: the extra of the ``kafka`` connection.
     :param overrides: settings that take precedence over the connection's.
     """
-    return _without(config, CONSUMER_ONLY | PRODUCER_ONLY | {"allow.auto.create.topics"}) | overrides
+    return _remove_settings(config, CONSUMER_ONLY | PRODUCER_ONLY | {"allow.auto.create.topics"}) | overrides
 
 
-def redact(config: Mapping[str, Any]) -> dict[str, Any]:
+def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy for display: passwords, private keys, tokens and JAAS texts are replaced by ``***``.
 
     :param config: settings of either client, with or without ``java.`` or ``kafka.`` prefixes.
@@ -228,7 +228,7 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "***" if _SECRET.search(name) else value for name, value in config.items()}
 
 
-def unreadable_file(config: Mapping[str, Any]) -> str:
+def find_unreadable_file(config: Mapping[str, Any]) -> str:
     """Return which setting of a client names a file that this machine does not have or that cannot be read; "" if none does."""
     for name in sorted(name for name in config if name.startswith("ssl.") and name.endswith(".location")):
         path = Path(str(config[name]))
@@ -241,7 +241,7 @@ def unreadable_file(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def identity(config: Mapping[str, Any]) -> str:
+def describe_identity(config: Mapping[str, Any]) -> str:
     """Return user, mechanism and protocol of a client, for error messages. They contain no secrets."""
     protocol = str(config.get("security.protocol", "plaintext")).upper()
     if protocol.startswith("SASL"):
@@ -258,7 +258,7 @@ class _Source:
 
     def get(self, *names: str) -> str:
         """Return the first of these properties that is set, as text."""
-        return next((setting_text(self.config[name]).strip() for name in names if self.config.get(name) not in (None, "")), "")
+        return next((format_setting(self.config[name]).strip() for name in names if self.config.get(name) not in (None, "")), "")
 
     def is_set_in_java(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self.by_hand)
@@ -267,11 +267,11 @@ class _Source:
         return ConnectionInvalid(self.conn_id, detail, action)
 
 
-def _without(config: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def _remove_settings(config: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names and not name.startswith(JAVA_PREFIX)}
 
 
-def _ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tuple[str, ...]:
+def _list_ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tuple[str, ...]:
     silent = WINDOW_DECIDES | PRODUCER_ONLY | LIBRDKAFKA_ONLY | _SECURITY | JAVA_NAMES.keys()
     unheard = {
         name
@@ -281,14 +281,14 @@ def _ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tuple[str
     return tuple(sorted(unheard | {JAVA_PREFIX + name for name in by_hand if name in WINDOW_DECIDES}))
 
 
-def bootstrap_problem(config: Mapping[str, Any]) -> str:
+def find_bootstrap_problem(config: Mapping[str, Any]) -> str:
     """Return what is wrong with an address in ``bootstrap.servers``, as the end of a sentence; "" if nothing is.
 
     librdkafka does not raise for such an address. It logs a line, passes over all addresses from there on, and its requests time
     out.
     """
-    protocol = setting_text(config.get("security.protocol", "plaintext")).lower()
-    for server in setting_text(config.get("bootstrap.servers") or config.get("metadata.broker.list") or "").split(","):
+    protocol = format_setting(config.get("security.protocol", "plaintext")).lower()
+    for server in format_setting(config.get("bootstrap.servers") or config.get("metadata.broker.list") or "").split(","):
         prefix, _, address = server.strip().rpartition("://")
         shown = f"`{server.strip()}` in its `bootstrap.servers`"
         if prefix and prefix.lower() not in _PROTOCOLS:
@@ -302,37 +302,37 @@ def bootstrap_problem(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _bootstrap_servers(source: _Source) -> str:
+def _read_bootstrap_servers(source: _Source) -> str:
     servers = source.get("bootstrap.servers", "metadata.broker.list")
     if not servers and not source.by_hand.get("bootstrap.servers"):
         raise source.invalid(
             "its extra names no brokers",
             f'Set `bootstrap.servers` in the extra of `{source.conn_id}`, as {{"bootstrap.servers": "host:9092"}}',
         )
-    return ",".join(_host_port(server.strip()) for server in servers.split(",") if server.strip())
+    return ",".join(_format_host_port(server.strip()) for server in servers.split(",") if server.strip())
 
 
-def _host_port(server: str) -> str:
+def _format_host_port(server: str) -> str:
     # librdkafka accepts an address with a protocol, or without a port. The Java client does not.
     server = _PROTOCOL_PREFIX.sub("", server)
     has_port = server.rpartition("]")[2].startswith(":") if server.startswith("[") else ":" in server
     return server if has_port else f"{server}:9092"
 
 
-def _security_options(source: _Source, inline_files: bool) -> dict[str, str]:
+def _make_security_options(source: _Source, inline_files: bool) -> dict[str, str]:
     protocol = source.by_hand.get("security.protocol", source.get("security.protocol") or "plaintext").upper()
     options = {"security.protocol": protocol}
     if protocol.startswith("SASL_"):
-        options |= _sasl_options(source)
+        options |= _make_sasl_options(source)
     if protocol.endswith("SSL"):
-        options |= _truststore(source, inline_files) | _keystore(source)
+        options |= _make_truststore_options(source, inline_files) | _make_keystore_options(source)
         algorithm = source.get("ssl.endpoint.identification.algorithm")
         if algorithm:
             options["ssl.endpoint.identification.algorithm"] = "" if algorithm.lower() == "none" else algorithm.lower()
     return options
 
 
-def _sasl_options(source: _Source) -> dict[str, str]:
+def _make_sasl_options(source: _Source) -> dict[str, str]:
     mechanism = source.get("sasl.mechanisms", "sasl.mechanism").upper()
     service = source.get("sasl.kerberos.service.name")
     by_hand = {"sasl.mechanism": mechanism} if mechanism else {}
@@ -354,20 +354,20 @@ def _sasl_options(source: _Source) -> dict[str, str]:
             f"Set it in the extra of `{source.conn_id}`",
         )
     # Not by _text, because blanks at both ends belong to the password.
-    user, password = (_jaas_quoted(str(source.config[name])) for name in ("sasl.username", "sasl.password"))
+    user, password = (_quote_for_jaas(str(source.config[name])) for name in ("sasl.username", "sasl.password"))
     return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required username={user} password={password};",
     }
 
 
-def _jaas_quoted(value: str) -> str:
+def _quote_for_jaas(value: str) -> str:
     # The Java client parses JAAS texts with a StreamTokenizer: backslashes escape, and a line end would close the quotes.
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
 
-def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
+def _make_truststore_options(source: _Source, inline_files: bool) -> dict[str, str]:
     verify = source.get("enable.ssl.certificate.verification").lower()
     if verify in ("false", "f", "0") and "ssl.engine.factory.class" not in source.by_hand:
         raise source.invalid(
@@ -387,7 +387,7 @@ def _truststore(source: _Source, inline_files: bool) -> dict[str, str]:
     return {"ssl.truststore.type": "PEM", "ssl.truststore.location": location}
 
 
-def _keystore(source: _Source) -> dict[str, str]:
+def _make_keystore_options(source: _Source) -> dict[str, str]:
     if source.is_set_in_java("ssl.keystore."):
         return {}
     chain = source.get("ssl.certificate.pem") or read_pem(
@@ -405,7 +405,7 @@ def _keystore(source: _Source) -> dict[str, str]:
         return {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain,
-            "ssl.keystore.key": pkcs8_key(key, password, source.invalid),
+            "ssl.keystore.key": to_pkcs8(key, password, source.invalid),
         }
     location = source.get("ssl.keystore.location")
     if not location:
@@ -442,7 +442,7 @@ def read_pem(path: str, name: str, invalid: Invalid) -> str:
     return text
 
 
-def pkcs8_key(pem: str, password: str, invalid: Invalid) -> str:
+def to_pkcs8(pem: str, password: str, invalid: Invalid) -> str:
     """Return a private key as unencrypted PKCS#8, the only form that the Java client reads with every version of Java.
 
     OpenSSL, and so librdkafka, also reads the traditional forms (``BEGIN RSA PRIVATE KEY``) and encrypted keys. The result is as

@@ -107,14 +107,16 @@ class KafkaHook(KafkaBaseHook):
                 action = 'Set its extra to `{"bootstrap.servers": "host:9092"}`. Its fields for host and port are not used'
                 raise ConnectionInvalid(self.conn_id, "its extra names no brokers", action) from error
             raise ConnectionInvalid(self.conn_id, str(error)) from error
-        if problem := kafka_config.bootstrap_problem(config):
+        if problem := kafka_config.find_bootstrap_problem(config):
             action = "Write each broker as `host:port`, as in `broker1:9092,broker2:9092`, its protocol as `security.protocol`"
             raise ConnectionInvalid(self.conn_id, problem, action)
         return config
 
     def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
-        """Return the connection in the Java client's settings, for Spark's Kafka source (:func:`kafka_config.java_options`)."""
-        java = kafka_config.java_options(self.config, conn_id=self.conn_id, inline_files=inline_files)
+        """Return the connection in the Java client's settings, for Spark's Kafka source
+        (:func:`kafka_config.make_java_config`).
+        """
+        java = kafka_config.make_java_config(self.config, conn_id=self.conn_id, inline_files=inline_files)
         if java.ignored:
             log.info(
                 "Spark's Kafka client has no counterpart for these settings of connection %s: %s",
@@ -124,12 +126,12 @@ class KafkaHook(KafkaBaseHook):
         return java
 
     def consumer_config(self, **overrides: Any) -> dict[str, Any]:
-        """Return the settings for a reader of frozen ranges; see :func:`kafka_config.consumer_config`."""
-        return kafka_config.consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
+        """Return the settings for a reader of frozen ranges; see :func:`kafka_config.make_consumer_config`."""
+        return kafka_config.make_consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
 
     def producer_config(self, **overrides: Any) -> dict[str, Any]:
-        """Return the settings for a producer; see :func:`kafka_config.producer_config`."""
-        return kafka_config.producer_config(self.config, **overrides)
+        """Return the settings for a producer; see :func:`kafka_config.make_producer_config`."""
+        return kafka_config.make_producer_config(self.config, **overrides)
 
     @property
     def get_conn(self) -> AdminClient:  # type: ignore[override]
@@ -146,18 +148,18 @@ class KafkaHook(KafkaBaseHook):
         config = self.config
         events = ClientEvents(config.get("error_cb"))
         return KafkaCalls(
-            self._make_client, events, conn_id=self.conn_id, identity=kafka_config.identity(config), timeout=self.timeout
+            self._make_client, events, conn_id=self.conn_id, identity=kafka_config.describe_identity(config), timeout=self.timeout
         )
 
     def _make_client(self, events: ClientEvents) -> AdminClient:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        config = {**kafka_config.ALL_BROKERS, **kafka_config.admin_config(self.config, **{"error_cb": events.on_error})}
+        config = {**kafka_config.ALL_BROKERS, **kafka_config.make_admin_config(self.config, **{"error_cb": events.on_error})}
         try:
             return AdminClient(config, logger=events)
         except (KafkaException, TypeError, ValueError) as error:
-            if missing := kafka_config.unreadable_file(config):
+            if missing := kafka_config.find_unreadable_file(config):
                 # librdkafka names OpenSSL's routine instead of the file.
                 raise ConnectionInvalid(self.conn_id, missing) from None
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
@@ -251,7 +253,7 @@ class KafkaHook(KafkaBaseHook):
         :param names: the topics.
         :raises TopicMissing: a topic does not exist.
         """
-        return kafka_requests.topic_configs(self._calls, self.describe_topics(names))
+        return kafka_requests.read_topic_configs(self._calls, self.describe_topics(names))
 
     def largest_record(self, topic: str) -> int:
         """Return the maximum size of a topic's batches in bytes (``max.message.bytes``); the brokers' default if the user may not
@@ -270,7 +272,7 @@ class KafkaHook(KafkaBaseHook):
 
     def broker_config(self) -> dict[str, str]:
         """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty if the user may not see them."""
-        return kafka_requests.broker_config(self._calls)
+        return kafka_requests.read_broker_config(self._calls)
 
     def create_topic(
         self,
@@ -393,18 +395,18 @@ class KafkaHook(KafkaBaseHook):
             to return the offsets from before these transactions.
         """
         wanted = sorted({TopicPartition(*p) for p in partitions})
-        return kafka_requests.committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
+        return kafka_requests.read_committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
     def group_ids(self) -> frozenset[str]:
         """Return the ids of all consumer groups that this connection may see."""
-        return kafka_requests.group_ids(self._calls)
+        return kafka_requests.list_group_ids(self._calls)
 
     def group_state(self, group_id: str) -> GroupState:
         """Return a group's state and its live members.
 
         :param group_id: the group; one that does not exist is ``Dead`` and has no members.
         """
-        return kafka_requests.group_state(self._calls, group_id)
+        return kafka_requests.read_group_state(self._calls, group_id)
 
     def alter_committed(self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
         """Set a group's committed offsets, forwards or backwards. A missing group is created.

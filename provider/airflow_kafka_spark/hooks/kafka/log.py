@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaUnavailable, RightMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
@@ -83,7 +83,7 @@ def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicP
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset) for tp, offset in left.items()])
         while left and time.monotonic() < deadline:
-            for message in consume(
+            for message in consume_messages(
                 consumer, RECORDS_PER_CALL, 0.1, hook.config, "reading open transactions", conn_id=hook.conn_id
             ):
                 tp = TopicPartition(message.topic() or "", message.partition() or 0)
@@ -161,7 +161,7 @@ def cut_below(
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset, leader_epoch=epoch) for tp, offset, epoch in wanted])
         while left:
-            for message in consume(consumer, 1000, 0.05, config, "comparing leader epochs", conn_id=where):
+            for message in consume_messages(consumer, 1000, 0.05, config, "comparing leader epochs", conn_id=where):
                 tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
                 if error is not None and error.code() not in answers:
                     last = error.str()
@@ -215,7 +215,7 @@ def read_records(
                 if whole:
                     raise KafkaUnavailable(hook.conn_id, doing, f"it takes longer than {seconds:.0f} s")
                 return
-            for message in consume(consumer, RECORDS_PER_CALL, 0.1, hook.config, doing, conn_id=hook.conn_id):
+            for message in consume_messages(consumer, RECORDS_PER_CALL, 0.1, hook.config, doing, conn_id=hook.conn_id):
                 error = message.error()
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:

@@ -20,7 +20,7 @@ _LONG = 512
 
 
 @lru_cache(maxsize=1024)
-def partition_of(key: bytes, partitions: int) -> int:
+def choose_partition(key: bytes, partitions: int) -> int:
     """Return the partition of one key, as chosen by the Java client's default partitioner.
 
     :param partitions: number of partitions of the topic.
@@ -30,7 +30,7 @@ def partition_of(key: bytes, partitions: int) -> int:
     return int(hashed[0] & np.uint32(0x7FFFFFFF)) % partitions
 
 
-def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
+def choose_partitions(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
     """Return the partition of each key, as chosen by the Java client's default partitioner: ``toPositive(murmur2(key)) % count``.
 
     All records without a key get ``turn % count``. The caller changes ``turn`` from batch to batch, like a sticky partitioner.
@@ -39,14 +39,14 @@ def partitions_of(keys: pa.BinaryArray, count: int, turn: int) -> np.ndarray:
     :param count: number of partitions of the topic.
     :param turn: number from which the partition of records without a key follows.
     """
-    hashed = murmur2(keys) & np.uint32(0x7FFFFFFF)
+    hashed = compute_murmur2(keys) & np.uint32(0x7FFFFFFF)
     partitions = (hashed % np.uint32(count)).astype(np.int32)
     if keys.null_count:
         partitions[np.asarray(keys.is_null())] = turn % count
     return partitions
 
 
-def murmur2(keys: pa.BinaryArray) -> np.ndarray:
+def compute_murmur2(keys: pa.BinaryArray) -> np.ndarray:
     """Return ``org.apache.kafka.common.utils.Utils.murmur2`` of each key, as uint32. The hash of a null is undefined."""
     keys = keys.cast("binary")
     n = len(keys)

@@ -10,9 +10,9 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, KafkaUnavailable, RightMissing
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, temporary_reason
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, describe_temporary_error
 from airflow_kafka_spark.hooks.kafka.client_errors import Right
-from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, consumer_config
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, make_consumer_config
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -67,7 +67,7 @@ class TopicDescription:
         known = topic_id is not None and (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()) != (0, 0)
         return cls(
             name=topic.name,
-            topic_id=_kafkas_form(topic_id) if known else "",
+            topic_id=_format_topic_id(topic_id) if known else "",
             partitions=tuple(sorted(p.id for p in topic.partitions)),
             replication_factor=min(len(p.replicas) for p in topic.partitions),
             internal=bool(topic.is_internal),
@@ -78,7 +78,7 @@ class TopicDescription:
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
 
 
-def _kafkas_form(topic_id: object) -> str:
+def _format_topic_id(topic_id: object) -> str:
     # librdkafka writes ids in standard base64, Kafka and its tools in the URL-safe variant.
     return str(topic_id).translate(str.maketrans("+/", "-_"))
 
@@ -175,7 +175,7 @@ def describe_topics(calls: KafkaCalls, names: Collection[str]) -> dict[str, Topi
         some, unknown = calls.request_each(
             "describing topics",
             absent,
-            lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
+            lambda client, keys, timeout: client.describe_topics(_make_collection(keys), request_timeout=timeout),
             tolerate=_UNKNOWN,
             check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
             rights=[Right("topic", "Describe")],
@@ -195,7 +195,7 @@ def may_read(calls: KafkaCalls, name: str) -> bool:
 
     def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
         found: dict[str, Future] = client.describe_topics(
-            _collection(keys), include_authorized_operations=True, request_timeout=timeout
+            _make_collection(keys), include_authorized_operations=True, request_timeout=timeout
         )
         return found
 
@@ -203,21 +203,21 @@ def may_read(calls: KafkaCalls, name: str) -> bool:
     return name in found and AclOperation.READ in (found[name].authorized_operations or ())
 
 
-def topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
+def read_topic_configs(calls: KafkaCalls, names: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the settings of topics that exist."""
-    return _configs(calls, "topic", names)
+    return _read_configs(calls, "topic", names)
 
 
-def broker_config(calls: KafkaCalls) -> dict[str, str]:
+def read_broker_config(calls: KafkaCalls) -> dict[str, str]:
     """Return the settings of the first broker; empty without the right to see them."""
     cluster = calls.request_one(
         "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
     )
     first = str(min(node.id for node in cluster.nodes))
-    return _configs(calls, "broker", [first]).get(first, {})
+    return _read_configs(calls, "broker", [first]).get(first, {})
 
 
-def _configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, dict[str, str]]:
+def _read_configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the settings that have a value, by topic or broker. Those that may not be seen are left out."""
     from confluent_kafka.admin import ConfigResource
 
@@ -246,7 +246,7 @@ def create_topic(
     described = calls.request_each(
         "waiting for a new topic",
         [name],
-        lambda client, keys, timeout: client.describe_topics(_collection(keys), request_timeout=timeout),
+        lambda client, keys, timeout: client.describe_topics(_make_collection(keys), request_timeout=timeout),
         wait_for=_NOT_YET,
         check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
         rights=[Right("topic", "Describe")],
@@ -293,7 +293,7 @@ def _request_topic(
     return exists.get(name), asked
 
 
-def _collection(names: list[str]) -> TopicCollection:
+def _make_collection(names: list[str]) -> TopicCollection:
     from confluent_kafka import TopicCollection
 
     return TopicCollection(names)
@@ -320,10 +320,10 @@ def list_records(
         return {TopicPartition(p.topic, p.partition): future for p, future in futures.items()}
 
     found, _ = calls.request_each("reading offsets", partitions, submit, wait_for=_NOT_YET, rights=[Right("topic", "Describe")])
-    return {p: RecordAt(found[p].offset, found[p].timestamp, _epoch(found[p].leader_epoch)) for p in partitions}
+    return {p: RecordAt(found[p].offset, found[p].timestamp, _get_epoch(found[p].leader_epoch)) for p in partitions}
 
 
-def _epoch(value: int | None) -> int:
+def _get_epoch(value: int | None) -> int:
     return -1 if value is None else value
 
 
@@ -340,7 +340,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
     return {partition: deleted.low_watermark for partition, deleted in found.items()}
 
 
-def committed(
+def read_committed(
     calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, CommittedOffset | None]:
     """Return the committed offsets of a group, without those of open transactions.
@@ -357,7 +357,7 @@ def committed(
     rights = [Right("group", "Describe", group_id), Right("topic", "Describe")]
     # This call reports a wrong password at once; the consumer would only time out.
     calls.connect()
-    settings = {**ALL_BROKERS, **consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})}
+    settings = {**ALL_BROKERS, **make_consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})}
     if not stable:
         settings["isolation.level"] = "read_uncommitted"
 
@@ -366,7 +366,7 @@ def committed(
 
     def check(answer: list[KafkaTopicPartition]) -> str:
         shortfall = f"the brokers answered for {len(answer)} of {len(partitions)} partitions"
-        return _first_passing(answer) if len(answer) == len(partitions) else shortfall
+        return _find_temporary_error(answer) if len(answer) == len(partitions) else shortfall
 
     def make() -> Consumer:
         return confluent_kafka.Consumer(settings, logger=calls.events)
@@ -376,7 +376,7 @@ def committed(
         def submit(client: AdminClient, timeout: float) -> Future[list[KafkaTopicPartition]]:
             answer: Future[list[KafkaTopicPartition]] = Future()
             try:
-                answer.set_result(_committed_now(lent.consumer, partitions, min(timeout, next(pieces))))
+                answer.set_result(_read_committed_once(lent.consumer, partitions, min(timeout, next(pieces))))
             except confluent_kafka.KafkaException as error:
                 # Errors of the group, as a missing right, are returned instead of a record.
                 message = lent.consumer.poll(0)
@@ -387,11 +387,11 @@ def committed(
         try:
             answer = calls.request_one(doing, submit, check=check, rights=rights)
         except KafkaUnavailable:
-            if _held_by_a_transaction(settings, partitions, calls):
+            if _is_held_by_transaction(settings, partitions, calls):
                 detail = (
                     "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
                 )
-                raise calls.unavailable(doing, detail + _advice_if_lost(calls, group_id)) from None
+                raise calls.unavailable(doing, detail + _find_advice_if_lost(calls, group_id)) from None
             raise
     _raise_first(calls, doing, answer, rights)
     found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
@@ -401,19 +401,19 @@ def committed(
     return found
 
 
-def _committed_now(consumer: Consumer, partitions: Collection[TopicPartition], timeout: float) -> list[KafkaTopicPartition]:
+def _read_committed_once(consumer: Consumer, partitions: Collection[TopicPartition], timeout: float) -> list[KafkaTopicPartition]:
     import confluent_kafka
 
     return consumer.committed([confluent_kafka.TopicPartition(*p) for p in partitions], timeout=timeout)
 
 
-def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:
+def _is_held_by_transaction(settings: Mapping[str, Any], partitions: Collection[TopicPartition], calls: KafkaCalls) -> bool:
     """Return True if the group's offsets can be read without waiting for open transactions, so that only these hold them back."""
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=calls.events)
     try:
-        _committed_now(consumer, partitions, 2)
+        _read_committed_once(consumer, partitions, 2)
         return True
     except confluent_kafka.KafkaException:
         return False
@@ -421,21 +421,21 @@ def _held_by_a_transaction(settings: Mapping[str, Any], partitions: Collection[T
         consumer.close()
 
 
-def _advice_if_lost(calls: KafkaCalls, group_id: str) -> str:
+def _find_advice_if_lost(calls: KafkaCalls, group_id: str) -> str:
     """Return the command that ends the open transaction of a group's offsets if the brokers have lost it; empty if the place of
     the transaction is not known."""
     from confluent_kafka.admin import OffsetSpec
 
     try:
         found = describe_topics(calls, [OFFSETS_TOPIC])
-        tp = TopicPartition(OFFSETS_TOPIC, offsets_partition(group_id, len(found[OFFSETS_TOPIC].partitions)))
+        tp = TopicPartition(OFFSETS_TOPIC, find_offsets_partition(group_id, len(found[OFFSETS_TOPIC].partitions)))
         lso = list_offsets(calls, [tp], OffsetSpec.latest(), "read_committed")[tp]
     except (KafkaSparkError, KeyError):
         return ""
     return f". If it does not end, the brokers have lost it (see `kafka-transactions.sh find-hanging`): {abort_command(tp, lso)}"
 
 
-def offsets_partition(group_id: str, partitions: int) -> int:
+def find_offsets_partition(group_id: str, partitions: int) -> int:
     """Return the partition of ``__consumer_offsets`` with the offsets of a group, which its coordinator leads.
 
     :param partitions: number of partitions of that topic.
@@ -447,7 +447,7 @@ def offsets_partition(group_id: str, partitions: int) -> int:
     return (number if number < 1 << 31 else (1 << 32) - number) % (1 << 31) % partitions
 
 
-def group_ids(calls: KafkaCalls) -> frozenset[str]:
+def list_group_ids(calls: KafkaCalls) -> frozenset[str]:
     """Return the ids of the consumer groups. Groups of brokers that do not answer are missing."""
     found = calls.request_one("listing groups", lambda client, timeout: client.list_consumer_groups(request_timeout=timeout))
     return frozenset(group.group_id for group in found.valid)
@@ -465,7 +465,7 @@ def alter_committed(calls: KafkaCalls, group_id: str, commits: Mapping[TopicPart
     answer = calls.request_one(
         doing,
         lambda client, timeout: client.alter_consumer_group_offsets([request], request_timeout=timeout)[group_id],
-        check=lambda answer: _first_passing(answer.topic_partitions or [], _NOT_YET),
+        check=lambda answer: _find_temporary_error(answer.topic_partitions or [], _NOT_YET),
         coordinator=True,
         rights=rights,
     )
@@ -485,7 +485,7 @@ def delete_group(calls: KafkaCalls, group_id: str) -> bool:
     return not absent
 
 
-def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
+def read_group_state(calls: KafkaCalls, group_id: str) -> GroupState:
     """Return the state of a group with its members."""
     found, absent = calls.request_each(
         f"describing group {group_id}",
@@ -504,8 +504,8 @@ def group_state(calls: KafkaCalls, group_id: str) -> GroupState:
     return GroupState(group_id, _STATES.get(found[group_id].state.name, "Unknown"), members)
 
 
-def _first_passing(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:
-    texts = ((p, temporary_reason(p.error, wait_for)) for p in answer)
+def _find_temporary_error(answer: list[KafkaTopicPartition], wait_for: Collection[str] = ()) -> str:
+    texts = ((p, describe_temporary_error(p.error, wait_for)) for p in answer)
     return next((f"{TopicPartition(p.topic, p.partition)}: {text}" for p, text in texts if text), "")
 
 

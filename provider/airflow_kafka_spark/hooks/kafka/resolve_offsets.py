@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.offset_specs import (
     Timestamp,
 )
 from airflow_kafka_spark.windows.plan import Log, PartitionLog
-from airflow_kafka_spark.windows.times import iso, now_ms
+from airflow_kafka_spark.windows.times import format_instant, get_current_milliseconds
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -54,13 +54,13 @@ def resolve_start(hook: KafkaHook, start: Start, log: Log, group_id: str) -> Res
     :raises PlanError: a partition has neither a committed offset nor a fallback.
     """
     if isinstance(start, CommittedOffsets):
-        return _committed(hook, start, log, start.group_id or group_id)
+        return _resolve_committed(hook, start, log, start.group_id or group_id)
     if isinstance(start, SpecificOffsets):
         _check_all_named(start, log.partitions, "begin")
-        return check_in_log(_specific(start, log), log)
+        return check_in_log(_resolve_specific(start, log), log)
     if isinstance(start, Timestamp):
-        return _at(hook, start, log)
-    return {tp: _end(start, partition) for tp, partition in log.partitions.items()}
+        return _resolve_timestamp(hook, start, log)
+    return {tp: _find_end(start, partition) for tp, partition in log.partitions.items()}
 
 
 def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
@@ -81,9 +81,9 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
         return {tp: there.offset if (there := found[tp]) else 0 for tp in log.partitions}
     if isinstance(stop, SpecificOffsets):
         _check_all_named(stop, log.partitions, "stop")
-        return _specific(stop, log)
+        return _resolve_specific(stop, log)
     if isinstance(stop, Timestamp):
-        return _at(hook, stop, log, position)
+        return _resolve_timestamp(hook, stop, log, position)
     # No bound: the window ends at the last stable offsets anyway, and later records are held back, not left out.
     return {}
 
@@ -107,7 +107,7 @@ def check_in_log(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOff
     return dict(offsets)
 
 
-def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> ResolvedOffsets:
+def _resolve_committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> ResolvedOffsets:
     committed = hook.committed(group_id, log.partitions)
     missing = sorted(tp for tp, there in committed.items() if there is None)
     if missing and start.fallback == "none":
@@ -117,21 +117,23 @@ def _committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str
             action='Begin "earliest" or "latest", or commit offsets for the group first',
         )
     return {
-        tp: there.offset if (there := committed[tp]) else _end(_fallback(start.fallback), partition)
+        tp: there.offset if (there := committed[tp]) else _find_end(_make_fallback(start.fallback), partition)
         for tp, partition in log.partitions.items()
     }
 
 
-def _fallback(name: Fallback) -> Earliest | Latest:
+def _make_fallback(name: Fallback) -> Earliest | Latest:
     return Earliest() if name == "earliest" else Latest()
 
 
-def _end(bound: Earliest | Latest, partition: PartitionLog) -> int:
+def _find_end(bound: Earliest | Latest, partition: PartitionLog) -> int:
     return partition.low if isinstance(bound, Earliest) else partition.lso
 
 
-def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None) -> ResolvedOffsets:
-    found = first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
+def _resolve_timestamp(
+    hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartition, int] | None = None
+) -> ResolvedOffsets:
+    found = find_first_offsets(hook, log.partitions, bound.ms, floors=dict(floors or {}))
     # None means the end of the log, and so does an offset after it, so that start and stop use one end.
     return {
         tp: min(max(there, partition.low), partition.lso) if (there := found[tp]) is not None else partition.lso
@@ -139,7 +141,7 @@ def _at(hook: KafkaHook, bound: Timestamp, log: Log, floors: Mapping[TopicPartit
     }
 
 
-def _specific(bound: SpecificOffsets, log: Log) -> ResolvedOffsets:
+def _resolve_specific(bound: SpecificOffsets, log: Log) -> ResolvedOffsets:
     ends = {tp: {EARLIEST: p.low, LATEST: p.lso} for tp, p in log.partitions.items()}
     return {tp: ends[tp].get(offset, offset) for tp, offset in bound.offsets.items()}
 
@@ -170,7 +172,7 @@ def describe_partitions(partitions: Collection[TopicPartition], limit: int = 20)
 # --- the first record of an instant ------------------------------------------------------------------------------------
 
 
-def first_offsets(
+def find_first_offsets(
     hook: KafkaHook,
     partitions: Iterable[TopicPartition],
     instant: int,
@@ -191,14 +193,17 @@ def first_offsets(
     :param pause: called with 0 seconds while records are read; an exception that it raises ends the reading.
     :raises TimestampsInFuture: the records after such a record could not be read in :data:`SCAN_SECONDS`.
     """
-    latest = max(now_ms(), instant) + round(TOLERANCE_SECONDS * 1000)
+    latest = max(get_current_milliseconds(), instant) + round(TOLERANCE_SECONDS * 1000)
     answered = hook.records_for_times(partitions, instant)
     found = {tp: there.offset if there else None for tp, there in answered.items()}
     future = {tp: there for tp, there in answered.items() if there and there.timestamp > latest}
     if future:
         for tp, there in sorted(future.items()):
             logger.warning(
-                "%s has a timestamp in the future, %s, at offset %d: looking behind it", tp, iso(there.timestamp), there.offset
+                "%s has a timestamp in the future, %s, at offset %d: looking behind it",
+                tp,
+                format_instant(there.timestamp),
+                there.offset,
             )
         reached = {tp: max(there.offset + 1, (floors or {}).get(tp, 0)) for tp, there in future.items()}
         found.update(_scan(hook, future, reached, range(instant, latest + 1), pause))
@@ -232,7 +237,7 @@ def _scan(
                 tp = min(left)
                 raise TimestampsInFuture(*tp, future[tp].offset, future[tp].timestamp, reached[tp], SCAN_SECONDS)
             pause(0)
-            for message in consume(consumer, 10_000, 0.1, hook.config, "looking for timestamps", conn_id=hook.conn_id):
+            for message in consume_messages(consumer, 10_000, 0.1, hook.config, "looking for timestamps", conn_id=hook.conn_id):
                 tp = TopicPartition(message.topic() or "", message.partition() or 0)
                 if tp in found:
                     continue

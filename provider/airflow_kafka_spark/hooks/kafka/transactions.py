@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, named_rights
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ OFFSETS_BYTES = 400_000
 ``__consumer_offsets`` accepts batches of up to 1 MiB by default."""
 
 
-def fencing_producer(config: Mapping[str, Any], transactional_id: str, seconds: float, events: ClientEvents) -> Producer:
+def make_fencing_producer(config: Mapping[str, Any], transactional_id: str, seconds: float, events: ClientEvents) -> Producer:
     """Return a producer that has just fenced every earlier one of this id (KIP-98), without an open transaction.
 
     Use it for one transaction: librdkafka has no KIP-890, so a late ``EndTxn`` could end the next one of this producer.
@@ -42,7 +42,7 @@ def fencing_producer(config: Mapping[str, Any], transactional_id: str, seconds: 
     producer = Producer(settings, logger=events)
     right = Right("transactional id", "Write", transactional_id)
     try:
-        with named_rights(config, "fencing earlier attempts", right, events=events):
+        with name_missing_rights(config, "fencing earlier attempts", right, events=events):
             producer.init_transactions(seconds)
     except BaseException:
         # The error holds this frame for as long as it is kept, and a producer connects again and again.
@@ -102,17 +102,17 @@ def send_offsets(
     consumer = confluent_kafka.Consumer({"group.id": group_id}, logger=ClientEvents())
     try:
         group = consumer.consumer_group_metadata()
-        for part in _in_parts(offsets, group_id):
+        for part in _split_offsets(offsets, group_id):
             partitions = [
                 confluent_kafka.TopicPartition(*tp, offset, metadata, (epochs or {}).get(tp, -1)) for tp, offset, metadata in part
             ]
-            with named_rights(consumer_config, f"committing offsets of group {group_id}", *rights):
+            with name_missing_rights(consumer_config, f"committing offsets of group {group_id}", *rights):
                 producer.send_offsets_to_transaction(partitions, group, seconds)
     finally:
         consumer.close()
 
 
-def _in_parts(
+def _split_offsets(
     offsets: Iterable[tuple[TopicPartition, int, str]], group_id: str
 ) -> Iterator[list[tuple[TopicPartition, int, str]]]:
     """Yield offsets in parts of at most :data:`OFFSETS_BYTES` each; one empty part if there are no offsets."""
@@ -153,7 +153,7 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
     """
     if events.first(FENCED, 0.0) is not None:
         return True
-    name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
+    name: Callable[[], str] | None = getattr(_find_client_error(error), "name", None)
     return callable(name) and name() in FENCED
 
 
@@ -162,7 +162,7 @@ def is_fatal(error: BaseException) -> bool:
     callback."""
     if isinstance(error, SystemError) and error.__cause__ is None:
         return True
-    name: Callable[[], str] | None = getattr(_client_error(error), "name", None)
+    name: Callable[[], str] | None = getattr(_find_client_error(error), "name", None)
     return callable(name) and name() == "_FATAL"
 
 
@@ -180,17 +180,17 @@ def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
         producer.abort_transaction(10)
     except (KafkaException, SystemError) as again:
         # An error that is not fatal says nothing of the lost one: a commit that has begun cannot be aborted, for example.
-        return again if getattr(_client_error(again), "fatal", bool)() else error
+        return again if getattr(_find_client_error(again), "fatal", bool)() else error
     return error
 
 
 def describe(error: BaseException) -> str:
     """Return a producer's error in one line."""
-    cause = _client_error(error)
+    cause = _find_client_error(error)
     return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
 
 
-def _client_error(error: BaseException) -> KafkaError | Any:
+def _find_client_error(error: BaseException) -> KafkaError | Any:
     """Return the client's own error. A fatal error that is raised within a callback is the cause of a ``SystemError``."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__

@@ -4,7 +4,7 @@ With an archive the JVM of a Spark session maps its classes from one file instea
 thousand of them from jars. An archive only saves time: what Spark computes does not depend on it, and Java starts without one
 that does not fit.
 
-The archives lie below ``archives`` in the cache of jars (`cache_directory`), about 140 MB each. The name of an archive is a
+The archives lie below ``archives`` in the cache of jars (`find_cache_directory`), about 140 MB each. The name of an archive is a
 digest of everything that Java compares before it uses one (its own build, the jars and the rest of the class path), so that a
 change of any of these leads to another archive. `SparkClassArchive.make_in_background` makes a missing one in a process of its
 own, at the lowest priority.
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.spark.jars import cache_directory, find_java, lock_file, pyspark_jars
+from airflow_kafka_spark.hooks.spark.jars import find_cache_directory, find_java, find_pyspark_jars, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def archive_file(software: str, java: Path, jars: Iterable[Path], *facts: str) -
         with contextlib.suppress(OSError):
             known.append(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}")
     name = hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
-    return cache_directory() / "archives" / f"{software}-{name}.jsa"
+    return find_cache_directory() / "archives" / f"{software}-{name}.jsa"
 
 
 def is_whole(archive: Path) -> bool:
@@ -83,7 +83,7 @@ def is_whole(archive: Path) -> bool:
         return False
 
 
-def java_options(archive: Path) -> tuple[str, ...]:
+def list_java_options(archive: Path) -> tuple[str, ...]:
     """Return the options with which Java uses an archive; no options if it does not exist or is damaged.
 
     Java verifies the checksums of an archive before it uses it (0.1 s), and logs nothing if it does not use it.
@@ -130,12 +130,12 @@ def publish_archive(archive: Path, *, wait: bool) -> Iterator[Path | None]:
 def _remove_unused(archive: Path) -> None:
     """Remove archives of this software that no start has used for two months."""
     for other in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.jsa"):
-        if _age(other) > _UNUSED_SECONDS:
+        if _compute_age(other) > _UNUSED_SECONDS:
             for part in (other, other.with_suffix(_SIZE)):
                 part.unlink(missing_ok=True)
 
 
-def _age(file: Path) -> float:
+def _compute_age(file: Path) -> float:
     """Return the seconds since a file was modified; infinity if it does not exist."""
     try:
         return time.time() - file.stat().st_mtime
@@ -164,7 +164,7 @@ class SparkClassArchive:
             if version is None or int(version[1]) not in _JAVA_RELEASES:
                 return None
             home = os.environ.get("SPARK_HOME")
-            jars = sorted((Path(home) / "jars" if home else pyspark_jars()).iterdir())
+            jars = sorted((Path(home) / "jars" if home else find_pyspark_jars()).iterdir())
         except (KafkaSparkError, OSError):
             return None
         variables = [f"{name}={os.environ.get(name, '')}" for name in _CLASS_PATH_VARIABLES]
@@ -180,7 +180,7 @@ class SparkClassArchive:
         given = " ".join([others, *(os.environ.get(name, "") for name in _JAVA_OPTION_VARIABLES)])
         if re.search("-Xshare|SharedArchiveFile|ArchiveClassesAtExit|-Xlog:disable", given):
             return ()
-        options = java_options(self.file)
+        options = list_java_options(self.file)
         if options:
             with contextlib.suppress(OSError):  # a cache that others fill
                 os.utime(self.file)
@@ -198,7 +198,7 @@ class SparkClassArchive:
                 failed = self.file.with_suffix(_FAILED)
                 failed.unlink(missing_ok=True)
                 try:
-                    _train(written, self.extra_class_path)
+                    _train_archive(written, self.extra_class_path)
                     if not written.exists():
                         raise RuntimeError("Java wrote no archive: it takes none of class paths with directories that hold files")
                 except Exception as error:
@@ -213,9 +213,9 @@ class SparkClassArchive:
 
         :return: the id of the process; None if none was started.
         """
-        if is_whole(self.file) or _age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
+        if is_whole(self.file) or _compute_age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
             return None
-        if available_memory() < _MEMORY_NEEDED:
+        if find_available_memory() < _MEMORY_NEEDED:
             return None
         return _start_maker(self)
 
@@ -226,7 +226,7 @@ def _start_maker(archive: SparkClassArchive) -> int | None:
     command = [sys.executable, "-m", __name__, "--idle", "--extra-class-path", archive.extra_class_path]
     try:
         maker = subprocess.Popen(
-            command, cwd=tempfile.gettempdir(), env=_environment(), start_new_session=True,
+            command, cwd=tempfile.gettempdir(), env=_make_environment(), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     except OSError:
@@ -237,7 +237,7 @@ def _start_maker(archive: SparkClassArchive) -> int | None:
     return maker.pid
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     """Return the environment of the process that makes an archive: this process's, without variables that would connect it to a
     running session or make it use other jars.
     """
@@ -248,7 +248,7 @@ def _environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def available_memory() -> int:
+def find_available_memory() -> int:
     """Return the bytes of memory that a new process may use: those available in the machine or in its container, if fewer."""
     found = [1 << 62]
     with contextlib.suppress(OSError, AttributeError):
@@ -258,14 +258,14 @@ def available_memory() -> int:
         group = re.search("^0::(.*)", Path("/proc/self/cgroup").read_text(encoding="utf-8"), re.MULTILINE)
         directory = Path("/sys/fs/cgroup") / (group[1].strip("/") if group else "")
         while True:
-            found.append(_left_in_group(directory))
+            found.append(_find_memory_left_in_group(directory))
             if directory == Path("/sys/fs/cgroup"):
                 break
             directory = directory.parent
     return min(found)
 
 
-def _left_in_group(directory: Path) -> int:
+def _find_memory_left_in_group(directory: Path) -> int:
     try:
         limit = (directory / "memory.max").read_text(encoding="ascii").strip()
         if limit == "max":
@@ -278,7 +278,7 @@ def _left_in_group(directory: Path) -> int:
         return 1 << 62
 
 
-def _train(written: Path, extra_class_path: str) -> None:
+def _train_archive(written: Path, extra_class_path: str) -> None:
     """Run jobs like those of windows in Spark, and wait until the JVM has written the classes that it has loaded.
 
     :raises Exception: Spark did not start, or the job failed.

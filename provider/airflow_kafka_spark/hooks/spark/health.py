@@ -47,7 +47,7 @@ def discard_ended() -> str:
 
     :return: the reason, as the end of a sentence; "" if they work, or if this process has none.
     """
-    reason = _why_ended()
+    reason = _describe_end()
     if reason:
         discard()
     return reason
@@ -60,7 +60,7 @@ def discard() -> None:
     from pyspark.sql.context import SQLContext
 
     gateway, context, jvm = SparkContext._gateway, SparkContext._active_spark_context, SparkContext._jvm
-    has_ended = gateway is not None and _jvm_ended(gateway) != ""
+    has_ended = gateway is not None and _describe_jvm_end(gateway) != ""
     if context is not None:
         with warnings.catch_warnings(), suppress(Exception):
             warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def discard() -> None:
         SparkContext._gateway = SparkContext._jvm = None
 
 
-def context_of(spark: SparkContext | SparkSession) -> SparkContext | None:
+def get_context(spark: SparkContext | SparkSession) -> SparkContext | None:
     """Return the context of a session, or the context itself; None for a client of a Spark Connect server."""
     # The package of a client only has no contexts that could be compared with.
     if type(spark).__module__.startswith("pyspark.sql.connect."):
@@ -88,7 +88,7 @@ def context_of(spark: SparkContext | SparkSession) -> SparkContext | None:
     return context
 
 
-def java_session_class(jvm: JVMView) -> JavaClass:
+def get_java_session_class(jvm: JVMView) -> JavaClass:
     """Return the Java class of sessions that run in the JVM. Spark 4 has another one, for Spark Connect."""
     from pyspark.sql import SparkSession
 
@@ -96,13 +96,13 @@ def java_session_class(jvm: JVMView) -> JavaClass:
     return jvm.SparkSession if find is None else find(jvm)
 
 
-def _why_ended() -> str:
+def _describe_end() -> str:
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     if gateway is None:
         return ""
-    if reason := _jvm_ended(gateway):
+    if reason := _describe_jvm_end(gateway):
         return reason
     # A context is active before it is made. Its maker, perhaps the early start of another task, holds the lock until then.
     with SparkContext._lock:
@@ -112,7 +112,7 @@ def _why_ended() -> str:
     return ""
 
 
-def _jvm_ended(gateway: JavaGateway) -> str:
+def _describe_jvm_end(gateway: JavaGateway) -> str:
     process = getattr(gateway, "proc", None)
     if process is None or process.poll() is None:
         try:
@@ -134,24 +134,24 @@ def _jvm_ended(gateway: JavaGateway) -> str:
     return f"its JVM ended with exit code {code}"
 
 
-def names_local_master(master: str) -> bool:
+def is_local_master(master: str) -> bool:
     """Return True for ``local``, ``local[4]``, ``local-cluster[...]`` and misspelt forms of them; False for hosts, as
     ``localhost``."""
     return re.match(r"local(?![\w.-])|local-cluster\[", master) is not None
 
 
-def master_problem(master: str) -> str:
+def find_master_problem(master: str) -> str:
     """Return the reason why Spark would accept no master of this name; "" if it may accept it.
 
     Only the names of local masters and YARN are checked. Spark itself starts a JVM before it reads the name.
     """
     is_yarn = master.startswith("yarn") and "://" not in master
-    if (is_yarn and master != "yarn") or (names_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
+    if (is_yarn and master != "yarn") or (is_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
         return f"`{master}` is no master of Spark; expected `local[*]`, `local[4]`, `yarn`, `spark://host:7077` or `k8s://https://host`"
     return ""
 
 
-def unreachable_reason(master: str) -> str:
+def find_unreachable_reason(master: str) -> str:
     """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
     cannot be checked (``k8s://``, ``local``, a Connect server behind a proxy).
 
@@ -174,7 +174,9 @@ def unreachable_reason(master: str) -> str:
     return f"Nothing answers at {'; '.join(reasons)}"
 
 
-def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
+def probe_spark(
+    address: str, settings: Mapping[str, str], *, is_connect: bool, seconds: float = PROBE_SECONDS
+) -> tuple[bool, str]:
     """Start a session and count one row with it.
 
     :param address: a master, or a Connect server's address with its credentials.
@@ -205,7 +207,7 @@ def probe(address: str, settings: Mapping[str, str], *, is_connect: bool, second
     return False, lines[-1][:500] if lines else f"the test ended with {done.returncode}"
 
 
-def first_line(error: Exception) -> str:
+def find_first_line(error: Exception) -> str:
     """Return the most specific line of a Spark error: the Java exception, if there is one. At most 500 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     java = [line.lstrip(": ") for line in lines if re.match(r":? ?[\w.$]+(Exception|Error)\b", line)]
@@ -227,7 +229,7 @@ def main() -> None:
         answer = {"done": True, "outcome": session.version}
         session.stop()
     except Exception as error:
-        answer = {"done": False, "outcome": first_line(error)}
+        answer = {"done": False, "outcome": find_first_line(error)}
     print(f"{_RESULT}{json.dumps(answer)}", flush=True)
 
 

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, SparkJobFailed, SparkUnavailable
-from airflow_kafka_spark.hooks.connections import look_up, setting_text
+from airflow_kafka_spark.hooks.connections import format_setting, look_up
 from airflow_kafka_spark.hooks.spark import python_daemon
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
-from airflow_kafka_spark.hooks.spark.health import discard, discard_ended, first_line, java_session_class, names_local_master
+from airflow_kafka_spark.hooks.spark.health import (
+    discard,
+    discard_ended,
+    find_first_line,
+    get_java_session_class,
+    is_local_master,
+)
 from airflow_kafka_spark.hooks.spark.warm import client as warm
 from airflow_kafka_spark.hooks.spark.warm.process import WarmSettings, WarmUnavailable, parse_duration
 
@@ -106,7 +112,7 @@ class SparkHook(BaseHook):
     @property
     def is_local(self) -> bool:
         """True if driver and executors are one process on this machine."""
-        return names_local_master(self.master)
+        return is_local_master(self.master)
 
     @property
     def master(self) -> str:
@@ -114,7 +120,7 @@ class SparkHook(BaseHook):
         connection = self.connection
         host = connection.host or "local[*]"
         scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
-        if names_local_master(host) or host.startswith("yarn"):
+        if is_local_master(host) or host.startswith("yarn"):
             return host
         if host.startswith(("k8s://", "sc://", "spark://", "mesos://")):
             return f"{host}:{connection.port}" if connection.port else host
@@ -152,7 +158,7 @@ class SparkHook(BaseHook):
             log4j = files("airflow_kafka_spark.hooks.spark").joinpath("log4j2.properties")
             ours[_JAVA] = f"-Dlog4j2.configurationFile=file:{log4j}"
         theirs = {
-            key: setting_text(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
+            key: format_setting(value) for key, value in self.connection.extra_dejson.items() if key.startswith("spark.")
         } | self.conf
         if _JAVA in theirs:
             theirs[_JAVA] = f"{ours.get(_JAVA, '')} {theirs[_JAVA]}".strip()
@@ -212,7 +218,7 @@ class SparkHook(BaseHook):
                 yield session
             return
         with self._context(jars) as context:
-            yield _session_in(context)
+            yield _get_session(context)
 
     def without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
         """Return a context manager that yields a Spark for a job without SQL: a context, or a session of a Connect server, which
@@ -287,7 +293,7 @@ class SparkHook(BaseHook):
 
     def _class_archive(self) -> SparkClassArchive | None:
         """Return the archive of the classes of a local session; None if it is switched off or impossible."""
-        if not self.is_local or setting_text(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
+        if not self.is_local or format_setting(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
 
@@ -319,10 +325,10 @@ class SparkHook(BaseHook):
         log.info("Starting Spark on %s", self.master)
         try:
             python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
-            with _python_of_executors(python), _errors_to_output():
+            with _use_executor_python(python), _redirect_errors_to_output():
                 made: Any = self._new_session(settings) if self.is_connect else self._new_context(settings)
         except Exception as error:
-            reason = first_line(error)
+            reason = find_first_line(error)
             if not self.is_connect:
                 reason = discard_ended() or reason
                 discard()
@@ -386,19 +392,19 @@ class SparkHook(BaseHook):
         The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
         reported within seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import master_problem, probe, unreachable_reason
+        from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason, probe_spark
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := master_problem(self.master) or unreachable_reason(self.master):
+            if reason := find_master_problem(self.master) or find_unreachable_reason(self.master):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
                 settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
-            done, outcome = probe(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
+            done, outcome = probe_spark(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
         except KafkaSparkError as error:
             return False, str(error)
         if done:
@@ -481,17 +487,17 @@ def _silence_clients() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _session_in(context: SparkContext) -> SparkSession:
+def _get_session(context: SparkContext) -> SparkSession:
     """Return the session of a context, a new one if it has none, and make it active in this thread."""
     from pyspark.sql import SparkSession
 
-    if (attached := warm.session()) is not None:
+    if (attached := warm.get_session()) is not None:
         return attached
     if (active := SparkSession.getActiveSession()) is not None:
         return active
     session = SparkSession(context)
     # Spark has one active session per thread.
-    java_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    get_java_session_class(session._jvm).setActiveSession(session._jsparkSession)
     return session
 
 
@@ -508,7 +514,7 @@ def _discard_ended() -> str:
 
 
 @contextmanager
-def _python_of_executors(path: str) -> Iterator[None]:
+def _use_executor_python(path: str) -> Iterator[None]:
     """Set the Python of the executors of a session that is started in this block; an empty path changes nothing.
 
     PySpark reads only the environment variable, not the setting ``spark.pyspark.python``.
@@ -522,7 +528,7 @@ def _python_of_executors(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _errors_to_output() -> Iterator[None]:
+def _redirect_errors_to_output() -> Iterator[None]:
     """Redirect the standard error of a JVM that is started in this block to standard output, as long as the JVM lives.
 
     Airflow shows lines on the standard error of a task's processes as errors. Each JVM of Spark 4 begins with a warning about an

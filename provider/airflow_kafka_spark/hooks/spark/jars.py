@@ -55,11 +55,11 @@ def find_java() -> Path:
     :return: the executable.
     :raises JavaMissing: no Java was found, its version cannot be determined, or it is older than Java 17.
     """
-    return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+    return _check_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
 
 @functools.lru_cache(maxsize=4)
-def _checked_java(java_home: str, path: str) -> Path:
+def _check_java(java_home: str, path: str) -> Path:
     if java_home:
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():
@@ -69,22 +69,22 @@ def _checked_java(java_home: str, path: str) -> Path:
         if not found:
             raise JavaMissing("JAVA_HOME is not set and there is no java on the PATH")
         java = Path(found)
-    major = _major_of_installation(java) or _major_that_it_reports(java)
+    major = _read_release_major(java) or _read_reported_major(java)
     if major < OLDEST_JAVA:
         raise JavaMissing(f"{java} is Java {major}")
     return java
 
 
-def _major_of_installation(java: Path) -> int:
+def _read_release_major(java: Path) -> int:
     """Return the major version in the file ``release`` of an installation; 0 without that file. This starts no JVM."""
     try:
         release = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
     except (OSError, IndexError):
         return 0
-    return _major(re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', release, re.MULTILINE))
+    return _parse_major(re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', release, re.MULTILINE))
 
 
-def _major_that_it_reports(java: Path) -> int:
+def _read_reported_major(java: Path) -> int:
     """Return the major version that a `java` reports when it runs.
 
     :raises JavaMissing: it does not run, or reports no version.
@@ -95,16 +95,16 @@ def _major_that_it_reports(java: Path) -> int:
         raise JavaMissing(f"{java} could not be run: {error}") from error
     version = re.search(r'version "(\d+)(?:\.(\d+))?', ran.stderr + ran.stdout)
     if ran.returncode or not version:
-        raise JavaMissing(f"`{java} -version` did not report a version: {_last_lines(ran.stderr + ran.stdout)}")
-    return _major(version)
+        raise JavaMissing(f"`{java} -version` did not report a version: {_get_last_lines(ran.stderr + ran.stdout)}")
+    return _parse_major(version)
 
 
-def _major(version: re.Match[str] | None) -> int:
+def _parse_major(version: re.Match[str] | None) -> int:
     # Java 8 and older report 1.8.
     return 0 if version is None else int(version[2] or 0) if version[1] == "1" else int(version[1])
 
 
-def cache_directory() -> Path:
+def find_cache_directory() -> Path:
     """Return the directory of cached jars: ``AIRFLOW_KAFKA_SPARK_CACHE``, else ``airflow-kafka-spark`` in ``XDG_CACHE_HOME``
     (``~/.cache``).
     """
@@ -115,24 +115,24 @@ def cache_directory() -> Path:
     return base / "airflow-kafka-spark"
 
 
-def pyspark_jars() -> Path:
+def find_pyspark_jars() -> Path:
     """Return the directory of the jars that pyspark ships, without importing pyspark.
 
     :raises JarsUnavailable: pyspark is not installed, or only `pyspark-client`, which ships none.
     """
-    jars = _pyspark() / "jars"
+    jars = _find_pyspark() / "jars"
     if not jars.is_dir():
         raise JarsUnavailable(["pyspark"], f"{jars} does not exist; the full `pyspark` ships it, `pyspark-client` does not")
     return jars
 
 
-def spark_kafka_connector() -> str:
+def find_spark_kafka_connector() -> str:
     """Return the coordinate of Spark's Kafka connector for the release and the Scala version of the installed pyspark."""
-    text = (_pyspark() / "version.py").read_text(encoding="utf-8")
+    text = (_find_pyspark() / "version.py").read_text(encoding="utf-8")
     version = re.search(r'^__version__[^=]*=\s*[\'"]([^\'"]+)', text, re.MULTILINE)
     if not version:
         raise JarsUnavailable(["pyspark"], "the installed pyspark does not state its version")
-    core = next(pyspark_jars().glob("spark-core_*.jar"), None)
+    core = next(find_pyspark_jars().glob("spark-core_*.jar"), None)
     scala = core.name.removeprefix("spark-core_").split("-")[0] if core else "2.13"
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version[1]}"
 
@@ -146,7 +146,7 @@ def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache:
     :param coordinates: ``organisation:module:revision``, in any order.
     :param exclude_bundled: True to leave out artifacts that pyspark ships itself, in any version, because they must not be on
         Spark's class path twice.
-    :param cache: the cache's directory; default `cache_directory()`.
+    :param cache: the cache's directory; default `find_cache_directory()`.
     :return: absolute paths, sorted.
     :raises JavaMissing: the jars are not cached and there is no Java to fetch them with.
     :raises JarsUnavailable: a coordinate is malformed, or Ivy could not fetch it; the message has the end of Ivy's output.
@@ -155,36 +155,36 @@ def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache:
     for coordinate in wanted:
         if not re.fullmatch(r"[\w.-]+:[\w.-]+:[\w.+-]+", coordinate):
             raise JarsUnavailable(wanted, f"`{coordinate}` is not of the form organisation:module:revision")
-    root = (cache or cache_directory()).absolute()
-    bundled = _bundled(str(pyspark_jars())) if exclude_bundled else frozenset()
-    directory = root / "jars" / _directory_name(wanted, bundled)
-    jars = _published(directory)
+    root = (cache or find_cache_directory()).absolute()
+    bundled = _list_bundled_artifacts(str(find_pyspark_jars())) if exclude_bundled else frozenset()
+    directory = root / "jars" / _make_directory_name(wanted, bundled)
+    jars = _find_published(directory)
     if jars is None:
-        with _locked(root, wanted) as lock:
+        with _lock_directory(root, wanted) as lock:
             # Another process may have fetched them while this one waited for the lock.
-            jars = _published(directory)
+            jars = _find_published(directory)
             if jars is None:
                 _fetch(wanted, bundled, root, directory, lock)
-                jars = _published(directory)
+                jars = _find_published(directory)
     if jars is None:
         raise JarsUnavailable(wanted, f"{directory} does not hold what was just fetched into it")
     return jars
 
 
-def _pyspark() -> Path:
+def _find_pyspark() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise JarsUnavailable(["pyspark"], "pyspark is not installed")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _directory_name(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
+def _make_directory_name(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
     digest = hashlib.sha256("\n".join([_PATTERN, *_TYPES, *wanted, "without", *sorted(bundled)]).encode()).hexdigest()[:12]
     _, module, revision = wanted[0].split(":")
     return f"{module}-{revision}-{digest}"
 
 
-def _published(directory: Path) -> tuple[Path, ...] | None:
+def _find_published(directory: Path) -> tuple[Path, ...] | None:
     """Return the jars of a cached set; None if there is no such set or some of its files were removed."""
     try:
         names = (directory / _MANIFEST).read_text(encoding="utf-8").split()
@@ -212,7 +212,7 @@ def lock_file(path: Path, *, wait: bool = True) -> Iterator[int | None]:
 
 
 @contextmanager
-def _locked(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
+def _lock_directory(root: Path, wanted: tuple[str, ...]) -> Iterator[int]:
     with ExitStack() as stack:
         # One lock for all sets, because they share Ivy's own cache, which allows one writer only.
         try:
@@ -238,7 +238,7 @@ def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directo
         into = Path(temporary) / "set"
         into.mkdir()
         ivy_file = Path(temporary) / "ivy.xml"
-        ivy_file.write_text(_ivy_xml(wanted, bundled), encoding="utf-8")
+        ivy_file.write_text(_make_ivy_xml(wanted, bundled), encoding="utf-8")
         _run_ivy(java, wanted, root / "ivy", ivy_file, into, lock)
         jars = sorted(into.glob("*.jar"))
         missing = [c for c in wanted if not any(jar.name.startswith("{}_{}-{}".format(*c.split(":"))) for jar in jars)]
@@ -255,7 +255,7 @@ def _fetch(wanted: tuple[str, ...], bundled: frozenset[str], root: Path, directo
     log.info("Fetched %d jars, %.0f MB, in %.0f s", len(jars), size_in_bytes / 1e6, time.monotonic() - began)
 
 
-def _ivy_xml(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
+def _make_ivy_xml(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
     dependencies = "".join(
         f'<dependency org={quoteattr(org)} name={quoteattr(name)} rev={quoteattr(rev)} conf="default->default"/>'
         for org, name, rev in (coordinate.split(":") for coordinate in wanted)
@@ -270,7 +270,7 @@ def _ivy_xml(wanted: tuple[str, ...], bundled: frozenset[str]) -> str:
 
 
 def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Path, into: Path, lock: int) -> None:
-    command = [str(java), "-cp", f"{pyspark_jars()}/*", "org.apache.ivy.Main"]
+    command = [str(java), "-cp", f"{find_pyspark_jars()}/*", "org.apache.ivy.Main"]
     if settings := os.environ.get(IVY_SETTINGS_ENV):
         if not Path(settings).is_file():
             raise JarsUnavailable(wanted, f"{IVY_SETTINGS_ENV} names {settings}, which is not a file")
@@ -292,10 +292,10 @@ def _run_ivy(java: Path, wanted: tuple[str, ...], ivy_cache: Path, ivy_file: Pat
     except subprocess.TimeoutExpired as error:
         raise JarsUnavailable(wanted, f"not done after {_TIMEOUT:.0f} s") from error
     if ran.returncode:
-        raise JarsUnavailable(wanted, f"Ivy said: {_last_lines(ran.stdout)}")
+        raise JarsUnavailable(wanted, f"Ivy said: {_get_last_lines(ran.stdout)}")
 
 
-def _last_lines(output: str, count: int = 12) -> str:
+def _get_last_lines(output: str, count: int = 12) -> str:
     # Ivy prints dots for progress, and lines of colons and equal signs around its warnings.
     lines = (line.strip(" \t:=") for line in output.splitlines())
     reported = [line for line in lines if re.search(r"\w", line) and not re.fullmatch(r"\.*\s*\(?\d+kB\)", line)]
@@ -303,7 +303,7 @@ def _last_lines(output: str, count: int = 12) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def _bundled(directory: str) -> frozenset[str]:
+def _list_bundled_artifacts(directory: str) -> frozenset[str]:
     """Return the names of the artifacts in a directory of jars: ``lz4-java`` for ``lz4-java-1.8.0.jar``."""
     names = (name.removesuffix(".jar") for name in os.listdir(directory) if name.endswith(".jar"))
     return frozenset(re.sub(r"-\d[^-]*(-(SNAPSHOT|[a-z]+\d*))?$", "", name) for name in names)

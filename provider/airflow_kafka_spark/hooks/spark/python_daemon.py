@@ -41,11 +41,11 @@ _GRACE_SECONDS = 0.05
 _OWN = __name__.partition(".")[0]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def run(*, begin: Callable[[], None] = _nothing, end: Callable[[], None] = _nothing) -> None:
+def run(*, begin: Callable[[], None] = _do_nothing, end: Callable[[], None] = _do_nothing) -> None:
     """Fork a worker for each connection of the JVM, until the JVM closes the standard input.
 
     :param begin: called in a worker when a task begins.
@@ -103,14 +103,14 @@ def _forget_modules_of_users(known: frozenset[str]) -> None:
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if name not in known}
     compiled = {name.partition(".")[0] for name, file in files.items() if file and not file.endswith((".py", ".pyc"))}
     kept = compiled | {_OWN}
-    installed = _installed()
+    installed = _list_installed_directories()
     for name, file in files.items():
         if file and name.partition(".")[0] not in kept and not file.startswith(installed):
             del sys.modules[name]
 
 
 @functools.cache
-def _installed() -> tuple[str, ...]:
+def _list_installed_directories() -> tuple[str, ...]:
     """Return the directories of installed modules, and of Spark's own."""
     paths = sysconfig.get_paths()
     names = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], sys.prefix, sys.base_prefix}

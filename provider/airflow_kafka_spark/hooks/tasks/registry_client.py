@@ -149,7 +149,7 @@ class RegistryRequests(ABC):
 
         body = Schema(text, kind).to_dict()
         # This request compares as many versions as the level demands. The client's method compares one, and returns no reasons.
-        path = f"compatibility/subjects/{_quoted(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
+        path = f"compatibility/subjects/{_quote(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
         try:
             with self._asking(f"whether a schema fits subject `{subject}`"):
                 answer = self.client._rest_client.post(path, body=body)
@@ -258,7 +258,7 @@ _CREDENTIALS = "Correct login and password of the connection, or what the user m
 _ADDRESS = "Check the name of the subject, and that the address leads to the registry's REST API"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")

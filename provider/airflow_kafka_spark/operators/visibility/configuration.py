@@ -27,34 +27,36 @@ _USERINFO = re.compile(r"(\w+://)[^/\s@]+@")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def configuration_of(operator: BaseOperator) -> dict[str, Any]:
+def describe_configuration(operator: BaseOperator) -> dict[str, Any]:
     """Return the configuration of an operator.
 
     :return: ``operator``: name of its class; ``guarantee``: that of its sink; ``connections``: the Airflow connections by
         argument; ``arguments``: the arguments that differ from their defaults.
     """
-    given = arguments_of(operator)
-    defaults = _parameters(type(operator))
+    given = get_arguments(operator)
+    defaults = _list_parameters(type(operator))
     arguments = {
-        name: argument_json(given[name], name) for name in defaults if name in given and not _same(given[name], defaults[name])
+        name: convert_argument(given[name], name)
+        for name in defaults
+        if name in given and not _is_equal(given[name], defaults[name])
     }
-    everything = {name: argument_json(given.get(name, default), name) for name, default in defaults.items()}
+    everything = {name: convert_argument(given.get(name, default), name) for name, default in defaults.items()}
     guarantee = getattr(getattr(operator, "sink", None), "guarantee", None)
     return {
         "operator": type(operator).__name__,
         "guarantee": guarantee.value if guarantee is not None else None,
-        "connections": dict(sorted(_connections(everything))),
+        "connections": dict(sorted(_find_connections(everything))),
         "arguments": arguments,
     }
 
 
-def arguments_of(operator: BaseOperator) -> Mapping[str, Any]:
+def get_arguments(operator: BaseOperator) -> Mapping[str, Any]:
     """Return the arguments that an operator was made with. Templates in them are not rendered."""
     found: Mapping[str, Any] = getattr(operator, "_BaseOperator__init_kwargs", {})
     return found
 
 
-def argument_json(value: object, name: str = "") -> Any:
+def convert_argument(value: object, name: str = "") -> Any:
     """Return a value as JSON, without secrets.
 
     An object of options, as a sink or a format, becomes ``{"class": name, "arguments": {...}}`` with the arguments that differ
@@ -65,29 +67,29 @@ def argument_json(value: object, name: str = "") -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        return HIDDEN if value and SECRET.search(name) else _text(value)
+        return HIDDEN if value and SECRET.search(name) else _format_text(value)
     if is_dataclass(value) and not isinstance(value, type):
         options = ((f, getattr(value, f.name)) for f in fields(value) if f.init)
-        arguments = {f.name: argument_json(option, f.name) for f, option in options if not _is_default(f, option)}
+        arguments = {f.name: convert_argument(option, f.name) for f, option in options if not _is_default(f, option)}
         return {"class": type(value).__name__, "arguments": arguments}
     if isinstance(value, Mapping):
-        return {str(key): argument_json(item, str(key)) for key, item in value.items()}
+        return {str(key): convert_argument(item, str(key)) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted((argument_json(item, name) for item in value), key=str)
+        return sorted((convert_argument(item, name) for item in value), key=str)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [argument_json(item, name) for item in value]
+        return [convert_argument(item, name) for item in value]
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g} s"
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
-    return _text(_ADDRESS.sub("", str(value)))
+    return _format_text(_ADDRESS.sub("", str(value)))
 
 
-def _text(value: str) -> str:
+def _format_text(value: str) -> str:
     return _USERINFO.sub(rf"\1{HIDDEN}@", value) if len(value) <= MAX_TEXT else f"({len(value):,} characters)"
 
 
-def _parameters(operator: type) -> dict[str, Any]:
+def _list_parameters(operator: type) -> dict[str, Any]:
     """Return the named parameters of an operator's constructors with their defaults, without those of Airflow's operators."""
     found: dict[str, Any] = {}
     for cls in operator.__mro__:
@@ -107,11 +109,11 @@ def _parameters(operator: type) -> dict[str, Any]:
 
 def _is_default(option: Field[Any], value: object) -> bool:
     if option.default is not MISSING:
-        return _same(value, option.default)
-    return option.default_factory is not MISSING and _same(value, option.default_factory())
+        return _is_equal(value, option.default)
+    return option.default_factory is not MISSING and _is_equal(value, option.default_factory())
 
 
-def _same(value: object, other: object) -> bool:
+def _is_equal(value: object, other: object) -> bool:
     try:
         return type(value) is type(other) and bool(value == other)
     except Exception:
@@ -119,7 +121,7 @@ def _same(value: object, other: object) -> bool:
         return False
 
 
-def _connections(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+def _find_connections(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the connections that the JSON of an argument names, by argument."""
     if isinstance(value, Mapping):
         inner = value["arguments"] if value.keys() == {"class", "arguments"} else value
@@ -128,7 +130,7 @@ def _connections(value: object, path: str = "") -> Iterator[tuple[str, str]]:
             if isinstance(item, str) and item and CONNECTION.search(str(name)):
                 yield where, item
             else:
-                yield from _connections(item, where)
+                yield from _find_connections(item, where)
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from _connections(item, f"{path}[{number}]")
+            yield from _find_connections(item, f"{path}[{number}]")

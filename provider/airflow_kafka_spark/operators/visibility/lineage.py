@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import RowSource
-from airflow_kafka_spark.windows.times import iso
+from airflow_kafka_spark.windows.times import format_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class Dataflow:
         return self.source.uri if self.source is not None else self.sinks[0].uri
 
 
-def lineage(
+def make_lineage(
     flow: Dataflow,
     bootstrap_servers: str,
     *,
@@ -75,25 +75,25 @@ def lineage(
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    broker = broker_of(bootstrap_servers)
+    broker = get_broker(bootstrap_servers)
     if flow.source is not None:
-        inputs = [_input(dataset_of((report or {}).get("source") or flow.source.uri), report)]
+        inputs = [_make_input(parse_dataset((report or {}).get("source") or flow.source.uri), report)]
     else:
-        ranges = _ranges(window, report)
+        ranges = _list_ranges(window, report)
         topics = sorted({r["topic"] for r in ranges}) or list(flow.topics)
-        inputs = [_topic_read(broker, topic, ranges, report) for topic in topics]
-    outputs = _written(flow, broker, report, schema)
-    run_facets = {WINDOW: _facets()["run"](**_window_facts(window, report))} if window or report else {}
+        inputs = [_make_topic_input(broker, topic, ranges, report) for topic in topics]
+    outputs = _list_outputs(flow, broker, report, schema)
+    run_facets = {WINDOW: _make_facet_classes()["run"](**_list_window_facts(window, report))} if window or report else {}
     return OperatorLineage(inputs=inputs, outputs=outputs, run_facets=run_facets)
 
 
-def broker_of(bootstrap_servers: str) -> str:
+def get_broker(bootstrap_servers: str) -> str:
     """Return the namespace of a cluster's topics: its first bootstrap server, as ``kafka://host:port``."""
     first = bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
     return f"kafka://{first}" if first.rpartition(":")[2].isdecimal() else f"kafka://{first}:9092"
 
 
-def dataset_of(uri: str) -> tuple[str, str]:
+def parse_dataset(uri: str) -> tuple[str, str]:
     """Return namespace and name, as OpenLineage's specification has them for each system.
 
     :param uri: the URI of a source or a sink: ``postgres://host:port/db/schema/table``, ``file:///path``, ``s3a://bucket/path``.
@@ -107,7 +107,7 @@ def dataset_of(uri: str) -> tuple[str, str]:
     return f"{scheme}://{parts.netloc}", ".".join(urllib.parse.unquote(part) for part in parts.path.strip("/").split("/"))
 
 
-def _ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _list_ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     if report is not None:
         return [dict(r) for r in report["ranges"]]
     return [
@@ -115,7 +115,7 @@ def _ranges(window: Window | None, report: Mapping[str, Any] | None) -> list[dic
     ]
 
 
-def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> dict[str, Any]:
+def _list_window_facts(window: Window | None, report: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of the run's facet: the window's name and its results."""
     reported = report or {}
     facts: dict[str, Any] = {
@@ -128,30 +128,32 @@ def _window_facts(window: Window | None, report: Mapping[str, Any] | None) -> di
     if report is not None:
         return {"pipeline": report["pipeline"], "window": report["window"], "interval": report.get("interval"), **facts}
     assert window is not None
-    interval = list(map(iso, window.interval)) if window.interval else None
+    interval = list(map(format_instant, window.interval)) if window.interval else None
     return {**facts, "pipeline": window.pipeline, "window": window.id, "interval": interval, "planned_at": window.planned_at}
 
 
-def _topic_read(broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], report: Mapping[str, Any] | None) -> InputDataset:
+def _make_topic_input(
+    broker: str, topic: str, ranges: Sequence[Mapping[str, Any]], report: Mapping[str, Any] | None
+) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
     of_topic = [{k: v for k, v in r.items() if k != "topic"} for r in ranges if r["topic"] == topic]
     facets: dict[str, Any] = {}
     if of_topic:
-        facets[OFFSETS] = _facets()["input"](partitions=of_topic)
+        facets[OFFSETS] = _make_facet_classes()["input"](partitions=of_topic)
     if report is not None:
-        facets |= _statistics(sum(r["records"] for r in of_topic))
+        facets |= _make_statistics(sum(r["records"] for r in of_topic))
     return InputDataset(namespace=broker, name=topic, inputFacets=facets)
 
 
-def _input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> InputDataset:
+def _make_input(dataset: tuple[str, str], report: Mapping[str, Any] | None) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
     namespace, name = dataset
-    return InputDataset(namespace=namespace, name=name, inputFacets=_statistics(report["records_read"]) if report else {})
+    return InputDataset(namespace=namespace, name=name, inputFacets=_make_statistics(report["records_read"]) if report else {})
 
 
-def _statistics(rows: int) -> dict[str, Any]:
+def _make_statistics(rows: int) -> dict[str, Any]:
     """Return the facet of a number of rows that were read; none if OpenLineage has no such facet."""
     try:
         from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
@@ -160,32 +162,34 @@ def _statistics(rows: int) -> dict[str, Any]:
     return {"inputStatistics": facet.InputStatisticsInputDatasetFacet(rowCount=rows)}
 
 
-def _written(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, schema: pa.Schema | None) -> list[OutputDataset]:
+def _list_outputs(flow: Dataflow, broker: str, report: Mapping[str, Any] | None, schema: pa.Schema | None) -> list[OutputDataset]:
     own, *others = flow.sinks
     outputs = []
     if isinstance(own, KafkaSink):
         landed = list((report or {}).get("published", ()))
         topics = sorted({part["topic"] for part in landed}) or [str(t) for t in [own.topic] if t]
-        outputs += [_topic_written(broker, topic, landed, report is not None) for topic in topics]
+        outputs += [_make_topic_output(broker, topic, landed, report is not None) for topic in topics]
     else:
-        namespace, name = dataset_of((report or {}).get("sink") or own.uri)
+        namespace, name = parse_dataset((report or {}).get("sink") or own.uri)
         rows = None if report is None else report["records_written"]
-        outputs.append(_output(namespace, name, rows, {}, _schema(schema) if schema is not None else {}))
+        outputs.append(_make_output(namespace, name, rows, {}, _make_schema_facet(schema) if schema is not None else {}))
     counts = {part["sink"]: part["records"] for part in (report or {}).get("captured", ())}
     uris = [sink.uri for sink in others]
-    outputs += [_output(*dataset_of(uri), counts.get(uri, 0) if report is not None else None, {}, {}) for uri in uris]
+    outputs += [_make_output(*parse_dataset(uri), counts.get(uri, 0) if report is not None else None, {}, {}) for uri in uris]
     if letters := flow.dead_letter_topic:
-        outputs.append(_topic_written(broker, letters, list((report or {}).get("dead_letters", ())), report is not None))
+        outputs.append(_make_topic_output(broker, letters, list((report or {}).get("dead_letters", ())), report is not None))
     return outputs
 
 
-def _topic_written(broker: str, topic: str, landed: Sequence[Mapping[str, Any]], is_complete: bool) -> OutputDataset:
+def _make_topic_output(broker: str, topic: str, landed: Sequence[Mapping[str, Any]], is_complete: bool) -> OutputDataset:
     of_topic = [{k: v for k, v in part.items() if k != "topic"} for part in landed if part["topic"] == topic]
-    facets = {OFFSETS: _facets()["output"](partitions=of_topic)} if of_topic else {}
-    return _output(broker, topic, sum(part["records"] for part in of_topic) if is_complete else None, facets, {})
+    facets = {OFFSETS: _make_facet_classes()["output"](partitions=of_topic)} if of_topic else {}
+    return _make_output(broker, topic, sum(part["records"] for part in of_topic) if is_complete else None, facets, {})
 
 
-def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str, Any], facets: dict[str, Any]) -> OutputDataset:
+def _make_output(
+    namespace: str, name: str, rows: int | None, output_facets: dict[str, Any], facets: dict[str, Any]
+) -> OutputDataset:
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
@@ -195,7 +199,7 @@ def _output(namespace: str, name: str, rows: int | None, output_facets: dict[str
     return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets=output_facets)
 
 
-def _schema(columns: pa.Schema) -> dict[str, Any]:
+def _make_schema_facet(columns: pa.Schema) -> dict[str, Any]:
     """Return the facet of a table's columns."""
     from openlineage.client.facet_v2 import schema_dataset
 
@@ -204,7 +208,7 @@ def _schema(columns: pa.Schema) -> dict[str, Any]:
 
 
 @cache
-def _facets() -> dict[str, Any]:
+def _make_facet_classes() -> dict[str, Any]:
     """Return the classes of this provider's facets. OpenLineage is imported only when they are needed."""
     import attr
     from openlineage.client.generated.base import InputDatasetFacet, OutputDatasetFacet, RunFacet

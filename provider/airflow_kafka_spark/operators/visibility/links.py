@@ -96,17 +96,17 @@ class Links:
             log.warning("The link `%s` was not pushed: %s", link.name, error)
 
 
-def of_pipeline(context: Mapping[str, Any], kafka_conn_id: str, ledger_topic: str, pipeline: str) -> Links:
+def make_pipeline_links(context: Mapping[str, Any], kafka_conn_id: str, ledger_topic: str, pipeline: str) -> Links:
     """Return the links of a task that controls a pipeline without moving a window."""
     found = Links(context.get("ti"))
     try:
-        found.show(WindowLink, pipeline_page(kafka_conn_id, ledger_topic, pipeline))
+        found.show(WindowLink, make_pipeline_page(kafka_conn_id, ledger_topic, pipeline))
     except Exception as error:
         log.debug("No link: %s", error)
     return found
 
 
-def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: str | None = None) -> str:
+def make_pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: str | None = None) -> str:
     """Return the address of a pipeline's page, or of one of its windows; absolute if Airflow's ``[api] base_url`` is set.
 
     :param window: a window's number, or the name of its data interval.
@@ -118,12 +118,12 @@ def pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, window: 
     return f"{base.rstrip('/')}/{relative.lstrip('/')}"
 
 
-def topic_page(kafka_conn_id: str, topic: str) -> str | None:
+def make_topic_page(kafka_conn_id: str, topic: str) -> str | None:
     """Return the address of a topic by ``[kafka_spark] topic_url``; None if that is not set."""
     return fill_placeholders("topic_url", {"topic": topic, "connection": kafka_conn_id})
 
 
-def table_page(uri: str) -> str | None:
+def make_table_page(uri: str) -> str | None:
     """Return the address of a table or a directory by ``[kafka_spark] table_url``; None if that is not set.
 
     :param uri: as ``postgres://host:5432/db/schema/table``; it has no credentials.
@@ -143,7 +143,7 @@ def table_page(uri: str) -> str | None:
     )
 
 
-def spark_page(context: SparkContext) -> str | None:
+def find_spark_page(context: SparkContext) -> str | None:
     """Return the address of an application in Spark's history server, or of its own UI; None if it has neither.
 
     :param context: the context of the application, whose driver runs here.

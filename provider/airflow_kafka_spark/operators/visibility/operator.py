@@ -13,9 +13,9 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTas
 
 from airflow_kafka_spark.operators.options import LedgerOptions
 from airflow_kafka_spark.operators.visibility import links
-from airflow_kafka_spark.operators.visibility.configuration import arguments_of, configuration_of
-from airflow_kafka_spark.operators.visibility.lineage import Dataflow, lineage
-from airflow_kafka_spark.operators.visibility.progress import Progress, store_of, window_name
+from airflow_kafka_spark.operators.visibility.configuration import describe_configuration, get_arguments
+from airflow_kafka_spark.operators.visibility.lineage import Dataflow, make_lineage
+from airflow_kafka_spark.operators.visibility.progress import Progress, find_store, get_window_name
 from airflow_kafka_spark.road.watch import follow_jobs
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VisibleOperator(BaseOperator):
         """The arguments of this operator without secrets, its connections and its guarantee, as the text of a JSON object.
         Airflow stores it with the DAG, for the pages."""
         try:
-            return json.dumps(configuration_of(self), ensure_ascii=False)
+            return json.dumps(describe_configuration(self), ensure_ascii=False)
         except Exception as error:
             log.debug("The configuration of task %s cannot be shown: %s", self.task_id, error)
             return "{}"
@@ -65,19 +65,19 @@ class VisibleOperator(BaseOperator):
         """Show the links that are known when the task begins, and open the store of its progress."""
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
-        self.progress = Progress(store_of(context), self._show_application)
+        self.progress = Progress(find_store(context), self._show_application)
         if run.map_index >= 0 or self._pipeline_is_templated:
             # The pages cannot find the task of this pipeline in the serialized DAG.
             self.progress.configured(self.configuration)
         _try(lambda: shown.show(links.WindowLink, self._page()))
         _try(lambda: shown.show(links.TopicLink, self._topic_page(self.dataflow().topic)))
-        _try(lambda: shown.show(links.TableLink, links.table_page(self.dataflow().other_end)))
+        _try(lambda: shown.show(links.TableLink, links.make_table_page(self.dataflow().other_end)))
         if letters := self.dataflow().dead_letter_topic:
             _try(lambda: shown.show(links.DeadLettersLink, self._topic_page(letters) or self._page()))
 
     @property
     def _pipeline_is_templated(self) -> bool:
-        return "{{" in str(arguments_of(self).get("pipeline"))
+        return "{{" in str(get_arguments(self).get("pipeline"))
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
@@ -85,7 +85,7 @@ class VisibleOperator(BaseOperator):
         self.window_now = window
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.show(links.WindowLink, self._page(window_name(window))))
+            _try(lambda: shown.show(links.WindowLink, self._page(get_window_name(window))))
         self.progress.begin(window)
         with follow_jobs(self.progress):
             yield
@@ -104,15 +104,15 @@ class VisibleOperator(BaseOperator):
     def _show_application(self, context: SparkContext) -> None:
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.show(links.SparkLink, links.spark_page(context)))
+            _try(lambda: shown.show(links.SparkLink, links.find_spark_page(context)))
 
     def _page(self, window: str | None = None) -> str:
         assert self.run_now is not None
         options = self.ledger_options
-        return links.pipeline_page(options.kafka_conn_id, options.ledger_topic, self.pipeline_name(self.run_now), window)
+        return links.make_pipeline_page(options.kafka_conn_id, options.ledger_topic, self.pipeline_name(self.run_now), window)
 
     def _topic_page(self, topic: str | None) -> str | None:
-        return links.topic_page(self.ledger_options.kafka_conn_id, topic) if topic else None
+        return links.make_topic_page(self.ledger_options.kafka_conn_id, topic) if topic else None
 
     @abstractmethod
     def dataflow(self) -> Dataflow:
@@ -142,7 +142,7 @@ class VisibleOperator(BaseOperator):
         :param with_schema: name the columns of the sink's table, too.
         """
         schema = self.written_schema() if with_schema else None
-        return lineage(self.dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
+        return make_lineage(self.dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         """Return the lineage before the window is planned: inputs and outputs."""

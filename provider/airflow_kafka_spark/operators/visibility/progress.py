@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.times import parts_of_move
+from airflow_kafka_spark.windows.times import split_move_seconds
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -122,7 +122,7 @@ class Progress:
     def begin(self, window: Window) -> None:
         """Begin a window that was planned now or by an earlier attempt."""
         self._window, self._step, self._started_at = window, "plan", time.time()
-        self._splits, self._done = _splits(window), 0
+        self._splits, self._done = _count_splits(window), 0
         self._jobs = []
         self._publish()
 
@@ -159,7 +159,7 @@ class Progress:
         :param move: seconds of the whole step.
         :param report: the report of the window.
         """
-        return parts_of_move(move, self._jobs, self._move_began, report.work, report.work_began)
+        return split_move_seconds(move, self._jobs, self._move_began, report.work, report.work_began)
 
     # --- the store ---
 
@@ -175,7 +175,7 @@ class Progress:
         all_done = self._step in ("commit", "close")
         return {
             "window": window.number,
-            "name": window_name(window),
+            "name": get_window_name(window),
             "splits": self._splits,
             "splits_done": self._done,
             "records_total": total,
@@ -227,12 +227,12 @@ def error_to_dict(error: BaseException, at: float) -> dict[str, Any]:
     return {"class": type(error).__name__, "message": text[:ERROR_CHARACTERS], "cut": cut, "at": round(at, 3)}
 
 
-def window_name(window: Window) -> str:
+def get_window_name(window: Window) -> str:
     """Return the name of a window on the pages: its number, or its data interval."""
     return Interval.of_ms(*window.interval).name if window.interval else str(window.number)
 
 
-def store_of(context: Mapping[str, Any]) -> TaskStateStore | None:
+def find_store(context: Mapping[str, Any]) -> TaskStateStore | None:
     """Return the task state store; None if Airflow has none (before 3.3)."""
     try:
         return context.get("task_state_store")
@@ -240,7 +240,7 @@ def store_of(context: Mapping[str, Any]) -> TaskStateStore | None:
         return None
 
 
-def _splits(window: Window) -> int:
+def _count_splits(window: Window) -> int:
     """Return the number of splits; 0 if it depends on the sink, so that only the job knows it."""
     if window.source is not None:
         return len(window.source.splits)

@@ -207,26 +207,26 @@ def is_plain(kind: pa.DataType) -> bool:
     )  # fmt: skip
 
 
-def cast_of(had: pa.DataType, wanted: pa.DataType, mode: Callable[[], str]) -> str | None:
+def find_cast(had: pa.DataType, wanted: pa.DataType, mode: Callable[[], str]) -> str | None:
     """Return the function that casts as Spark does; None if no function is proven to.
 
     :param mode: returns Spark's mode: ``TRY`` (null for a value that does not fit), ``ANSI`` (it fails) or ``LEGACY``.
     """
-    if _fits_all(had, wanted):
+    if _can_hold_all(had, wanted):
         return "widened"
     if wanted == TEXT:
-        return _TEXTS.get(_family(had))
+        return _TEXTS.get(_find_family(had))
     if pa.types.is_decimal(had) and wanted == pa.float64():
         return "as_double" if had.precision <= 15 else None
     if (never_fails := _SAFE.get((had, wanted))) is not None:
         return never_fails
-    tries = _TRIES.get((_family(had), _family(wanted)))
+    tries = _TRIES.get((_find_family(had), _find_family(wanted)))
     if tries is None or wanted == pa.float32() or (pa.types.is_decimal(wanted) and getattr(had, "precision", 0) > 37):
         return None
     return {"TRY": tries, "ANSI": f"{tries}_or_fail"}.get(mode())
 
 
-def _family(kind: pa.DataType) -> str:
+def _find_family(kind: pa.DataType) -> str:
     t = pa.types
     if t.is_integer(kind):
         return "integer"
@@ -259,7 +259,7 @@ _TRIES = {
 """Function that gives null for a value that does not fit, by the kinds of types that are cast."""
 
 
-def _fits_all(had: pa.DataType, wanted: pa.DataType) -> bool:
+def _can_hold_all(had: pa.DataType, wanted: pa.DataType) -> bool:
     """Return True if a type holds all numbers of another one, or rounds them."""
     t = pa.types
     if t.is_decimal(wanted):
@@ -275,7 +275,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 _SIZES = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
-def whole_literal(value: object, kind: pa.DataType) -> int | Decimal | float | None:
+def convert_whole_literal(value: object, kind: pa.DataType) -> int | Decimal | float | None:
     """Return a whole number, or the number of a text, in a numeric type that holds it; None for anything else."""
     t = pa.types
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value):
@@ -289,7 +289,7 @@ def whole_literal(value: object, kind: pa.DataType) -> int | Decimal | float | N
     return float(value) if t.is_floating(kind) and abs(value) <= 2 ** (53 if kind == pa.float64() else 24) else None
 
 
-def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
+def convert_type(spark_type: str | Mapping[str, Any]) -> pa.DataType:
     """Return a type of Spark as an Arrow type.
 
     :raises Unknown: records of Kafka have no columns of this type.
@@ -306,7 +306,7 @@ def type_of(spark_type: str | Mapping[str, Any]) -> pa.DataType:
         raise Unknown(f"the type {spark_type}") from None
 
 
-def value_of(text: str | None, kind: pa.DataType) -> Any:
+def parse_value(text: str | None, kind: pa.DataType) -> Any:
     """Return the value of a literal.
 
     :raises Unknown: the plan's text does not show values of this type exactly.
@@ -352,9 +352,9 @@ _INT = pa.int32()
 _MOMENT = (pa.date32(), INSTANT, pa.timestamp("us"))
 _OF_ONE: Mapping[str, tuple[str, pa.DataType, tuple[pa.DataType, ...]]] = {
     "IsNaN": ("is_nan", _BOOLEAN, (pa.float32(), pa.float64())),
-    "UnixDate": ("number_of", _INT, (pa.date32(),)),
+    "UnixDate": ("parse_number", _INT, (pa.date32(),)),
     "UnixMillis": ("milliseconds_of", LONG, (INSTANT,)),
-    "UnixMicros": ("number_of", LONG, (INSTANT,)),
+    "UnixMicros": ("parse_number", LONG, (INSTANT,)),
     "UnixSeconds": ("seconds_of", LONG, (INSTANT,)),
     "MicrosToTimestamp": ("moment_of", INSTANT, tuple(_SIZES)),
     "Upper": ("upper", TEXT, (TEXT,)),
@@ -406,11 +406,11 @@ LevelColumns = Mapping[int, LevelColumn]
 """The columns of a level by the numbers that the analyzer has given them."""
 
 
-def number_of(column: Mapping[str, Any]) -> int:
+def parse_number(column: Mapping[str, Any]) -> int:
     return int(column["exprId"]["id"])
 
 
-def short_class_name(tree: Mapping[str, Any]) -> str:
+def get_short_class_name(tree: Mapping[str, Any]) -> str:
     return str(tree["class"]).rpartition(".")[2]
 
 
@@ -491,18 +491,18 @@ class Expression:
     # `_node` finds these methods by the names of Spark's expressions.
 
     def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._known[number_of(tree)].node
+        return self._known[parse_number(tree)].node
 
     def _Literal(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        kind = type_of(tree["dataType"])
-        return self._builder.literal(value_of(tree["value"], kind), kind)
+        kind = convert_type(tree["dataType"])
+        return self._builder.literal(parse_value(tree["value"], kind), kind)
 
     def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._builder.field(self._node(at + 1), tree["ordinal"])
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._children(at)
-        if any(short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
+        if any(get_short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
             raise Unknown("CreateNamedStruct with names that are computed")
         names = [str(self._trees[child]["value"]) for child in children[::2]]
         return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
@@ -577,7 +577,7 @@ class Expression:
     def _part(self, at: int, text: int, start: int, count: int) -> int:
         first, length = self._constant(start), self._constant(count)
         if self._builder.type_of(text) != TEXT or not isinstance(first, int) or not isinstance(length, int) or length < 0:
-            raise Unknown(f"{short_class_name(self._trees[at])} but of a constant part of a text")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} but of a constant part of a text")
         return self._builder.call("part", TEXT, text, start, count)
 
     def _Length(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -657,7 +657,7 @@ class Expression:
         values = [self._node(child) for child in self._children(at)]
         first, second = map(self._builder.type_of, values)
         if first != pa.date32() or second not in ((pa.date32(),) if function == "days_between" else _SIZES[:3]):
-            raise Unknown(f"{short_class_name(self._trees[at])} of {first} and {second}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {first} and {second}")
         return self._builder.call(function, _INT if function == "days_between" else pa.date32(), *values)
 
     def _extreme(self, at: int, function: str) -> int:
@@ -665,7 +665,7 @@ class Expression:
         kinds = {self._builder.type_of(value) for value in values}
         (kind,) = kinds if len(kinds) == 1 else (pa.null(),)
         if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or kind in _MOMENT):
-            raise Unknown(f"{short_class_name(self._trees[at])} of {', '.join(sorted(map(str, kinds)))}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {', '.join(sorted(map(str, kinds)))}")
         return self._builder.call(function, kind, *values)
 
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -682,7 +682,7 @@ class Expression:
         text, part = map(self._node, self._children(at))
         said = self._constant(part)
         if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
-            raise Unknown(f"{short_class_name(self._trees[at])} {said!r}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -698,7 +698,7 @@ class Expression:
             return self._builder.call(function, kind, value)
         # The smallest integer has no opposite.
         if not pa.types.is_integer(kind) or not bool(self._shown().apply(at).failOnError()):
-            raise Unknown(f"{short_class_name(self._trees[at])} of {kind}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {kind}")
         return self._builder.call(f"{function}_or_fail", kind, value)
 
     def _arithmetic(self, at: int, function: str) -> int:
@@ -708,14 +708,14 @@ class Expression:
         if all(map(t.is_decimal, kinds)):
             return self._of_decimals(at, function, left, right)
         if kinds[0] != kinds[1] or not (t.is_integer(kinds[0]) or t.is_floating(kinds[0])):
-            raise Unknown(f"{short_class_name(self._trees[at])} of {kinds[0]} and {kinds[1]}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {kinds[0]} and {kinds[1]}")
         if t.is_floating(kinds[0]):
             return self._builder.call(function, kinds[0], left, right)
         if mode == "ANSI":
             return self._builder.call(f"{function}_or_fail", kinds[0], left, right)
         if mode == "TRY" and function == "times":
             return self._by_number(at, "multiplied")
-        raise Unknown(short_class_name(self._trees[at]))
+        raise Unknown(get_short_class_name(self._trees[at]))
 
     def _of_decimals(self, at: int, function: str, left: int, right: int) -> int:
         first, second = self._builder.type_of(left), self._builder.type_of(right)
@@ -724,7 +724,7 @@ class Expression:
         precision = first.precision + second.precision + 1 if function == "times" else whole + scale + 1
         # With more digits Spark rounds, and results may not fit.
         if precision > 38 or self._type_of_spark(at) != pa.decimal128(precision, scale):
-            raise Unknown(f"{short_class_name(self._trees[at])} of {first} and {second}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {first} and {second}")
         return self._builder.call(function, pa.decimal128(precision, scale), left, right)
 
     def _Divide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -742,12 +742,12 @@ class Expression:
         value, by = map(self._node, self._children(at))
         kind = self._builder.type_of(value)
         if not fits(kind) or self._builder.type_of(by) != kind or self._mode(at) != "ANSI":
-            raise Unknown(f"{short_class_name(self._trees[at])} of {kind}")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} of {kind}")
         return self._builder.call(function, kind, value, by)
 
     def _by_constant(self, at: int) -> int | None:
         try:
-            return self._by_number(at, _BY_NUMBER[short_class_name(self._trees[at])])
+            return self._by_number(at, _BY_NUMBER[get_short_class_name(self._trees[at])])
         except Unknown:
             return None
 
@@ -755,7 +755,7 @@ class Expression:
         value, by = map(self._node, self._children(at))
         kind, number = self._builder.type_of(value), self._constant(by)
         if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
-            raise Unknown(f"{short_class_name(self._trees[at])} but of whole numbers by a positive one")
+            raise Unknown(f"{get_short_class_name(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
     def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -766,7 +766,7 @@ class Expression:
 
     def _ranges(self, condition: int) -> frozenset[int]:
         """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
-        if [short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
+        if [get_short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._constant(self._node(self._children(condition)[1]))
         fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
@@ -781,7 +781,7 @@ class Expression:
 
     def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         left, right = self._children(at)
-        if short_class_name(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
+        if get_short_class_name(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
             return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
         return self._compared(at, "equal")
 
@@ -794,15 +794,15 @@ class Expression:
         return self._compared(at, "greater_or_equal")
 
     def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value, wanted = self._node(at + 1), type_of(tree["dataType"])
+        value, wanted = self._node(at + 1), convert_type(tree["dataType"])
         had = self._builder.type_of(value)
         if had == wanted:
             return value
         if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):
             return self._builder.literal(None, wanted)
-        if (number := whole_literal(self._constant(value), wanted)) is not None:
+        if (number := convert_whole_literal(self._constant(value), wanted)) is not None:
             return self._builder.literal(number, wanted)
-        function = cast_of(had, wanted, lambda: self._mode(at))
+        function = find_cast(had, wanted, lambda: self._mode(at))
         if function is None:
             raise Unknown(f"Cast of {had} to {wanted}")
         return self._builder.call(function, wanted, value)
@@ -814,7 +814,7 @@ class Expression:
         return str(self._shown().apply(at).evalMode().toString())
 
     def _type_of_spark(self, at: int) -> pa.DataType:
-        return type_of(json.loads(self._shown().apply(at).dataType().json()))
+        return convert_type(json.loads(self._shown().apply(at).dataType().json()))
 
     def _constant(self, node: int) -> Any:
         return self._builder.constant(node)
@@ -826,7 +826,7 @@ _DEEPEST = 250
 _LARGEST = 64_000_000
 
 
-def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
+def make_program(frame: DataFrame, schema: pa.Schema) -> Program:
     """Return a program whose results are equal to those of Spark's plan.
 
     :param frame: made by columns and filters only, from a frame that was created from rows.
@@ -834,7 +834,7 @@ def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     :raises Unknown: an expression is not translated, or the session is one of Spark Connect, which shows no plan.
     """
     try:
-        program = _program_of(frame, schema)
+        program = _make_program(frame, schema)
         program.run_over_nulls(schema)
     except Unknown:
         raise
@@ -844,10 +844,10 @@ def program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     return program
 
 
-def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
+def _make_program(frame: DataFrame, schema: pa.Schema) -> Program:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    plan = _plan(frame)
+    plan = _get_plan(frame)
     # A plan's text repeats the type of a struct at each use, so its size grows with the square of the number of fields.
     text = str(plan.toJSON())
     if len(text) > _LARGEST:
@@ -857,9 +857,9 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     if any(level["num-children"] != 1 for level in upper) or leaf["num-children"]:
         raise Unknown("a plan that is no chain")
     builder = Builder()
-    known = _leaf(builder, leaf, schema)
+    known = _make_leaf(builder, leaf, schema)
     for at in range(len(levels) - 2, -1, -1):
-        known = _level(builder, levels[at], known, lambda at=at: plan.apply(at))  # type: ignore[misc]
+        known = _add_level(builder, levels[at], known, lambda at=at: plan.apply(at))  # type: ignore[misc]
     types = to_arrow_schema(frame.schema)
     outputs = [(column.name, builder.whole(column.node, types.field(column.name).type)) for column in known.values()]
     if any(builder.depth_of(at) > _DEEPEST for _, at in outputs):
@@ -867,7 +867,7 @@ def _program_of(frame: DataFrame, schema: pa.Schema) -> Program:
     return builder.program(outputs)
 
 
-def _plan(frame: DataFrame) -> Any:
+def _get_plan(frame: DataFrame) -> Any:
     execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
     if execution is None:
         raise Unknown("a session of Spark Connect")
@@ -877,25 +877,25 @@ def _plan(frame: DataFrame) -> Any:
 # --- levels: projections and filters -----------------------------------------------------------------------------------------
 
 
-def _leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
+def _make_leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
     if "output" not in level:
-        raise Unknown(short_class_name(level))
+        raise Unknown(get_short_class_name(level))
     columns = [output[0] for output in level["output"]]
     return {
-        number_of(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
+        parse_number(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
         for c in columns
     }
 
 
-def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan: Callable[[], Any]) -> LevelColumns:
+def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan: Callable[[], Any]) -> LevelColumns:
     kind = level["class"]
     if kind == f"{_PLANS}Project":
         made: dict[int, LevelColumn] = {}
         for index, trees in enumerate(level["projectList"]):
             top, found = trees[0], Expression(builder, known, trees, lambda i=index: plan().expressions().apply(i))  # type: ignore[misc]
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
-                raise Unknown(short_class_name(top))
-            made[number_of(top)] = LevelColumn(top["name"], found.node)
+                raise Unknown(get_short_class_name(top))
+            made[parse_number(top)] = LevelColumn(top["name"], found.node)
         return made
     if kind == f"{_PLANS}Filter":
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))
@@ -904,7 +904,7 @@ def _level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan
             key: LevelColumn(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
             for key, column in known.items()
         }
-    raise Unknown(short_class_name(level))
+    raise Unknown(get_short_class_name(level))
 
 
-__all__ = ["Unknown", "program_of"]
+__all__ = ["Unknown", "make_program"]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, DeadLetterBuffer, join_streams
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, SplitResult, TopicPartition
-from airflow_kafka_spark.windows.times import TimestampHistogram, fitting_width
+from airflow_kafka_spark.windows.times import TimestampHistogram, choose_bucket_width
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
     :param newest: the largest of them.
     :param width: the smallest width of a span, in milliseconds. Spans are wider if there would be too many of them.
     """
-    width = fitting_width(oldest, newest, width)
+    width = choose_bucket_width(oldest, newest, width)
     if oldest // width == newest // width:
         return TimestampHistogram(width, {oldest // width: len(timestamps)})
     buckets = pc.value_counts(pc.divide(timestamps, width))

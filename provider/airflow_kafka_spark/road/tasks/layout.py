@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_kafka_spark.formats.base import OFFSET, ORIGINAL, TOMBSTONE, NullValues, metadata_type
+from airflow_kafka_spark.formats.base import OFFSET, ORIGINAL, TOMBSTONE, NullValues, get_metadata_type
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RowLayout:
         of_value, of_key = value.arrow_schema(), key.arrow_schema() if key else pa.schema([])
         by_name: dict[str, pa.Field] = {f.name: f for f in of_value}
         by_name |= {f.name: f for f in of_key}
-        by_name |= {column: pa.field(column, metadata_type(name)) for name, column in metadata}
+        by_name |= {column: pa.field(column, get_metadata_type(name)) for name, column in metadata}
         if null_values in ("write", "delete"):
             by_name = {name: f.with_nullable(True) for name, f in by_name.items()}
         return cls(
@@ -132,14 +132,14 @@ class RowLayout:
             keys = self.key.decode(records.keys or ())
             bad = {at: (KEY_CONVERTER, f"key: {reason}") for at, reason in keys.bad if at not in ignored} | bad
             columns |= dict(zip(self.key_names, keys.batch.columns, strict=True))
-        absent = tombstones(records, decoded)
+        absent = find_tombstones(records, decoded)
         nulls = [i for i, dead in enumerate(absent) if dead and i not in ignored] if absent is not None else []
         if self.null_values == "fail":
             bad |= dict.fromkeys(nulls, (VALUE_CONVERTER, NO_VALUE))
         elif self.null_values == "ignore":
             ignored.update(i for i in nulls if i not in bad)
         for name, column in self.metadata:
-            columns[column] = metadata_column(name, records)
+            columns[column] = make_metadata_column(name, records)
         columns[OFFSET] = records.offsets
         flags = absent if nulls and self.null_values == "delete" else None
         columns[TOMBSTONE] = pa.array(flags, pa.bool_()) if flags is not None else pa.repeat(False, len(records))
@@ -172,14 +172,14 @@ class RecordLayout:
         """Return the schema of a record frame, with the columns that are carried along."""
         import pyarrow as pa
 
-        keys = pa.binary() if self.key_schema is None else _struct(self.key_schema)
+        keys = pa.binary() if self.key_schema is None else _make_struct_type(self.key_schema)
         return pa.schema(
             [
                 ("key", keys),
-                ("value", _struct(self.value_schema)),
-                *((name, metadata_type(name)) for name in ("topic", "partition", "offset", "timestamp", "headers")),
+                ("value", _make_struct_type(self.value_schema)),
+                *((name, get_metadata_type(name)) for name in ("topic", "partition", "offset", "timestamp", "headers")),
                 (OFFSET, pa.int64()),
-                *((ORIGINAL[name], metadata_type(name)) for name in self.originals),
+                *((ORIGINAL[name], get_metadata_type(name)) for name in self.originals),
             ]
         )
 
@@ -201,10 +201,10 @@ class RecordLayout:
         if self.key is not None:
             decoded = self.key.decode(records.keys or ())
             bad = {at: (KEY_CONVERTER, f"key: {reason}") for at, reason in decoded.bad if at not in ignored} | bad
-            keys = _struct_array(decoded.batch, [key is None for key in records.keys or ()])
+            keys = _make_struct_array(decoded.batch, [key is None for key in records.keys or ()])
         arrays = [
             keys,
-            _struct_array(values.batch, tombstones(records, values)),
+            _make_struct_array(values.batch, find_tombstones(records, values)),
             *(self._metadata(name, name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
             records.offsets,
             *(self._metadata(ORIGINAL[name], name, records) for name in self.originals),
@@ -217,10 +217,10 @@ class RecordLayout:
     def _metadata(self, column: str, name: str, records: KafkaRecords) -> pa.Array:
         import pyarrow as pa
 
-        return metadata_column(name, records) if self._wants(column) else pa.nulls(len(records), metadata_type(name))
+        return make_metadata_column(name, records) if self._wants(column) else pa.nulls(len(records), get_metadata_type(name))
 
 
-def tombstones(records: KafkaRecords, decoded: Decoded) -> list[bool] | None:
+def find_tombstones(records: KafkaRecords, decoded: Decoded) -> list[bool] | None:
     """Return a boolean per record: True if it has no value, or a value that marks a delete (``Decoded.deleted``). None if all
     records have values."""
     if decoded.deleted is None:
@@ -228,7 +228,7 @@ def tombstones(records: KafkaRecords, decoded: Decoded) -> list[bool] | None:
     return [value is None or dead for value, dead in zip(records.values, decoded.deleted.to_pylist(), strict=True)]
 
 
-def metadata_column(name: str, records: KafkaRecords) -> pa.Array:
+def make_metadata_column(name: str, records: KafkaRecords) -> pa.Array:
     """Return a metadata column of records."""
     import pyarrow as pa
 
@@ -240,22 +240,22 @@ def metadata_column(name: str, records: KafkaRecords) -> pa.Array:
     if name == "timestamp":
         return records.timestamps.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
     if name == "headers":
-        from airflow_kafka_spark.sources.kafka.tasks.read import header_column
+        from airflow_kafka_spark.sources.kafka.tasks.read import make_header_column
 
-        return header_column(records.headers) if records.headers is not None else pa.nulls(n, metadata_type(name))
+        return make_header_column(records.headers) if records.headers is not None else pa.nulls(n, get_metadata_type(name))
     constant = {"topic": records.topic, "partition": records.partition, "timestampType": records.timestamp_type}[name]
-    return pa.repeat(pa.scalar(constant, metadata_type(name)), n)
+    return pa.repeat(pa.scalar(constant, get_metadata_type(name)), n)
 
 
-def _struct(schema: pa.Schema) -> pa.StructType:
+def _make_struct_type(schema: pa.Schema) -> pa.StructType:
     import pyarrow as pa
 
     return pa.struct([f.with_nullable(True) for f in schema])
 
 
-def _struct_array(batch: pa.RecordBatch, missing: Sequence[bool] | None) -> pa.StructArray:
+def _make_struct_array(batch: pa.RecordBatch, missing: Sequence[bool] | None) -> pa.StructArray:
     """Return a column of structs, with nulls for missing ones."""
     import pyarrow as pa
 
     mask = pa.array(missing, pa.bool_()) if missing is not None else None
-    return pa.StructArray.from_arrays(batch.columns, fields=list(_struct(batch.schema)), mask=mask)
+    return pa.StructArray.from_arrays(batch.columns, fields=list(_make_struct_type(batch.schema)), mask=mask)

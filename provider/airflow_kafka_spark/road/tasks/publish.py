@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.formats.base import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, partition_id
+from airflow_kafka_spark.road.tasks.read import ReadTask, get_partition_id
 from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
@@ -252,7 +252,7 @@ class PublishTask(CheckedOnExecutors):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.source is None:
-            yield self._publish(partition_id(), batches)
+            yield self._publish(get_partition_id(), batches)
             return
         for batch in batches:
             for at in batch.column(0).to_pylist():

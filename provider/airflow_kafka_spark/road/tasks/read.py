@@ -109,9 +109,9 @@ class ReadTask(CheckedOnExecutors):
 
     def read_from_spark(self, batches: Iterator[pa.RecordBatch]) -> SplitRows | None:
         """Return the rows of the split that Spark's Kafka source has read; None if it has no records."""
-        from airflow_kafka_spark.sources.kafka.tasks.read import records_from_spark
+        from airflow_kafka_spark.sources.kafka.tasks.read import read_spark_records
 
-        records = records_from_spark(batches)
+        records = read_spark_records(batches)
         first = next(records, None)
         if first is None:
             return None
@@ -187,8 +187,8 @@ class SplitRows:
     def _decode(self, records: KafkaRecords, account: SplitAccount) -> pa.RecordBatch:
         """Count bad and ignored records, and return the rows of all others."""
         decoded, tp, tolerance = self.task.layout.decode(records), account.topic_partition, self.task.reading.tolerance
-        routed = _positions(records, self.task.reading.routed.get(tp))
-        sent = _positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
+        routed = _find_positions(records, self.task.reading.routed.get(tp))
+        sent = _find_positions(records, tolerance.sent.get(tp) if tolerance is not None else None)
         ignored = decoded.ignored - routed - sent
         bad = {at: why for at, why in sorted(decoded.bad.items()) if at not in routed and at not in sent}
         account.add_records(records.timestamps, records.bytes)
@@ -213,12 +213,12 @@ class SplitRows:
         return self._batch.originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
 
 
-def _positions(records: KafkaRecords, offsets: Set[int] | None) -> frozenset[int]:
+def _find_positions(records: KafkaRecords, offsets: Set[int] | None) -> frozenset[int]:
     """Return the positions of the records with the given offsets."""
     return frozenset(i for i, offset in enumerate(records.offsets.to_pylist()) if offset in offsets) if offsets else frozenset()
 
 
-def partition_id() -> int:
+def get_partition_id() -> int:
     """Return the number of the partition that this Spark task works on."""
     from pyspark import TaskContext
 

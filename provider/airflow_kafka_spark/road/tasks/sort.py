@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, NullValues
-from airflow_kafka_spark.formats.tasks.text import rows_as_json
+from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, locate_record, locate_row, make_dead_letters
@@ -80,7 +80,7 @@ class RowOrigin(Origin):
             nothing = {"timestamp": pa.nulls(count, pa.int64()), "headers": pa.nulls(count, HEADERS)}
             given = nothing | {part: rows.column(part) for part in GIVEN if part in names}
             key = encoded.column("key") if encoded is not None else pa.nulls(count, pa.binary())
-        return {**given, "key": key, "value": _row_texts(given["key"], given["value"])}
+        return {**given, "key": key, "value": _format_rows(given["key"], given["value"])}
 
     def locate(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return locate_row(self.source, self.window, row)
@@ -180,7 +180,7 @@ def _is_binary(column: pa.Array) -> bool:
     return pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
 
 
-def _row_texts(keys: pa.Array, values: pa.Array) -> pa.Array:
+def _format_rows(keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return rows as JSON: the columns of the value, and those columns of the key that the value does not have. A binary value
     stays unchanged."""
     if not pa.types.is_struct(values.type):
@@ -189,4 +189,4 @@ def _row_texts(keys: pa.Array, values: pa.Array) -> pa.Array:
     if pa.types.is_struct(keys.type):
         known = {name for name, _ in columns}
         columns += [(f.name, keys.field(at)) for at, f in enumerate(keys.type) if f.name not in known]
-    return pa.array(rows_as_json(columns), pa.binary())
+    return pa.array(format_rows_as_json(columns), pa.binary())

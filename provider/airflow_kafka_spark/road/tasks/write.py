@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.base import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, partition_id
+from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, get_partition_id
 from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
@@ -132,7 +132,7 @@ class WriteTask(CheckedOnExecutors):
 
     def _results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         if self.read is None:
-            yield self._write(self.splits[partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
+            yield self._write(self.splits[get_partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:
             # A range without records. This task cannot know its split, so the driver writes it as an empty split.
             if (rows := self.read.read_from_spark(batches)) is not None:

@@ -136,7 +136,7 @@ class DeltaLog:
 
     def version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
         """Return the pipeline's transaction version."""
-        return PipelineVersion.unpack(table.transaction_version(app_id(pipeline)))
+        return PipelineVersion.unpack(table.transaction_version(make_app_id(pipeline)))
 
     def try_commit(
         self,
@@ -163,7 +163,7 @@ class DeltaLog:
         properties = CommitProperties(
             custom_metadata={METADATA: dict(metadata or {})},
             max_commit_retries=0,
-            app_transactions=[Transaction(app_id(pipeline), int(version), now)],
+            app_transactions=[Transaction(make_app_id(pipeline), int(version), now)],
         )
         partition_by, behind = table.metadata().partition_columns, table.version()
         try:
@@ -196,6 +196,6 @@ class DeltaLog:
                 flush(path)
 
 
-def app_id(pipeline: str) -> str:
+def make_app_id(pipeline: str) -> str:
     """Return the application id of a pipeline in Delta's log."""
     return f"airflow:{pipeline}"

@@ -26,13 +26,13 @@ from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, Pi
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
-    data_directory,
     keep_only,
-    marker_name,
+    make_data_directory,
+    make_marker_name,
     sweep_attempts,
 )
-from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug
-from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, recorded_window
+from airflow_kafka_spark.sinks.storage.store import TableStore, make_pipeline_slug
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, parse_recorded_window
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Records:
             return None
         try:
             self.keep(pipeline, version)
-            directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
+            directory = f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{number:010d}"
             replays = [int(name[:-5]) for name in self.store.names(directory) if re.fullmatch(r"\d+\.json", name)]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
@@ -90,11 +90,11 @@ class Records:
         :return: the record, or None if the attempt has been cleaned up.
         :raises OSError: the store did not answer.
         """
-        text = self.store.get(f"{ATTEMPTS}/{marker_name(pipeline, int(version))}/{RECORD}")
+        text = self.store.get(f"{ATTEMPTS}/{make_marker_name(pipeline, int(version))}/{RECORD}")
         if text is None:
             return None
-        record = self._load(text, marker_name(pipeline, int(version)))
-        directory = f"{WINDOWS}/{pipeline_slug(pipeline)}/{record.applied.number:010d}"
+        record = self._load(text, make_marker_name(pipeline, int(version)))
+        directory = f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{record.applied.number:010d}"
         self.store.make(directory)
         path = f"{directory}/{record.applied.replay}.json"
         if self.store.get(path) != text:
@@ -110,7 +110,7 @@ class Records:
         :param record: the attempt's record, which :meth:`keep` has copied.
         :raises OSError: the store did not answer.
         """
-        keep_only(self.store, data_directory(marker), (file["path"] for file in record.files))
+        keep_only(self.store, make_data_directory(marker), (file["path"] for file in record.files))
         self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> PipelineVersion:
@@ -130,7 +130,7 @@ class Records:
                 raise SinkUnavailable(self.store.location.uri, "looking for earlier attempts", "the table is gone")
             version = self.log.version(table, pipeline)
             try:
-                committed = marker_name(pipeline, int(version))
+                committed = make_marker_name(pipeline, int(version))
                 if committed in left:
                     record = self.keep(pipeline, version)
                     if record is not None:
@@ -163,7 +163,7 @@ class Records:
         paths = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
         live = [urllib.parse.unquote(path) for path in paths]
         for marker in markers:
-            directory = data_directory(marker)
+            directory = make_data_directory(marker)
             try:
                 keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
             except OSError as error:
@@ -190,7 +190,7 @@ class Records:
         for commit in table.history():
             found = commit.get(METADATA)
             if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
-                return WindowRecord(recorded_window(found))
+                return WindowRecord(parse_recorded_window(found))
         return None
 
 
@@ -239,9 +239,9 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
         return files
 
     def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
-        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
 
-        return table_files(self.records.store, self.table, upsert)[0]
+        return list_table_files(self.records.store, self.table, upsert)[0]
 
     def flush(self) -> None:
         """Do nothing: :meth:`find` has made the commit durable before it has copied its record."""

@@ -75,22 +75,22 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, table and rights. Writes nothing."""
-        from airflow_kafka_spark.sinks.delta.validation import delta_sink_problems
+        from airflow_kafka_spark.sinks.delta.validation import find_delta_sink_problems
 
-        return delta_sink_problems(self, shape)
+        return find_delta_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
         """Return the problems of location, connection and table."""
-        from airflow_kafka_spark.sinks.delta.validation import table_problems
+        from airflow_kafka_spark.sinks.delta.validation import find_table_problems
 
-        return table_problems(self)
+        return find_table_problems(self)
 
     def replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: the table takes no removals (``delta.appendOnly``), or an upsert would overwrite
         newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
-        from airflow_kafka_spark.sinks.delta.validation import removal_problems
+        from airflow_kafka_spark.sinks.delta.validation import find_removal_problems
 
-        return [*removal_problems(self), *super().replay_problems()]
+        return [*find_removal_problems(self), *super().replay_problems()]
 
     @contextmanager
     def load_table(self, doing: str) -> Iterator[LoadedDelta | None]:

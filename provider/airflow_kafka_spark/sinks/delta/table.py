@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 _TRIES = 20
 
 
-def column_types(schema: Schema) -> dict[str, Any]:
+def list_column_types(schema: Schema) -> dict[str, Any]:
     """Return names and types of the columns of a Delta schema, without the properties that concern nulls."""
-    return {field["name"]: _without_nulls(field["type"]) for field in json.loads(schema.to_json())["fields"]}
+    return {field["name"]: _remove_nullability(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 
-def type_name(kind: str | Mapping[str, Any]) -> str:
+def format_type(kind: str | Mapping[str, Any]) -> str:
     """Return a type as Spark's DDL has it, for messages."""
     if isinstance(kind, str):
         return kind
     if kind["type"] == "array":
-        return f"array<{type_name(kind['elementType'])}>"
+        return f"array<{format_type(kind['elementType'])}>"
     if kind["type"] == "map":
-        return f"map<{type_name(kind['keyType'])},{type_name(kind['valueType'])}>"
-    return f"struct<{','.join(f['name'] + ':' + type_name(f['type']) for f in kind['fields'])}>"
+        return f"map<{format_type(kind['keyType'])},{format_type(kind['valueType'])}>"
+    return f"struct<{','.join(f['name'] + ':' + format_type(f['type']) for f in kind['fields'])}>"
 
 
-def _without_nulls(kind: object) -> Any:
+def _remove_nullability(kind: object) -> Any:
     if isinstance(kind, dict):
         left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
-        return {name: _without_nulls(value) for name, value in kind.items() if name not in left_out}
-    return [_without_nulls(value) for value in kind] if isinstance(kind, list) else kind
+        return {name: _remove_nullability(value) for name, value in kind.items() if name not in left_out}
+    return [_remove_nullability(value) for value in kind] if isinstance(kind, list) else kind
 
 
 def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> DeltaTable:
@@ -62,13 +62,15 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 log.store.make(LOG)
                 DeltaTable.create(
                     log.store.location.path_or_uri,
-                    _nullable(stored),
+                    _make_nullable(stored),
                     mode="ignore",
                     partition_by=list(sink.partition_by),
                     configuration=dict(sink.table_properties),
                     storage_options=dict(log.store.storage_options),
                 )
-            elif missing := [field for field in _nullable(stored).fields if field.name not in column_types(table.schema())]:
+            elif missing := [
+                field for field in _make_nullable(stored).fields if field.name not in list_column_types(table.schema())
+            ]:
                 if not sink.auto_evolve:
                     names = "`, `".join(field.name for field in missing)
                     raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and `auto_evolve` is False")
@@ -80,7 +82,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     raise SinkUnavailable(sink.uri, doing, store_error(error))
 
 
-def _nullable(schema: Schema) -> Schema:
+def _make_nullable(schema: Schema) -> Schema:
     """Return a schema whose columns take nulls. Its nested members keep what they say."""
     from deltalake import Schema
 

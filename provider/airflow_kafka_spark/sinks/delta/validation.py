@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import provider_problem, store_error, unwritable_problem
+from airflow_kafka_spark.hooks.storage import find_provider_problem, find_unwritable_problem, store_error
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
+from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,26 +49,31 @@ _RECENT = 50
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 
 
-def delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
+def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
     schema = sink.add_own_columns(shape).schema
-    options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
+    options = [
+        *_find_column_problems(sink, schema),
+        *sink.row_problems(shape.schema),
+        *sink.problems(),
+        *_find_property_problems(sink),
+    ]
     table, found = _open(sink)
     if table is not None:
-        found += [*_table(sink, table), *_compared(sink, table, schema)]
+        found += [*_find_table_problems(sink, table), *_find_type_problems(sink, table, schema)]
     elif not found and not sink.auto_create:
         found.append(Problem("sink.path", f"there is no Delta table at {sink.uri}", "Create it, or set `auto_create=True`"))
     return [*found, *options]
 
 
-def table_problems(sink: DeltaSinkOptions) -> list[Problem]:
+def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
     table, found = _open(sink)
-    found += _table(sink, table) if table is not None else ()
-    return [*found, *sink.problems(), *_properties(sink)]
+    found += _find_table_problems(sink, table) if table is not None else ()
+    return [*found, *sink.problems(), *_find_property_problems(sink)]
 
 
-def removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
+def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
@@ -93,10 +98,10 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         return None, [Problem("sink.path", what)]
     found: list[Problem] = []
     if location.is_local:
-        found += _rights(Path(location.path))
+        found += _find_right_problems(Path(location.path))
         if sink.conn_id:
             found.append(Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out"))
-    elif missing := provider_problem("sink.conn_id", location.scheme, sink.conn_id):
+    elif missing := find_provider_problem("sink.conn_id", location.scheme, sink.conn_id):
         return None, [missing]
     if found:
         return None, found
@@ -108,11 +113,11 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
         return None, [Problem.of("sink.path", error, "Check path, `conn_id` and its rights")]
 
 
-def _rights(directory: Path) -> Iterator[Problem]:
+def _find_right_problems(directory: Path) -> Iterator[Problem]:
     existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
     if not existing.is_dir():
         yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
-    elif problem := unwritable_problem("sink.path", existing):
+    elif problem := find_unwritable_problem("sink.path", existing):
         yield problem
     elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
@@ -122,7 +127,7 @@ def _has_files(directory: Path) -> bool:
     return any(path.name[0] not in "._" for path in directory.iterdir())
 
 
-def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:
+def _find_property_problems(sink: DeltaSinkOptions) -> Iterator[Problem]:
     if sink.optimize is not None and sink.optimize < 1:
         yield Problem("sink.optimize", f"it is {sink.optimize}; expected a number of windows from 1, or None", "Leave it out")
     if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
@@ -133,7 +138,7 @@ def _properties(sink: DeltaSinkOptions) -> Iterator[Problem]:
 # --- table --------------------------------------------------------------------------------------------------------------
 
 
-def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
+def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
     where, metadata, protocol = f"sink.path table {sink.uri}", table.metadata(), table.protocol()
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     if others := sorted(used - _FEATURES):
@@ -158,10 +163,10 @@ def _table(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
         yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
     if not sink.location.is_local:
-        yield from _unsafe_writers(where, table)
+        yield from _find_unsafe_writer_problems(where, table)
 
 
-def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
+def _find_unsafe_writer_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
     from deltalake.exceptions import DeltaError
 
     try:
@@ -184,14 +189,14 @@ def _unsafe_writers(where: str, table: DeltaTable) -> Iterator[Problem]:
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.storage.tasks.write import partition_type_problem
+def _find_column_problems(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+    from airflow_kafka_spark.sinks.storage.tasks.write import find_partition_type_problem
 
-    yield from doubled_names(schema.names)
+    yield from find_doubled_names(schema.names)
     for field in schema:
         if not field.name or _UNNAMEABLE & set(field.name):
             yield Problem("schema", f"column `{field.name}` has a blank or one of ,;{{}}()= in its name", "Rename it")
-        elif problem := _unstorable(sink, field):
+        elif problem := _find_unstorable_problem(sink, field):
             yield problem
     for name, count in Counter(sink.partition_by).items():
         if count > 1:
@@ -199,16 +204,16 @@ def _columns(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         if name not in schema.names:
             known = quote_names(schema.names)
             yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
-        elif problem := partition_type_problem(name, schema.field(name).type):
+        elif problem := find_partition_type_problem(name, schema.field(name).type):
             yield problem
     if schema.names and set(schema.names) <= set(sink.partition_by):
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
+def _find_unstorable_problem(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.delta.table import column_types
+    from airflow_kafka_spark.sinks.delta.table import list_column_types
 
     where = f"sink.path column `{field.name}`"
     kind = str(field.type)
@@ -219,7 +224,7 @@ def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
     from deltalake import Schema
 
     try:
-        column_types(Schema.from_arrow(sink.spec().stored(pa.schema([field]))))
+        list_column_types(Schema.from_arrow(sink.spec().stored(pa.schema([field]))))
     except Exception as error:  # whatever deltalake makes of a type
         return Problem(where, f"Delta has no type for {kind}: {error}", "Leave the column out, or convert it")
     if "uint" in kind or "time32" in kind or "time64" in kind or "duration" in kind or "dictionary" in kind:
@@ -227,18 +232,18 @@ def _unstorable(sink: DeltaSinkOptions, field: pa.Field) -> Problem | None:
     return None
 
 
-def _compared(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
+def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that the table does not take."""
     import pyarrow as pa
     from deltalake import Schema
 
-    from airflow_kafka_spark.sinks.delta.table import column_types, type_name
+    from airflow_kafka_spark.sinks.delta.table import format_type, list_column_types
 
-    storable = pa.schema([field for field in schema if _unstorable(sink, field) is None])
-    now = column_types(Schema.from_arrow(sink.spec().stored(storable)))
-    before = column_types(table.schema())
-    there = {name: type_name(kind) for name, kind in before.items()}
-    rows = (ComparedColumn(name, type_name(kind), there.get(name), before.get(name) == kind) for name, kind in now.items())
+    storable = pa.schema([field for field in schema if _find_unstorable_problem(sink, field) is None])
+    now = list_column_types(Schema.from_arrow(sink.spec().stored(storable)))
+    before = list_column_types(table.schema())
+    there = {name: format_type(kind) for name, kind in before.items()}
+    rows = (ComparedColumn(name, format_type(kind), there.get(name), before.get(name) == kind) for name, kind in now.items())
     strict = sorted(field.name for field in table.schema().fields if not field.nullable)
     required = [(name, name in now) for name in strict if name not in now or schema.field(name).nullable]
-    yield from column_problems("path", rows, there, required, sink.auto_evolve)
+    yield from find_column_problems("path", rows, there, required, sink.auto_evolve)

@@ -15,8 +15,8 @@ from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVers
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
 from airflow_kafka_spark.sinks.delta.table import open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
-from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, marker_name
-from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, commit_metadata
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
+from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
 from airflow_kafka_spark.windows.model import Applied, Split, Window
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         self.version, self.records, self.base = base.after(window.number), records, base
         self.partition_by, self.optimize = tuple(sink.partition_by), sink.optimize
         self.properties = dict(table.metadata().configuration)
-        attempt = TableAttempt(window, marker_name(window.pipeline, int(self.version)), records.store, records.store)
+        attempt = TableAttempt(window, make_marker_name(window.pipeline, int(self.version)), records.store, records.store)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
@@ -83,11 +83,11 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, skipping_columns
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
 
         fields = [field for field in columns or self.shape.schema if field.name not in self.partition_by]
         file_schema = self.spec.stored(pa.schema(fields))
-        statistics = skipping_columns(file_schema, self.properties)
+        statistics = list_skipping_columns(file_schema, self.properties)
         common = self.common_target(file_schema, of_rows)
         return DeltaSplitWriter(DeltaTarget(**common, partition_columns=self.partition_by, statistics=statistics))
 
@@ -108,10 +108,10 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             raise Fenced(self.window.pipeline, self.committing)
 
     def merge(self, table: LoadedDelta, upsert: Upsert) -> Merged:
-        from airflow_kafka_spark.sinks.delta.tasks.data_files import table_files
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
 
         store = self.records.store
-        return upsert.merge(*(table_files(store, table.table, upsert) if upsert.events.num_rows else ((), None)))
+        return upsert.merge(*(list_table_files(store, table.table, upsert) if upsert.events.num_rows else ((), None)))
 
     def prepare(self, table: LoadedDelta, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[WindowRecord, TryCommit]:
         """Write the record of the window beside the attempt. The commit's transaction version names the attempt."""
@@ -123,7 +123,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             self.records.store.put(f"{ATTEMPTS}/{self.marker}/{RECORD}", record.dump())
         except FileNotFoundError as error:
             raise Fenced(window.pipeline, self.committing) from error
-        metadata = commit_metadata(window, change.written, change.deleted)
+        metadata = make_commit_metadata(window, change.written, change.deleted)
         behind = (table.table, window.pipeline, self.version, added, change.removed, metadata)
         return record, lambda: self.records.log.try_commit(*behind)
 

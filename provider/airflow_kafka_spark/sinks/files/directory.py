@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLock
-from airflow_kafka_spark.sinks.storage.store import escape, flush, pipeline_slug
+from airflow_kafka_spark.sinks.storage.store import escape, flush, make_pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
-from airflow_kafka_spark.windows.interval import ROUTED, without_interval
+from airflow_kafka_spark.windows.interval import ROUTED, remove_interval
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ TASKS = "tasks"
 PUBLISH = "publish"
 
 
-def window_directory(column: str, window: Window) -> str:
+def make_window_directory(column: str, window: Window) -> str:
     """Return the name of a window's directory."""
-    return f"{escape(column)}={pipeline_slug(window.pipeline)}-{window.id}"
+    return f"{escape(column)}={make_pipeline_slug(window.pipeline)}-{window.id}"
 
 
 # --- durable steps --------------------------------------------------------------------------------------------------
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange_directories(one: Path, other: Path) -> None:
     """Exchange two directories in one atomic step.
 
     :raises OSError: the platform or the file system cannot do that (``EINVAL`` or ``ENOSYS``), or one of them does not exist.
@@ -91,7 +91,7 @@ def explain_failed_exchange(directory: Path) -> str | None:
             one, other = Path(probe, "one"), Path(probe, "other")
             one.mkdir()
             other.mkdir()
-            exchange(one, other)
+            exchange_directories(one, other)
     except OSError as error:
         return error.strerror or str(error)
     return None
@@ -130,7 +130,7 @@ class Staging:
     def create(self, window: Window) -> Path:
         """Create the directory of a new attempt at a window."""
         for _ in range(10):
-            attempt = self.root / f"{pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
+            attempt = self.root / f"{make_pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
             # Another attempt that ends at this moment may remove the empty root. Then try again.
             with suppress(FileNotFoundError):
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class Staging:
 
         :param up_to: the highest number of a window.
         """
-        named = re.compile(re.escape(pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
+        named = re.compile(re.escape(make_pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
         with suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
                 found = named.fullmatch(entry.name)
@@ -202,7 +202,7 @@ class FilesTable:
 
     def window_path(self, window: Window) -> Path:
         """Return the directory that a window has once it is published."""
-        return self.directory / window_directory(self.window_column, window)
+        return self.directory / make_window_directory(self.window_column, window)
 
     def record(self, window: Window) -> WindowRecord | None:
         """Return the record of a window, or None if it is not published.
@@ -217,7 +217,7 @@ class FilesTable:
 
     def newest_record(self, pipeline: str) -> WindowRecord | None:
         """Return the record of the pipeline's window with the highest number, or None without any."""
-        named = re.compile(re.escape(f"{escape(self.window_column)}={pipeline_slug(pipeline)}") + r"-(\d{10,})")
+        named = re.compile(re.escape(f"{escape(self.window_column)}={make_pipeline_slug(pipeline)}") + r"-(\d{10,})")
         try:
             with os.scandir(self.directory) as entries:
                 found = [(int(name[1]), entry.path) for entry in entries if (name := named.fullmatch(entry.name))]
@@ -234,11 +234,11 @@ class FilesTable:
 
         :param pipeline: the pipeline's name, or the name of one of its intervals.
         """
-        common = without_interval(pipeline)
+        common = remove_interval(pipeline)
         if common == pipeline and (newest := self.newest_record(pipeline)):
             return newest
         # In `<pipeline>.<interval>.to.<sink>` the interval lies before the name of the sink.
-        begins = f"{escape(self.window_column)}={pipeline_slug(common.partition(ROUTED)[0]).partition('~')[0]}"
+        begins = f"{escape(self.window_column)}={make_pipeline_slug(common.partition(ROUTED)[0]).partition('~')[0]}"
         try:
             with os.scandir(self.directory) as entries:
                 found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.name.startswith(begins))
@@ -250,7 +250,7 @@ class FilesTable:
             # Skip directories that are no window of this sink, or are being replaced.
             with suppress(OSError, ValueError):
                 record = WindowRecord.load((Path(path) / RECORD).read_text(encoding="utf-8"))
-                if without_interval(record.applied.pipeline) == common:
+                if remove_interval(record.applied.pipeline) == common:
                     return record
         return None
 
@@ -280,11 +280,11 @@ class FilesTable:
         return record
 
 
-def column_types(schema: pa.Schema) -> dict[str, str]:
+def list_column_types(schema: pa.Schema) -> dict[str, str]:
     """Return names and types of the columns, in their order."""
     return {field.name: str(field.type) for field in schema}
 
 
-def merged_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+def merge_columns(before: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
     """Return all columns that the windows up to this one have had, in the order of their appearance."""
-    return {**before, **column_types(schema)}
+    return {**before, **list_column_types(schema)}

@@ -36,20 +36,20 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.files.directory import FilesTable, merged_columns, window_directory
+from airflow_kafka_spark.sinks.files.directory import FilesTable, make_window_directory, merge_columns
 from airflow_kafka_spark.sinks.storage.attempts import (
     ATTEMPTS,
     BEGUN,
     AttemptWindowWriter,
     TableAttempt,
-    marker_name,
+    make_marker_name,
     sweep_attempts,
 )
 from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, open_objects
-from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, pipeline_slug
-from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, files_of
+from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, make_pipeline_slug
+from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.interval import without_interval
+from airflow_kafka_spark.windows.interval import remove_interval
 from airflow_kafka_spark.windows.model import Applied, SplitResult, Window
 
 if TYPE_CHECKING:
@@ -112,15 +112,15 @@ class Commit:
 
     def marker(self, pipeline: str) -> str:
         """Return the name of a new attempt that will commit behind this entry."""
-        return marker_name(pipeline, (self.sequence + 1) << _NONCE_BITS | secrets.randbelow(1 << _NONCE_BITS))
+        return make_marker_name(pipeline, (self.sequence + 1) << _NONCE_BITS | secrets.randbelow(1 << _NONCE_BITS))
 
 
-def sequence_of(marker: str) -> int:
+def parse_sequence(marker: str) -> int:
     """Return the sequence number under which an attempt commits."""
     return int(marker[-20:]) >> _NONCE_BITS
 
 
-def attempt_id(marker: str) -> str:
+def make_attempt_id(marker: str) -> str:
     """Return the part of the name of a data file that says which attempt has written it."""
     return f"{int(marker[-20:]):x}"
 
@@ -282,7 +282,7 @@ class ManifestTable:
             newest = self.newest_commit(pipeline)
             try:
                 # An attempt whose sequence number is taken cannot commit any more.
-                if any(sequence_of(marker) > newest.sequence for marker in left):
+                if any(parse_sequence(marker) > newest.sequence for marker in left):
                     self.append(pipeline, Commit(newest.sequence + 1, newest.newest, fenced=tuple(left)))
                     continue
                 for marker in left:
@@ -325,7 +325,7 @@ class ManifestTable:
 
         :raises OSError: the store did not answer.
         """
-        of = f"-{attempt_id(marker)}-"
+        of = f"-{make_attempt_id(marker)}-"
         return [path for path in self.store.files_below(directory) if of in path.rpartition("/")[2]]
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
@@ -337,7 +337,7 @@ class ManifestTable:
 
     def data_directory(self, window: Window) -> str:
         """Return the directory of a window's data files, which all attempts at it share."""
-        return f"{DATA}/{window_directory(self.window_column, window)}"
+        return f"{DATA}/{make_window_directory(self.window_column, window)}"
 
     def split_writer(self, target: ObjectsTarget) -> SplitWriter:
         """Return a writer for the tasks."""
@@ -355,7 +355,7 @@ class ManifestTable:
         """
         try:
             newest: dict[tuple[str, str], int] = {}
-            slugs = {pipeline_slug(name) for name in pipelines}
+            slugs = {make_pipeline_slug(name) for name in pipelines}
             for path in self.store.files_below(WINDOWS):
                 slug, _, rest = path.removeprefix(f"{WINDOWS}/").partition("/")
                 number, _, name = rest.partition("/")
@@ -372,13 +372,13 @@ class ManifestTable:
     # --- internals ----------------------------------------------------------------------------------------------------
 
     def _log(self, pipeline: str) -> str:
-        return f"{WINDOWS}/{pipeline_slug(pipeline)}/log"
+        return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/log"
 
     def _window_directory(self, pipeline: str, number: int) -> str:
-        return f"{WINDOWS}/{pipeline_slug(pipeline)}/{number:010d}"
+        return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{number:010d}"
 
     def _latest(self, pipeline: str) -> str:
-        return f"{WINDOWS}/{pipeline_slug(without_interval(pipeline))}.json"
+        return f"{WINDOWS}/{make_pipeline_slug(remove_interval(pipeline))}.json"
 
     def _load(self, text: str, path: str) -> WindowRecord:
         try:
@@ -417,7 +417,7 @@ class ListedTable(ManifestTable):
         return list(self._uploads_of(directory, marker).values())
 
     def _uploads_of(self, directory: str, marker: str) -> dict[str, str]:
-        of = f"-{attempt_id(marker)}-"
+        of = f"-{make_attempt_id(marker)}-"
         return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
@@ -425,7 +425,7 @@ class ListedTable(ManifestTable):
         self.uploads.abort(self._uploads_of(directory, marker))
 
     def data_directory(self, window: Window) -> str:
-        return window_directory(self.window_column, window)
+        return make_window_directory(self.window_column, window)
 
     def split_writer(self, target: ObjectsTarget) -> SplitWriter:
         from airflow_kafka_spark.sinks.files.tasks.write import UploadsSplitWriter
@@ -443,7 +443,7 @@ def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
     return kind(open_objects(sink.location, sink.conn_id), sink.window_column)
 
 
-def records_of(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
+def find_records(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
     """Return the records of windows of a sink. Parameters and errors as :func:`open_manifests`."""
     return sink.table if sink.renames else open_manifests(sink)
 
@@ -475,7 +475,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
             file_schema=sink.spec.stored(pa.schema([f for f in schema if f.name not in sink.partition_by])),
             spec=sink.spec,
             directories=tuple(sink.partition_by),
-            attempt_id=attempt_id(self.marker),
+            attempt_id=make_attempt_id(self.marker),
         )
         return self.table.split_writer(target)
 
@@ -520,7 +520,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
 
     def _prepare(self, results: Sequence[SplitResult], newest: Commit) -> Commit:
         window, sink = self.window, self.sink
-        files = files_of(results)
+        files = list_files(results)
         try:
             there = self.table.files_of(self.attempt.directory, self.marker) if files else ()
             suspect = "a lifecycle rule of the bucket"
@@ -530,7 +530,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         rows = sum(int(result.token.get("rows", 0)) for result in results)
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         latest = self.table.latest_record(window.pipeline)
-        columns = merged_columns(latest.columns if latest else {}, self.shape.schema)
+        columns = merge_columns(latest.columns if latest else {}, self.shape.schema)
         applied = Applied.of(window, rows)
         record = WindowRecord(applied, tuple(files), sink.format, tuple(sink.partition_by), facts, columns)
         return Commit(newest.sequence + 1, max(newest.newest, window.number), self.marker, record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.hooks.storage import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.storage.store import TableLocation
@@ -31,7 +31,7 @@ class FilesSinkOptions:
     conn_id: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partition_by", names_of(self.partition_by))
+        object.__setattr__(self, "partition_by", as_names(self.partition_by))
 
     @property
     def uri(self) -> str:

@@ -20,12 +20,12 @@ from airflow_kafka_spark.sinks.files.directory import (
     RECORD,
     TASKS,
     Staging,
-    exchange,
+    exchange_directories,
     explain_failed_exchange,
     make_below,
-    merged_columns,
+    merge_columns,
 )
-from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, open_manifests, records_of
+from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, find_records, open_manifests
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
 from airflow_kafka_spark.sinks.storage.attempts import AttemptLock
 from airflow_kafka_spark.sinks.storage.store import flush
@@ -106,22 +106,22 @@ class FilesSink(FilesSinkOptions, Sink):
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, directory and rights. Writes nothing: rights are looked up, not tried."""
-        from airflow_kafka_spark.sinks.files.validation import files_sink_problems
+        from airflow_kafka_spark.sinks.files.validation import find_files_sink_problems
 
-        return files_sink_problems(self, shape)
+        return find_files_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
         """Return the problems of the directory, of the rights to it, and of format, compression and options."""
-        from airflow_kafka_spark.sinks.files.validation import target_problems
+        from airflow_kafka_spark.sinks.files.validation import find_target_problems
 
-        return target_problems(self)
+        return find_target_problems(self)
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number in the table.
 
         :raises WindowConflict: its directory has no record, or another pipeline's.
         """
-        newest = records_of(self).newest_record(pipeline)
+        newest = find_records(self).newest_record(pipeline)
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
@@ -130,7 +130,7 @@ class FilesSink(FilesSinkOptions, Sink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = records_of(self).record(window)
+        record = find_records(self).record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def replay_problems(self) -> list[Problem]:
@@ -263,7 +263,7 @@ class FilesWindowWriter(WindowWriter):
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied.of(window, rows)
         latest = self.sink.table.latest_record(window.pipeline)
-        columns = merged_columns(latest.columns if latest else {}, self.shape.schema)
+        columns = merge_columns(latest.columns if latest else {}, self.shape.schema)
         return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
@@ -271,7 +271,7 @@ class FilesWindowWriter(WindowWriter):
         target = self.sink.table.window_path(self.window)
         if self.window.replay and target.exists():
             # The old directory takes the attempt's place and is removed with it.
-            exchange(self.attempt / PUBLISH, target)
+            exchange_directories(self.attempt / PUBLISH, target)
         else:
             os.rename(self.attempt / PUBLISH, target)
         self.sink.table.flush()

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import provider_problem, unwritable_problem
+from airflow_kafka_spark.hooks.storage import find_provider_problem, find_unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.directory import column_types
-from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests, records_of
+from airflow_kafka_spark.sinks.files.directory import list_column_types
+from airflow_kafka_spark.sinks.files.manifest import DATA, find_records, open_manifests
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS
 from airflow_kafka_spark.sinks.storage.objects import UploadStore
 from airflow_kafka_spark.sinks.storage.store import escape
@@ -31,30 +31,30 @@ FORMATS = ("parquet", "json", "csv", "orc")
 _LIMITS = ("max_open_files", "max_rows_per_group", "max_bytes_per_group")
 
 
-def files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
+def find_files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of directory, columns, options and types. See :meth:`.FilesSink.validate`."""
-    return [*_write_problems(sink, shape), *_columns(sink, shape.schema), *_files(sink, shape.schema)]
+    return [*_write_problems(sink, shape), *_find_column_problems(sink, shape.schema), *_find_file_problems(sink, shape.schema)]
 
 
-def target_problems(sink: FilesSinkOptions) -> list[Problem]:
+def find_target_problems(sink: FilesSinkOptions) -> list[Problem]:
     """Return the problems of the directory and of the options, independent of the rows. See
     :meth:`.FilesSink.target_problems`."""
     import pyarrow as pa
 
-    return [*_location_problems(sink), *_files(sink, pa.schema([]))]
+    return [*_find_location_problems(sink), *_find_file_problems(sink, pa.schema([]))]
 
 
 # --- location -----------------------------------------------------------------------------------------------------------
 
 
 def _write_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
-    found = list(_location_problems(sink))
+    found = list(_find_location_problems(sink))
     yield from found
     if not found:
-        yield from _neighbours(sink, shape)
+        yield from _find_neighbour_problems(sink, shape)
 
 
-def _location_problems(sink: FilesSinkOptions) -> Iterator[Problem]:
+def _find_location_problems(sink: FilesSinkOptions) -> Iterator[Problem]:
     """Yield what is wrong with the location of the table, its connection and the way in which windows are published."""
     visibility: object = sink.visibility
     if visibility not in (None, "rename", "manifest", "listing"):
@@ -77,14 +77,14 @@ def _location_problems(sink: FilesSinkOptions) -> Iterator[Problem]:
         sink = replace(sink, visibility=None)
         renames = sink.renames
     if not location.is_local:
-        yield from _object_store(sink, location)
+        yield from _find_object_store_problems(sink, location)
         return
     if sink.conn_id:
         yield Problem("sink.conn_id", "a mounted directory needs no connection", "Leave it out")
-    yield from _rights(Path(location.path), beside=renames)
+    yield from _find_right_problems(Path(location.path), beside=renames)
 
 
-def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[Problem]:
+def _find_object_store_problems(sink: FilesSinkOptions, location: TableLocation) -> Iterator[Problem]:
     if sink.visibility == "rename":
         what = f"it is `rename`, and nothing can be renamed in {location.uri}"
         yield Problem("sink.visibility", what, "Leave it out: windows are published by manifests there")
@@ -97,7 +97,7 @@ def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[P
         action = "Install boto3 on the Airflow worker and on Spark's executors"
         yield Problem("sink.visibility", "the package `boto3`, which completes uploads, is not installed", action)
         return
-    if missing := provider_problem("sink.conn_id", location.scheme, sink.conn_id):
+    if missing := find_provider_problem("sink.conn_id", location.scheme, sink.conn_id):
         yield missing
         return
     try:
@@ -111,7 +111,7 @@ def _object_store(sink: FilesSinkOptions, location: TableLocation) -> Iterator[P
         yield Problem("sink.path", f"{location.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 
 
-def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
+def _find_right_problems(directory: Path, *, beside: bool) -> Iterator[Problem]:
     """Yield what keeps this user from writing a table in a directory.
 
     :param beside: True if attempts write beside the table, from where their windows are renamed into it.
@@ -128,7 +128,7 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
         for writable in (path, path.parent) if path == directory and beside else (path,):
-            if problem := unwritable_problem("sink.path", writable):
+            if problem := find_unwritable_problem("sink.path", writable):
                 yield problem
         break
     if beside and directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:
@@ -139,11 +139,11 @@ def _rights(directory: Path, *, beside: bool) -> Iterator[Problem]:
         )
 
 
-def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
+def _find_neighbour_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
     """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
     directory = Path(sink.location.path) if sink.location.is_local else None
     try:
-        latest = records_of(sink).latest_record(shape.pipeline)
+        latest = find_records(sink).latest_record(shape.pipeline)
         names = os.listdir(directory) if directory and directory.exists() else []
     except (KafkaSparkError, OSError) as error:
         action = getattr(error, "action", "")
@@ -176,17 +176,17 @@ def _neighbours(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
         there = f"{latest.format} files of this pipeline, partitioned by {list(latest.partition_by)}"
         yield Problem("sink.path", f"{sink.uri} holds {there}; readers need one kind", "Name another directory")
     elif latest:
-        yield from changed_column_problems(sink, latest.columns, shape.schema)
+        yield from find_changed_column_problems(sink, latest.columns, shape.schema)
 
 
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _find_column_problems(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     names = Counter(schema.names)
     if doubled := [n for n, count in names.items() if count > 1]:
         yield Problem("schema", f"there is more than one column `{'`, `'.join(doubled)}`", "Rename all but one of them")
-    yield from _window_column(sink, schema.names)
+    yield from _find_window_column_problems(sink, schema.names)
     for name, count in Counter(sink.partition_by).items():
         if count > 1:
             yield Problem("sink.partition_by", f"`{name}` is named {count} times", "Name it once")
@@ -194,12 +194,12 @@ def _columns(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
             known = quote_names(schema.names)
             yield Problem("sink.partition_by", f"there is no column `{name}`; there are {known}", "Name one of these")
         elif names[name] == 1:
-            yield from _partition_column(name, schema.field(name).type)
+            yield from _find_partition_column_problems(name, schema.field(name).type)
     if names and set(names) <= set(sink.partition_by):
         yield Problem("sink.partition_by", "it names all columns, so that none is left for the files", "Leave out at least one")
 
 
-def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem]:
+def _find_window_column_problems(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem]:
     column: Any = sink.window_column
     if not isinstance(column, str) or not column or column[0] in "_.":
         skipped = "readers skip directories that begin with _ or ."
@@ -213,10 +213,10 @@ def _window_column(sink: FilesSinkOptions, names: list[str]) -> Iterator[Problem
         )
 
 
-def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
-    from airflow_kafka_spark.sinks.storage.tasks.write import partition_type_problem
+def _find_partition_column_problems(name: str, kind: pa.DataType) -> Iterator[Problem]:
+    from airflow_kafka_spark.sinks.storage.tasks.write import find_partition_type_problem
 
-    if problem := partition_type_problem(name, kind):
+    if problem := find_partition_type_problem(name, kind):
         yield problem
     if name[:1] in ("_", "."):
         skipped = "readers skip directories that begin with _ or ."
@@ -226,7 +226,7 @@ def _partition_column(name: str, kind: pa.DataType) -> Iterator[Problem]:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _find_file_problems(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     if sink.format not in FORMATS:
         yield Problem("sink.format", f"`{sink.format}` is not known; expected one of {', '.join(FORMATS)}")
         given = {"sink.compression": sink.compression, "sink.options": sink.options}
@@ -238,12 +238,12 @@ def _files(sink: FilesSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
         known = ", ".join(c for c in codecs if c)
         yield Problem("sink.compression", f"`{sink.compression}` is not known for {sink.format}; expected one of {known}")
         spec = replace(spec, compression=None)
-    wrong = list(_options(sink, spec))
+    wrong = list(_find_option_problems(sink, spec))
     yield from wrong
-    yield from _types(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
+    yield from _find_type_problems(replace(spec, options={}) if wrong else spec, schema, set(sink.partition_by))
 
 
-def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
+def _find_option_problems(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.storage.tasks.formats import try_writing
@@ -261,7 +261,7 @@ def _options(sink: FilesSinkOptions, spec: FileSpec) -> Iterator[Problem]:
         yield Problem("sink.options", f"the {sink.format} writer does not take {dict(spec.format_options)}: {error}")
 
 
-def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
+def _find_type_problems(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Problem]:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.storage.tasks.formats import try_writing
@@ -280,14 +280,14 @@ def _types(spec: FileSpec, schema: pa.Schema, in_path: set[str]) -> Iterator[Pro
             )
 
 
-def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
+def find_changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that readers could not combine with the existing windows.
 
     :param before: the columns of these windows; empty if they are not known.
     """
     if not before:
         return
-    now = column_types(schema)
+    now = list_column_types(schema)
     for name, kind in now.items():
         where = f"sink.path column `{name}`"
         if name in before and before[name] != kind:
@@ -297,12 +297,15 @@ def changed_column_problems(sink: FilesSinkOptions, before: Mapping[str, str], s
             what = f"the windows that are there have `{similar[0]}`, and Spark treats the two as one"
             yield Problem(where, what, f"Call it `{similar[0]}` in the schema, or give it another name")
         elif name not in before and not sink.auto_evolve:
-            what = f"it is new ({kind}); the windows that are there have {_listed(before)}"
+            what = f"it is new ({kind}); the windows that are there have {_format_columns(before)}"
             yield Problem(where, what, "Set `auto_evolve=True` on the sink, or leave it out of the schema")
     if sink.format == "csv" and list(now)[: len(before)] != list(before):
-        what = f"found {_listed(now)}; expected {_listed(before)}, and new ones behind them: readers of CSV go by position"
+        what = (
+            f"found {_format_columns(now)}; expected {_format_columns(before)}, and new ones behind them: readers "
+            "of CSV go by position"
+        )
         yield Problem("sink.format", what, "Keep the columns and their order, or name another directory")
 
 
-def _listed(columns: Mapping[str, str]) -> str:
+def _format_columns(columns: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.hooks.connections import GENERIC, look_up, setting_text
+from airflow_kafka_spark.hooks.connections import GENERIC, format_setting, look_up
 from airflow_kafka_spark.hooks.databases import describe_driver_message
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
@@ -69,7 +69,7 @@ class CatalogAccess:
         return text
 
 
-def catalog_access(conn_id: str) -> CatalogAccess:
+def find_catalog_access(conn_id: str) -> CatalogAccess:
     """Return the options of the catalog that a connection names.
 
     The connection has the fields of Airflow's Iceberg provider: the host is the catalog's URI, login and password are the id and
@@ -86,7 +86,7 @@ def catalog_access(conn_id: str) -> CatalogAccess:
     except Exception as error:  # Airflow's own errors, and those of a secrets backend
         raise ConnectionInvalid(conn_id, f"{type(error).__name__}: {error}", "Define it, of type `iceberg`") from error
     name = str(extra.pop("name", conn_id))
-    options = {key: setting_text(value) for key, value in extra.items() if value is not None}
+    options = {key: format_setting(value) for key, value in extra.items() if value is not None}
     if found.host:
         options["uri"] = found.host.rstrip("/") if found.host.startswith("http") else found.host
     kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
@@ -158,7 +158,7 @@ class IcebergStore(TableStore):
         return f"{self.uri}/{path}"
 
 
-def _of_request(text: str) -> str:
+def _get_request_message(text: str) -> str:
     """Return the message of an error without the retries that the client of a REST catalog names."""
     cause = _REQUEST.search(text)
     return f"{cause['host']}:{cause['port']}: {cause['why']}" if cause else text
@@ -203,7 +203,7 @@ class IcebergTable:
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
         detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(_of_request(detail))))
+        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(_get_request_message(detail))))
 
     def load(self, doing: str) -> Table | None:
         """Return the newest version of the table, or None if there is no such table.

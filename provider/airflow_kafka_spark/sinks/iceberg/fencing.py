@@ -19,15 +19,15 @@ from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
     PipelineSnapshots,
-    data_files,
     is_referenced,
+    list_data_files,
+    list_metadata_files,
     make_commit,
-    manifest_prefix,
-    metadata_files,
-    new_snapshot_id,
+    make_manifest_prefix,
+    make_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, data_directory, keep_only, sweep_attempts
+from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN, keep_only, make_data_directory, sweep_attempts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -68,11 +68,11 @@ class Attempts:
         left = set(markers)
         waiting: set[str] = set()
         error: Exception | None = None
-        fence = new_snapshot_id()
+        fence = make_snapshot_id()
         for _ in range(_TRIES):
             table = self.lake.loaded("looking for earlier attempts")
             state = PipelineSnapshots.of(table.metadata, pipeline)
-            committed = {marker for marker in left if table.snapshot_by_id(snapshot_of(marker)) is not None}
+            committed = {marker for marker in left if table.snapshot_by_id(parse_snapshot_id(marker)) is not None}
             for marker in committed:
                 self.finish(table, marker)
             left -= committed
@@ -98,10 +98,10 @@ class Attempts:
 
         :param table: the table, loaded after the commit.
         """
-        directory, snapshot_id = data_directory(marker), snapshot_of(marker)
+        directory, snapshot_id = make_data_directory(marker), parse_snapshot_id(marker)
         data = self.lake.data_store(table)
         try:
-            files = data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
+            files = list_data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
             keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
             self._remove_manifests(table, snapshot_id)
         except Exception as error:  # each store has errors of its own
@@ -115,11 +115,11 @@ class Attempts:
         :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
             it has committed, and its snapshot has expired since.
         """
-        directory = data_directory(marker)
+        directory = make_data_directory(marker)
         try:
             if sure or not is_referenced(table, directory):
                 self.lake.data_store(table).remove_all(directory)
-                self._remove_manifests(table, snapshot_of(marker))
+                self._remove_manifests(table, parse_snapshot_id(marker))
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
             return
@@ -138,15 +138,15 @@ class Attempts:
 
     def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
         """Remove the manifests that were written for tries of a commit that failed."""
-        named = metadata_files(table, snapshot_id)
+        named = list_metadata_files(table, snapshot_id)
         store = self.lake.metadata_store(table)
-        begins = manifest_prefix(snapshot_id)
+        begins = make_manifest_prefix(snapshot_id)
         kept = {path.rpartition("/")[2] for path in named or ()}
         for name in store.names(""):
             if name.startswith(begins) and name not in kept:
                 store.remove(name)
 
 
-def snapshot_of(marker: str) -> int:
+def parse_snapshot_id(marker: str) -> int:
     """Return the id of the snapshot that an attempt commits."""
     return int(marker.rpartition("-")[2])

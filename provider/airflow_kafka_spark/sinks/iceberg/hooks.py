@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable, catalog_access
+from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable, find_catalog_access
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -37,12 +37,12 @@ class IcebergHook(BaseHook):
 
         :raises ConnectionInvalid: the connection does not exist, or its options do not fit each other.
         """
-        return catalog_access(self.conn_id).open()
+        return find_catalog_access(self.conn_id).open()
 
     def test_connection(self) -> tuple[bool, str]:
         """List the namespaces, and return True and the catalog's address, or False and the reason, for Airflow's UI."""
         try:
-            access = catalog_access(self.conn_id)
+            access = find_catalog_access(self.conn_id)
             with IcebergTable(access, "", f"iceberg://{self.conn_id}") as lake:
                 try:
                     lake.catalog.list_namespaces()

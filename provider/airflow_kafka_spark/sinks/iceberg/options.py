@@ -36,9 +36,9 @@ class IcebergSinkOptions(LakeSinkOptions):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable, catalog_access
+        from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable, find_catalog_access
 
-        return IcebergTable(catalog_access(self.conn_id), self.table, self.uri)
+        return IcebergTable(find_catalog_access(self.conn_id), self.table, self.uri)
 
     def table_spec(self, table: Table) -> FileSpec:
         """Return the codec and options that tasks write Parquet files with.

@@ -81,15 +81,15 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
 
     def validate(self, shape: Shape) -> list[Problem]:
         """Return the problems of options, types, catalog and table. Writes nothing."""
-        from airflow_kafka_spark.sinks.iceberg.validation import iceberg_sink_problems
+        from airflow_kafka_spark.sinks.iceberg.validation import find_iceberg_sink_problems
 
-        return iceberg_sink_problems(self, shape)
+        return find_iceberg_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
         """Return the problems of connection, catalog and table."""
-        from airflow_kafka_spark.sinks.iceberg.validation import table_problems
+        from airflow_kafka_spark.sinks.iceberg.validation import find_table_problems
 
-        return table_problems(self)
+        return find_table_problems(self)
 
     @contextmanager
     def load_table(self, doing: str) -> Iterator[LoadedIceberg | None]:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import WindowConflict
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
-from airflow_kafka_spark.sinks.storage.attempts import data_directory, marker_name
-from airflow_kafka_spark.sinks.storage.window_record import commit_metadata, recorded_window
-from airflow_kafka_spark.windows.interval import without_interval
+from airflow_kafka_spark.sinks.storage.attempts import make_data_directory, make_marker_name
+from airflow_kafka_spark.sinks.storage.window_record import make_commit_metadata, parse_recorded_window
+from airflow_kafka_spark.windows.interval import remove_interval
 from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tag_name(pipeline: str) -> str:
     return f"airflow.{pipeline}"
 
 
-def new_snapshot_id() -> int:
+def make_snapshot_id() -> int:
     """Return the id of a snapshot that will be written."""
     return secrets.randbelow((1 << 63) - 1) + 1
 
@@ -72,7 +72,7 @@ class Recorded:
     @classmethod
     def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int) -> Recorded:
         """Return the record of a window that is going to be committed."""
-        text = json.dumps({**commit_metadata(window, rows, deleted), "snapshot": snapshot_id}, ensure_ascii=False)
+        text = json.dumps({**make_commit_metadata(window, rows, deleted), "snapshot": snapshot_id}, ensure_ascii=False)
         return cls.load(text)
 
     @classmethod
@@ -83,7 +83,7 @@ class Recorded:
         """
         try:
             found = json.loads(text)
-            return cls(recorded_window(found), found["snapshot"], text)
+            return cls(parse_recorded_window(found), found["snapshot"], text)
         except (ValueError, KeyError, TypeError) as error:
             raise WindowConflict("of a snapshot's summary", f"`{text[:200]}` cannot be understood", "a record") from error
 
@@ -178,8 +178,8 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:
             return []
-        directory = data_directory(marker_name(window.pipeline, found.snapshot_id))
-        files = data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directory)
+        directory = make_data_directory(make_marker_name(window.pipeline, found.snapshot_id))
+        files = list_data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directory)
         rows = sum(file.record_count for file in files)
         if rows != found.applied.written:
             what = (
@@ -190,9 +190,11 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
         return files
 
     def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
-        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
 
-        return table_files(self.table, head(self.table.metadata, self.branch), upsert, {name: name for name in upsert.key})
+        return list_table_files(
+            self.table, find_head(self.table.metadata, self.branch), upsert, {name: name for name in upsert.key}
+        )
 
     def flush(self) -> None:
         self.lake.flush(self.table, self.table.metadata_location)
@@ -210,17 +212,17 @@ class SnapshotCommit:
     written: tuple[str, ...]
 
 
-def manifest_prefix(snapshot_id: int) -> tuple[str, str]:
+def make_manifest_prefix(snapshot_id: int) -> tuple[str, str]:
     """Return how the names of the manifests and of the manifest list of a snapshot begin."""
-    return str(_commit_uuid(snapshot_id))[:18], f"snap-{snapshot_id}-"
+    return str(_make_commit_uuid(snapshot_id))[:18], f"snap-{snapshot_id}-"
 
 
-def _commit_uuid(snapshot_id: int) -> uuid.UUID:
+def _make_commit_uuid(snapshot_id: int) -> uuid.UUID:
     """Return an id for one try of a commit. Its first half is made of the snapshot's id."""
     return uuid.UUID(int=snapshot_id << 64 | secrets.randbits(64))
 
 
-def head(metadata: TableMetadata, branch: str) -> int | None:
+def find_head(metadata: TableMetadata, branch: str) -> int | None:
     """Return the snapshot that a branch names; None if there is no such branch."""
     found = metadata.refs.get(branch)
     return found.snapshot_id if found else None
@@ -261,7 +263,7 @@ def make_commit(
         # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
         producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
-    producer._snapshot_id, producer.commit_uuid = snapshot_id, _commit_uuid(snapshot_id)
+    producer._snapshot_id, producer.commit_uuid = snapshot_id, _make_commit_uuid(snapshot_id)
     for file in added:
         producer.append_data_file(file)
     for file in removed:
@@ -271,13 +273,13 @@ def make_commit(
     changes = [updates[0]]
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
-            requirements.append(ref_is(name, head(metadata, name)))
+            requirements.append(require_ref(name, find_head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot_id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
 
 
-def ref_is(name: str, snapshot_id: int | None) -> TableRequirement:
+def require_ref(name: str, snapshot_id: int | None) -> TableRequirement:
     """Return the requirement that a branch or tag names a snapshot.
 
     :param snapshot_id: None if there may be no such branch or tag.
@@ -300,11 +302,11 @@ def set_ref(metadata: TableMetadata, name: str, kind: SnapshotRefType, snapshot_
     options = ("max_ref_age_ms", "max_snapshot_age_ms", "min_snapshots_to_keep")
     kept = {option: getattr(there, option) for option in options if there is not None}
     if there is None and kind == SnapshotRefType.TAG:
-        kept["max_ref_age_ms"] = INTERVAL_TAG_DAYS * 86_400_000 if without_interval(name) != name else _FOREVER
+        kept["max_ref_age_ms"] = INTERVAL_TAG_DAYS * 86_400_000 if remove_interval(name) != name else _FOREVER
     return SetSnapshotRefUpdate(**{"ref_name": name, "type": kind, "snapshot_id": snapshot_id, **kept})
 
 
-def metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
+def list_metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
     """Return the manifest list and the manifests of a snapshot; None if there is no such snapshot.
 
     :raises Exception: the store did not answer.
@@ -315,7 +317,7 @@ def metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
     return {snapshot.manifest_list, *(manifest.manifest_path for manifest in snapshot.manifests(table.io))}
 
 
-def data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str) -> list[DataFile]:
+def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str) -> list[DataFile]:
     """Return the data files of snapshots that lie in a directory, each once.
 
     :param directory: its name.
@@ -338,4 +340,4 @@ def is_referenced(table: Table, directory: str) -> bool:
 
     :raises Exception: the store did not answer.
     """
-    return bool(data_files(table, table.metadata.snapshots, directory))
+    return bool(list_data_files(table, table.metadata.snapshots, directory))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
-from airflow_kafka_spark.sinks.iceberg.snapshots import head, make_commit, new_snapshot_id, ref_is, set_ref
+from airflow_kafka_spark.sinks.iceberg.snapshots import find_head, make_commit, make_snapshot_id, require_ref, set_ref
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,16 +49,16 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
         try:
             if table is None:
                 _create(sink, lake, schema, doing)
-            elif missing := missing_columns(schema, table.metadata):
+            elif missing := find_missing_columns(schema, table.metadata):
                 if not sink.auto_evolve:
                     names = "`, `".join(found.row.name for found in missing)
                     raise lake.unavailable(doing, f"it has no columns `{names}`, and `auto_evolve` is False")
                 error = _add_columns(lake, table, schema) or error
             elif not table.metadata.snapshots:
-                empty = make_commit(table, new_snapshot_id(), {}, MAIN)
+                empty = make_commit(table, make_snapshot_id(), {}, MAIN)
                 error = lake.try_commit(table, empty.requirements, empty.updates) or error
-            elif head(table.metadata, sink.branch) is None and (start := head(table.metadata, MAIN)) is not None:
-                absent = ref_is(sink.branch, None)
+            elif find_head(table.metadata, sink.branch) is None and (start := find_head(table.metadata, MAIN)) is not None:
+                absent = require_ref(sink.branch, None)
                 begun = set_ref(table.metadata, sink.branch, SnapshotRefType.BRANCH, start)
                 error = lake.try_commit(table, (absent,), (begun,)) or error
             else:
@@ -75,7 +75,7 @@ def _add_columns(lake: IcebergTable, table: Table, schema: pa.Schema) -> Excepti
     from pyiceberg.table.update.schema import UpdateSchema
 
     change = UpdateSchema(Transaction(table), name_mapping=table.metadata.name_mapping())
-    for found in missing_columns(schema, table.metadata):
+    for found in find_missing_columns(schema, table.metadata):
         change.add_column((found.row.name,), found.kind)
     updates, requirements = change._commit()
     return lake.try_commit(table, requirements, updates)
@@ -90,7 +90,7 @@ def _create(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema, doi
     with suppress(NamespaceAlreadyExistsError):
         if not lake.catalog.namespace_exists(namespace):
             lake.catalog.create_namespace(namespace)
-    columns = iceberg_schema(schema)
+    columns = make_iceberg_schema(schema)
     spec = make_spec([PartitionField.parse(text) for text in sink.partition_by], columns)
     properties = {"format-version": "2", **sink.table_properties}
     lake.catalog.create_table(sink.table, columns, partition_spec=spec, properties=properties)
@@ -112,13 +112,13 @@ def find_unstorable_reason(kind: pa.DataType) -> str:
     if _WITHOUT_TYPE.search(str(kind)) or "null" in str(kind) and pa.types.is_null(kind):
         return f"Iceberg has no type for {kind}"
     try:
-        _pyarrow_to_schema_without_ids(pa.schema([pa.field("column", stored(kind))]), format_version=2)
+        _pyarrow_to_schema_without_ids(pa.schema([pa.field("column", find_stored_type(kind))]), format_version=2)
     except Exception as error:  # whatever pyiceberg makes of a type
         return f"Iceberg has no type for {kind}: {error}"
     return ""
 
 
-def stored(kind: pa.DataType) -> pa.DataType:
+def find_stored_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which files have a type of rows: instants in microseconds and UTC, small integers as ``int``."""
     import pyarrow as pa
 
@@ -128,25 +128,25 @@ def stored(kind: pa.DataType) -> pa.DataType:
         return pa.int32()
     if pa.types.is_struct(kind):
         # Parquet's writer takes a null struct as a null of each member, so that each takes nulls.
-        return pa.struct([pa.field(f.name, stored(f.type)) for f in kind])
+        return pa.struct([pa.field(f.name, find_stored_type(f.type)) for f in kind])
     if pa.types.is_map(kind):
-        return pa.map_(stored(kind.key_type), kind.item_field.with_type(stored(kind.item_type)))
+        return pa.map_(find_stored_type(kind.key_type), kind.item_field.with_type(find_stored_type(kind.item_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(stored(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(find_stored_type(kind.value_type)))
     return kind
 
 
-def iceberg_schema(schema: pa.Schema) -> Schema:
+def make_iceberg_schema(schema: pa.Schema) -> Schema:
     """Return the columns of a table that is created for rows, with ids from 1. All columns take nulls."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
     from pyiceberg.schema import assign_fresh_schema_ids
 
-    nullable = pa.schema([pa.field(f.name, stored(f.type)) for f in schema])
+    nullable = pa.schema([pa.field(f.name, find_stored_type(f.type)) for f in schema])
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(nullable, format_version=2))
 
 
-def type_name(kind: IcebergType) -> str:
+def format_type(kind: IcebergType) -> str:
     """Return a type for messages, without ids."""
     return re.sub(r"-?\d+: ", "", str(kind)).replace(": optional ", ": ")
 
@@ -165,13 +165,13 @@ class Matched:
     column: NestedField | None
 
 
-def match(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
+def match_columns(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
     """Return each column of the rows with the table's column that takes it. Types are not compared."""
     now = metadata.schema()
     by_name = {field.name: field for field in now.fields}
     by_id = {field.field_id: field for field in now.fields}
     taken = {by_name[name].field_id for name in schema.names if name in by_name}
-    kinds = {field.name: field.field_type for field in iceberg_schema(schema).fields}
+    kinds = {field.name: field.field_type for field in make_iceberg_schema(schema).fields}
     found = []
     for row in schema:
         column = by_name.get(row.name)
@@ -215,7 +215,7 @@ def fits(row: IcebergType, table: IcebergType) -> bool:
     return row == table or wider.get(type(row)) is type(table)  # type: ignore[call-overload]
 
 
-def file_columns(schema: pa.Schema, metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
+def make_file_columns(schema: pa.Schema, metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
     """Return the columns of data files for Arrow and for pyiceberg: the rows' names, the table's ids and types.
 
     :raises ValueError: the table lacks a column.
@@ -225,44 +225,44 @@ def file_columns(schema: pa.Schema, metadata: TableMetadata) -> tuple[pa.Schema,
     from pyiceberg.types import NestedField
 
     arrow, iceberg = [], []
-    for found in match(schema, metadata):
+    for found in match_columns(schema, metadata):
         if found.column is None:
             raise ValueError(f"it has no column `{found.row.name}`")
         kind = found.column.field_type
-        arrow.append(_with_id(found.row.with_type(_with_ids(stored(found.row.type), kind)), found.column.field_id))
+        arrow.append(_add_id(found.row.with_type(_add_ids(find_stored_type(found.row.type), kind)), found.column.field_id))
         iceberg.append(NestedField(found.column.field_id, found.row.name, kind, required=False))
     return pa.schema(arrow), Schema(*iceberg)
 
 
-def table_columns(metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
+def make_table_columns(metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
     """Return all columns of a table, as data files have them, for Arrow and for pyiceberg."""
     from pyiceberg.io.pyarrow import _pyarrow_schema_ensure_small_types, schema_to_pyarrow
 
     plain = _pyarrow_schema_ensure_small_types(schema_to_pyarrow(metadata.schema(), include_field_ids=False))
-    return file_columns(plain, metadata)[0], metadata.schema()
+    return make_file_columns(plain, metadata)[0], metadata.schema()
 
 
-def _with_id(field: pa.Field, number: int) -> pa.Field:
+def _add_id(field: pa.Field, number: int) -> pa.Field:
     return field.with_metadata({FIELD_ID: str(number).encode()})
 
 
-def _with_ids(kind: pa.DataType, table: Any) -> pa.DataType:
+def _add_ids(kind: pa.DataType, table: Any) -> pa.DataType:
     """Return a type of Arrow with the table's ids and, where the table has a wider one, the table's type."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
         there = {field.name: field for field in table.fields}
         members = [(f, there[f.name]) for f in kind]
-        return pa.struct([_with_id(f.with_type(_with_ids(f.type, t.field_type)), t.field_id) for f, t in members])
+        return pa.struct([_add_id(f.with_type(_add_ids(f.type, t.field_type)), t.field_id) for f, t in members])
     if pa.types.is_map(kind):
-        key = _with_id(kind.key_field.with_type(_with_ids(kind.key_type, table.key_type)), table.key_id)
-        return pa.map_(key, _with_id(kind.item_field.with_type(_with_ids(kind.item_type, table.value_type)), table.value_id))
+        key = _add_id(kind.key_field.with_type(_add_ids(kind.key_type, table.key_type)), table.key_id)
+        return pa.map_(key, _add_id(kind.item_field.with_type(_add_ids(kind.item_type, table.value_type)), table.value_id))
     if pa.types.is_list(kind):
-        return pa.list_(_with_id(kind.value_field.with_type(_with_ids(kind.value_type, table.element_type)), table.element_id))
-    return _widened(kind, table)
+        return pa.list_(_add_id(kind.value_field.with_type(_add_ids(kind.value_type, table.element_type)), table.element_id))
+    return _widen_type(kind, table)
 
 
-def _widened(kind: pa.DataType, table: IcebergType) -> pa.DataType:
+def _widen_type(kind: pa.DataType, table: IcebergType) -> pa.DataType:
     import pyarrow as pa
     from pyiceberg.types import DecimalType, DoubleType, LongType
 
@@ -273,17 +273,17 @@ def _widened(kind: pa.DataType, table: IcebergType) -> pa.DataType:
     return pa.decimal128(table.precision, table.scale) if isinstance(table, DecimalType) else kind
 
 
-def missing_columns(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
+def find_missing_columns(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
     """Return the columns of the rows that the table lacks."""
-    return [found for found in match(schema, metadata) if found.column is None]
+    return [found for found in match_columns(schema, metadata) if found.column is None]
 
 
-def required_columns(schema: pa.Schema, metadata: TableMetadata) -> Iterator[tuple[str, bool]]:
+def find_required_columns(schema: pa.Schema, metadata: TableMetadata) -> Iterator[tuple[str, bool]]:
     """Yield the table's columns that take no null, where rows may have one.
 
     :return: the column's name, and True if the rows have it.
     """
-    rows = {found.column.field_id: found.row for found in match(schema, metadata) if found.column is not None}
+    rows = {found.column.field_id: found.row for found in match_columns(schema, metadata) if found.column is not None}
     for field in metadata.schema().fields:
         if field.required and (field.field_id not in rows or rows[field.field_id].nullable):
             yield field.name, field.field_id in rows
@@ -346,7 +346,7 @@ class PartitionField:
         return parse_transform(self.transform)
 
 
-def fields_of(spec: PartitionSpec, schema: Schema) -> list[PartitionField]:
+def list_partition_fields(spec: PartitionSpec, schema: Schema) -> list[PartitionField]:
     """Return the fields of a table's spec, without those that were removed from a table of format version 1."""
     found = [PartitionField(schema.find_column_name(f.source_id) or f.name, str(f.transform)) for f in spec.fields]
     return [field for field in found if field.transform != "void"]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.storage import unwritable_problem
+from airflow_kafka_spark.hooks.storage import find_unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
-from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, fields_of
-from airflow_kafka_spark.sinks.lake.options import ComparedColumn, column_problems, doubled_names
+from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, list_partition_fields
+from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,31 +27,36 @@ _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 """Properties of a table, and the values that a sink can write for."""
 
 
-def iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
+def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
     if importlib.util.find_spec("pyiceberg") is None:
-        return [_uninstalled(), *sink.problems(), *_properties(sink)]
+        return [_make_uninstalled_problem(), *sink.problems(), *_find_property_problems(sink)]
     schema = sink.add_own_columns(shape).schema
-    options = [*_columns(sink, schema), *sink.row_problems(shape.schema), *sink.problems(), *_properties(sink)]
+    options = [
+        *_find_column_problems(sink, schema),
+        *sink.row_problems(shape.schema),
+        *sink.problems(),
+        *_find_property_problems(sink),
+    ]
     table, found = _open(sink)
     if table is not None:
-        found += [*_table(sink, table), *_compared(sink, table, schema)]
+        found += [*_find_table_problems(sink, table), *_find_type_problems(sink, table, schema)]
     elif not found and not sink.auto_create:
         what = f"there is no Iceberg table `{sink.table}` in the catalog"
         found.append(Problem("sink.table", what, "Create it, or set `auto_create=True`"))
     return [*found, *options]
 
 
-def table_problems(sink: IcebergSinkOptions) -> list[Problem]:
+def find_table_problems(sink: IcebergSinkOptions) -> list[Problem]:
     """Return the problems of connection, catalog, table and options. See :meth:`.IcebergSink.target_problems`."""
-    options = [*sink.problems(), *_properties(sink)]
+    options = [*sink.problems(), *_find_property_problems(sink)]
     if importlib.util.find_spec("pyiceberg") is None:
-        return [_uninstalled(), *options]
+        return [_make_uninstalled_problem(), *options]
     table, found = _open(sink)
-    return [*found, *(_table(sink, table) if table is not None else ()), *options]
+    return [*found, *(_find_table_problems(sink, table) if table is not None else ()), *options]
 
 
-def _uninstalled() -> Problem:
+def _make_uninstalled_problem() -> Problem:
     action = 'Install "airflow-provider-kafka-spark[iceberg]" on the Airflow worker and on Spark\'s executors'
     return Problem("sink", "the package `pyiceberg` is not installed", action)
 
@@ -61,7 +66,7 @@ def _uninstalled() -> Problem:
 
 def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
     """Return the table and the problems of reading it. The table is None if it does not exist or cannot be read."""
-    found = [*_names(sink)]
+    found = [*_find_name_problems(sink)]
     try:
         lake = sink.open()
     except ConnectionInvalid as error:
@@ -72,14 +77,14 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         try:
             table = lake.load("opening the table")
             if table is None:
-                return None, [*_nowhere(sink, lake), *_unreachable_warehouse(sink, lake)]
+                return None, [*_find_location_problems(sink, lake), *_find_warehouse_problems(sink, lake)]
         except KafkaSparkError as error:
             return None, [Problem.of("sink.conn_id", error, "Check the connection, and the rights that it gives")]
         try:
             store = lake.data_store(table)
             there = store.exists("")
             local = Path(store.location.path) if there and store.location.is_local else None
-            if local and (problem := unwritable_problem("sink.table", local)):
+            if local and (problem := find_unwritable_problem("sink.table", local)):
                 return table, [problem]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
@@ -87,7 +92,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         return table, []
 
 
-def _nowhere(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
+def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
     """Yield a problem if a table that is created would have no location. A REST catalog chooses one itself."""
     if not sink.auto_create or "warehouse" in lake.access.properties or lake.access.properties.get("type") not in ("sql", "hive"):
         return
@@ -96,7 +101,7 @@ def _nowhere(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
         yield Problem("sink.conn_id", what, "Add it, for instance `file:///mnt/lake` or `s3://lake`")
 
 
-def _unreachable_warehouse(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
+def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
     """Yield a problem if the store of a table that is created does not answer, or has no such bucket.
 
     A user without the right to list the whole bucket may have it for the table. A REST catalog's store is its own.
@@ -117,21 +122,21 @@ def _unreachable_warehouse(sink: IcebergSinkOptions, lake: IcebergTable) -> Iter
         yield Problem("sink.conn_id", what, "Check `warehouse` and the `s3.` options in the connection's extra")
 
 
-def _names(sink: IcebergSinkOptions) -> Iterator[Problem]:
+def _find_name_problems(sink: IcebergSinkOptions) -> Iterator[Problem]:
     if len(parts := sink.table.split(".")) < 2 or not all(parts):
         yield Problem("sink.table", f"`{sink.table}` is not a namespace and a name, joined by dots", "Name it `shop.orders`")
     if not sink.branch or sink.branch.startswith("airflow."):
         yield Problem("sink.branch", f"`{sink.branch}` cannot be a branch of this sink", f"Name another one, or `{MAIN}`")
 
 
-def _properties(sink: IcebergSinkOptions) -> Iterator[Problem]:
+def _find_property_problems(sink: IcebergSinkOptions) -> Iterator[Problem]:
     for name, values in _FORBIDDEN.items():
         if str(sink.table_properties.get(name, next(iter(values)))).lower() not in values:
             what = f"`{name}` is `{sink.table_properties[name]}`; expected {' or '.join(sorted(values))}"
             yield Problem("sink.table_properties", what, "Leave it out")
 
 
-def _table(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
+def _find_table_problems(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
     from pyiceberg.table.refs import SnapshotRefType
 
     where, metadata = f"sink.table {sink.table}", table.metadata
@@ -144,10 +149,10 @@ def _table(sink: IcebergSinkOptions, table: Table) -> Iterator[Problem]:
             yield Problem(where, what, "Change it, or name another table")
     if (ref := metadata.refs.get(sink.branch)) is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
         yield Problem("sink.branch", f"`{sink.branch}` is a tag of the table; expected a branch", "Name another one")
-    yield from _layout(sink, table, where)
+    yield from _find_layout_problems(sink, table, where)
 
 
-def _layout(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Problem]:
+def _find_layout_problems(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Problem]:
     """Yield the problems of the table's partition spec and sort order."""
     top = {field.field_id for field in table.schema().fields}
     for field in table.spec().fields:
@@ -159,7 +164,7 @@ def _layout(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Prob
         if sorted_by.source_id not in top:
             yield Problem(where, "it is sorted by a column within a struct, which is not supported", "Change its sort order")
     if sink.partition_by:
-        wanted, there = list(_parsed(sink)), fields_of(table.spec(), table.schema())
+        wanted, there = list(_parse_partition_fields(sink)), list_partition_fields(table.spec(), table.schema())
         if wanted != there:
             named = ", ".join(map(str, there)) or "nothing"
             what = f"the table is partitioned by {named}; found {', '.join(map(str, wanted))}"
@@ -169,7 +174,7 @@ def _layout(sink: IcebergSinkOptions, table: Table, where: str) -> Iterator[Prob
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
+def _parse_partition_fields(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
     for text in sink.partition_by:
         try:
             yield PartitionField.parse(text)
@@ -177,10 +182,10 @@ def _parsed(sink: IcebergSinkOptions) -> Iterator[PartitionField]:
             continue
 
 
-def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _find_column_problems(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
     from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason
 
-    yield from doubled_names(schema.names)
+    yield from find_doubled_names(schema.names)
     for field in schema:
         if not field.name or "\0" in field.name or "." in field.name:
             what = f"column `{field.name}` has no name, or a dot in it, which Iceberg has between a struct and its member"
@@ -192,18 +197,18 @@ def _columns(sink: IcebergSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
             PartitionField.parse(text)
         except ValueError:
             yield Problem("sink.partition_by", f"`{text}` is not understood; expected {EXPECTED}")
-    wanted = list(_parsed(sink))
+    wanted = list(_parse_partition_fields(sink))
     for name, count in Counter(field.name for field in wanted).items():
         if count > 1:
             yield Problem("sink.partition_by", f"{count} fields are called `{name}`", "Leave out all but one")
     for field in wanted:
-        yield from _partition_field(field, schema)
+        yield from _find_partition_field_problems(field, schema)
 
 
-def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Problem]:
+def _find_partition_field_problems(field: PartitionField, schema: pa.Schema) -> Iterator[Problem]:
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason, iceberg_schema
+    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason, make_iceberg_schema
 
     if field.column not in schema.names:
         known = ", ".join(f"`{n}`" for n in schema.names)
@@ -211,26 +216,32 @@ def _partition_field(field: PartitionField, schema: pa.Schema) -> Iterator[Probl
         return
     kind, fine = schema.field(field.column).type, False
     if not find_unstorable_reason(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
-        source = iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
+        source = make_iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
         fine = field.parsed().can_transform(source)
     if fine:
         return
     yield Problem("sink.partition_by", f"`{field}` cannot partition: column `{field.column}` is {kind}", "Name another column")
 
 
-def _compared(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iterator[Problem]:
+def _find_type_problems(sink: IcebergSinkOptions, table: Table, schema: pa.Schema) -> Iterator[Problem]:
     """Yield a problem for each column that the table does not take."""
     import pyarrow as pa
 
-    from airflow_kafka_spark.sinks.iceberg.table import find_unstorable_reason, fits, match, required_columns, type_name
+    from airflow_kafka_spark.sinks.iceberg.table import (
+        find_required_columns,
+        find_unstorable_reason,
+        fits,
+        format_type,
+        match_columns,
+    )
 
     storable = pa.schema([field for field in schema if not find_unstorable_reason(field.type)])
-    there = {field.name: type_name(field.field_type) for field in table.schema().fields}
+    there = {field.name: format_type(field.field_type) for field in table.schema().fields}
     rows = []
-    for found in match(storable, table.metadata):
+    for found in match_columns(storable, table.metadata):
         taker = found.column.field_type if found.column is not None else None
-        expected = type_name(taker) if taker is not None else None
+        expected = format_type(taker) if taker is not None else None
         fine = taker is not None and fits(found.kind, taker)
-        rows.append(ComparedColumn(found.row.name, type_name(found.kind), expected, fine))
-    required = required_columns(storable, table.metadata)
-    yield from column_problems("table", rows, there, required, sink.auto_evolve)
+        rows.append(ComparedColumn(found.row.name, format_type(found.kind), expected, fine))
+    required = find_required_columns(storable, table.metadata)
+    yield from find_column_problems("table", rows, there, required, sink.auto_evolve)

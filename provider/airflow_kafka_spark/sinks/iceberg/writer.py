@@ -14,15 +14,15 @@ from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     LoadedIceberg,
     Recorded,
-    head,
+    find_head,
+    list_metadata_files,
     make_commit,
-    metadata_files,
-    new_snapshot_id,
+    make_snapshot_id,
     tag_name,
 )
-from airflow_kafka_spark.sinks.iceberg.table import file_columns, match, open_table, table_columns
+from airflow_kafka_spark.sinks.iceberg.table import make_file_columns, make_table_columns, match_columns, open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
-from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, marker_name
+from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.sinks.storage.window_record import TableChange
 from airflow_kafka_spark.windows.model import Split, Window
@@ -74,13 +74,13 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         base: int | None,
         table: Table,
     ) -> None:
-        self.snapshot_id = new_snapshot_id()
+        self.snapshot_id = make_snapshot_id()
         self.lake, self.branch, self.base, self.table = lake, sink.branch, base, table
         self.written: list[str] = []
         self.tried: tuple[str, ...] = ()
         self.added: list[str] = []
         self.data = lake.data_store(table)
-        attempt = TableAttempt(window, marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
+        attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.table_spec(table), {"base": base or 0})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
@@ -101,7 +101,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     def _row_columns(self) -> tuple[pa.Schema, Schema]:
         try:
-            return file_columns(self.shape.schema, self.table.metadata)
+            return make_file_columns(self.shape.schema, self.table.metadata)
         except ValueError as error:  # another writer has removed a column since
             raise self.lake.unavailable(f"beginning window {self.window}", error) from error
 
@@ -111,10 +111,12 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         :param columns: the table whose columns they get; None: the columns of the window's rows.
         """
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
-        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import written_as
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import describe_layout
 
-        file_schema, written = self._row_columns() if columns is None else table_columns(columns.metadata)
-        return IcebergSplitWriter(IcebergTarget(**self.common_target(file_schema, of_rows), **written_as(self.table, written)))
+        file_schema, written = self._row_columns() if columns is None else make_table_columns(columns.metadata)
+        return IcebergSplitWriter(
+            IcebergTarget(**self.common_target(file_schema, of_rows), **describe_layout(self.table, written))
+        )
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         return LoadedIceberg(self.lake.loaded(self.committing), self.lake, self.branch)
 
     def position(self, table: LoadedIceberg) -> tuple[object, object]:
-        return table.table.metadata_location, head(table.table.metadata, self.branch)
+        return table.table.metadata_location, find_head(table.table.metadata, self.branch)
 
     def refuse_overtaken(self, table: LoadedIceberg) -> None:
         state, metadata = table.state(self.window.pipeline), table.table.metadata
@@ -139,20 +141,20 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
             raise self.lake.unavailable(self.committing, what)
 
     def merge(self, table: LoadedIceberg, upsert: Upsert) -> Merged:
-        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import table_files
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
 
-        matched = match(self.shape.schema, table.table.metadata)
+        matched = match_columns(self.shape.schema, table.table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
-        files = table_files(table.table, head(table.table.metadata, self.branch), upsert, names)
+        files = list_table_files(table.table, find_head(table.table.metadata, self.branch), upsert, names)
         return upsert.merge(files, table.table)
 
     def prepare(self, table: LoadedIceberg, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[Recorded, TryCommit]:
         """Write the manifests of the window's snapshot."""
-        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import data_file
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import make_data_file
 
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]
-        added = [data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
+        added = [make_data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
         record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id)
         summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
@@ -171,7 +173,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     def clean(self, record: Recorded, table: LoadedIceberg | None) -> None:
         try:
             # The try that was answered is the last one.
-            named = self.tried if table is None else metadata_files(table.table, self.snapshot_id)
+            named = self.tried if table is None else list_metadata_files(table.table, self.snapshot_id)
             self._remove_written(named or self.written)
             self.attempt.keep_only(self.added)
         except Exception as error:  # each catalog and store has errors of its own

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, kind_of, spark_column
+from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, find_kind, make_spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
-from airflow_kafka_spark.formats.types import columns_of
+from airflow_kafka_spark.formats.types import parse_columns
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import TOPIC_NAME
@@ -354,13 +354,13 @@ class KafkaSink:
         """Return the topic, of type string."""
         from pyspark.sql import functions as F
 
-        return spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
+        return make_spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
 
     def partition_of_row(self) -> Column:
         """Return the partition, of type int; null where the key decides."""
         from pyspark.sql import functions as F
 
-        return (spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
+        return (make_spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
 
     def milliseconds_of_row(self, frame: DataFrame) -> Column:
         """Return milliseconds since the epoch, of type bigint; null for the time of writing."""
@@ -368,7 +368,7 @@ class KafkaSink:
 
         if not self.timestamp:
             return F.lit(None).cast("bigint")
-        column = spark_column(self.timestamp)
+        column = make_spark_column(self.timestamp)
         kind = frame.schema[self.timestamp].dataType.typeName()
         if kind.startswith("timestamp"):
             return F.unix_millis(column.cast("timestamp"))
@@ -380,8 +380,8 @@ class KafkaSink:
 
         pairs = [
             F.when(
-                spark_column(column).isNotNull(),
-                F.struct(F.lit(name).alias("key"), spark_column(column).cast("string").cast("binary").alias("value")),
+                make_spark_column(column).isNotNull(),
+                F.struct(F.lit(name).alias("key"), make_spark_column(column).cast("string").cast("binary").alias("value")),
             )
             for name, column in self.headers.items()
         ]
@@ -392,7 +392,7 @@ class EncodedBySpark(Exception):
     """Raised for columns that tasks cannot encode as Spark does; the message names them."""
 
 
-def struct_encoders(records: StructType, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
+def make_struct_encoders(records: StructType, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
     """Return the encoders of keys and values that are still structs, for the tasks that publish them.
 
     :param records: the columns of the records, see :meth:`KafkaSink.records`.
@@ -402,40 +402,40 @@ def struct_encoders(records: StructType, value: Format | None, key: Format | Non
     :raises EncodedBySpark: only Spark can encode a column.
     """
     return {
-        part: format.struct_encoder(columns) if format.encodes_in_tasks else _column_encoder(format, columns)
-        for part, format, columns in _structs(records, value, key)
+        part: format.struct_encoder(columns) if format.encodes_in_tasks else _make_column_encoder(format, columns)
+        for part, format, columns in _list_structs(records, value, key)
     }
 
 
-def struct_problems(records: StructType, value: Format | None, key: Format | None) -> list[Problem]:
+def find_struct_problems(records: StructType, value: Format | None, key: Format | None) -> list[Problem]:
     """Return why keys and values that are still structs cannot be encoded. Asks a registry, and changes nothing there.
 
-    The parameters are those of :func:`struct_encoders`.
+    The parameters are those of :func:`make_struct_encoders`.
 
     :raises KafkaSparkError: the registry does not answer, or a schema is missing.
     """
     return [
         problem
-        for _, format, columns in _structs(records, value, key)
+        for _, format, columns in _list_structs(records, value, key)
         if format.encodes_in_tasks
         for problem in format.column_problems(columns)
     ]
 
 
-def _structs(
+def _list_structs(
     records: StructType, value: Format | None, key: Format | None
 ) -> Iterator[tuple[str, Format, tuple[TypedColumn, ...]]]:
     """Yield the parts of records that are structs, with their formats and columns."""
     for part, format in (("value", value), ("key", key)):
         rows = records[part].dataType
         if format is not None and rows.typeName() == "struct":
-            yield part, format, columns_of(cast(Any, rows))
+            yield part, format, parse_columns(cast(Any, rows))
 
 
-def _column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
+def _make_column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import ColumnEncoder
 
-    encoder = format.encoder([(column.name, kind_of(column.type)) for column in columns])
+    encoder = format.encoder([(column.name, find_kind(column.type)) for column in columns])
     if encoder is None:
         raise EncodedBySpark(f"{type(format).__name__} of {', '.join(str(column.type) for column in columns)}")
     return ColumnEncoder(encoder)

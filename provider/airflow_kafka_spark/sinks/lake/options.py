@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.sinks.base import MODES, OFFSET_COLUMNS, Shape, key_problems
+from airflow_kafka_spark.sinks.base import MODES, OFFSET_COLUMNS, Shape, find_key_problems
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +40,8 @@ class LakeSinkOptions:
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partition_by", names_of(self.partition_by))
-        object.__setattr__(self, "key", names_of(self.key))
+        object.__setattr__(self, "partition_by", as_names(self.partition_by))
+        object.__setattr__(self, "key", as_names(self.key))
 
     @property
     def upserts(self) -> bool:
@@ -74,7 +74,7 @@ class LakeSinkOptions:
 
         if self.mode not in MODES:
             yield Problem("sink.mode", f"it is {self.mode!r}; expected {' or '.join(map(repr, MODES))}")
-        yield from key_problems(self)
+        yield from find_key_problems(self)
         spec, codecs = self.spec(), FileSpec("parquet").writer.codecs
         if self.compression not in codecs:
             known = ", ".join(c for c in codecs if c)
@@ -130,14 +130,14 @@ class ComparedColumn:
     fits: bool
 
 
-def doubled_names(names: Sequence[str]) -> Iterator[Problem]:
+def find_doubled_names(names: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem if columns differ in upper and lower case only."""
     count = Counter(name.casefold() for name in names)
     if doubled := [name for name in names if count[name.casefold()] > 1]:
         yield Problem("schema", f"many readers treat the columns `{'`, `'.join(doubled)}` as one", "Rename all but one of them")
 
 
-def column_problems(
+def find_column_problems(
     option: str, rows: Iterable[ComparedColumn], there: Mapping[str, str], required: Iterable[tuple[str, bool]], auto_evolve: bool
 ) -> Iterator[Problem]:
     """Yield a problem for each column that the table does not take.

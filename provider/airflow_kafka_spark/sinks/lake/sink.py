@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from airflow_kafka_spark.errors import Problem, WindowConflict
-from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, rewritten_window, unknown_window
+from airflow_kafka_spark.sinks.base import (
+    OFFSET_COLUMNS,
+    Guarantee,
+    KeyedSink,
+    make_rewritten_window_problem,
+    make_unknown_window_problem,
+)
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Window
@@ -117,15 +123,17 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             return []
         with self.load_table(f"looking for window {replay}") as table:
             if table is None:
-                return [unknown_window(replay, self.uri)]
+                return [make_unknown_window_problem(replay, self.uri)]
             try:
                 found = table.find(replay.pipeline, replay.number)
                 if found is None:
-                    return [] if table.names_window(replay, self.window_column) else [unknown_window(replay, self.uri)]
+                    return (
+                        [] if table.names_window(replay, self.window_column) else [make_unknown_window_problem(replay, self.uri)]
+                    )
                 if found.applied.replay < replay.replay:
                     table.files_of(replay, found)
             except WindowConflict as error:
-                return [] if table.names_window(replay, self.window_column) else [rewritten_window(error)]
+                return [] if table.names_window(replay, self.window_column) else [make_rewritten_window_problem(error)]
         return []
 
     def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:

@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowC
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
-from airflow_kafka_spark.sinks.storage.window_record import TableChange, files_of
+from airflow_kafka_spark.sinks.storage.window_record import TableChange, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
 
@@ -77,9 +77,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
     def split_writer(self) -> SplitWriter:
         if not self.options.upserts:
             return self.data_writer(None, of_rows=True)
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, staged_schema
+        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, make_staged_schema
 
-        common = self.common_target(staged_schema(self.row_schema()), of_rows=True)
+        common = self.common_target(make_staged_schema(self.row_schema()), of_rows=True)
         return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
 
     @abstractmethod
@@ -133,7 +133,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         return f"committing window {self.window}"
 
     def _commit(self, results: Sequence[SplitResult]) -> Applied:
-        window, files = self.window, files_of(results)
+        window, files = self.window, list_files(results)
         upsert: Upsert | None = None
         failures, error = 0, None
         tried: tuple[object, object] | None = None

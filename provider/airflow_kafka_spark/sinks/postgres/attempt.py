@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, literal, parse_name, resolve, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, parse_name, quote_literal, resolve, run
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     StageColumn,
-    copies_directly,
-    evolve,
+    add_missing_columns,
+    can_copy_directly,
+    list_wanted_columns,
+    make_stage_column,
     merge_column,
     refuse_misfits,
-    stage_column,
-    wanted_columns,
 )
-from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, lock_key, pipeline_key, read_table
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, make_lock_key, make_pipeline_key, read_table
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres.tasks.write import LoadSettings
 
 
-def table_exists(connection: psycopg.Connection, table: Name) -> bool:
+def has_table(connection: psycopg.Connection, table: Name) -> bool:
     """Return True if there is such a table."""
-    return fetch_rows(connection, f"SELECT to_regclass({literal(str(table))}) IS NOT NULL")[0][0]
+    return fetch_rows(connection, f"SELECT to_regclass({quote_literal(str(table))}) IS NOT NULL")[0][0]
 
 
 def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
     """Return the pipeline's window with the highest number, other than ``but``."""
-    return _recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+    return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
 def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
@@ -58,14 +58,14 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
     :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
     :raises WindowConflict: a window of this number is there, but of other offsets.
     """
-    found = _recorded(window.pipeline, fetch_rows(connection, sql.select_window(windows, window.pipeline, window.number)))
+    found = _parse_recorded(window.pipeline, fetch_rows(connection, sql.select_window(windows, window.pipeline, window.number)))
     if found is None:
         return None
     refuse_other(found, window, str(windows))
     return found if found.replay >= window.replay else None
 
 
-def claim(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
+def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
     """Insert the window's row, or for a replay update the row of the run before. Only one transaction can.
 
     :return: True for a new row, False for an updated one, None if another attempt has applied the window.
@@ -111,7 +111,7 @@ def complete_window(
     return Applied.of(window, written, deleted)
 
 
-def _recorded(pipeline: str, found: list[tuple]) -> Applied | None:
+def _parse_recorded(pipeline: str, found: list[tuple]) -> Applied | None:
     if not found:
         return None
     number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
@@ -167,12 +167,12 @@ class WindowAttempt:
 
     @property
     def application_name(self) -> str:
-        return application_name(self.key)
+        return make_application_name(self.key)
 
     @property
     def prefix(self) -> str:
         """The beginning of the names of this attempt's tables. With what follows they have at most 63 bytes."""
-        return f"{stage_prefix(self.key)}{self.window.number:x}_{self.token}"
+        return f"{make_stage_prefix(self.key)}{self.window.number:x}_{self.token}"
 
     @property
     def registry(self) -> Name:
@@ -187,7 +187,7 @@ class WindowAttempt:
     @property
     def lock(self) -> int:
         """The advisory lock that is held while a window of this pipeline is applied."""
-        return lock_key("window", str(self.windows), self.window.pipeline)
+        return make_lock_key("window", str(self.windows), self.window.pipeline)
 
     def staged(self) -> WindowAttempt:
         """Return this attempt with stages that have a column of offsets, for splits that were deferred and are now staged."""
@@ -226,11 +226,11 @@ class WindowAttempt:
         return {place: number for number, place in enumerate(sorted(set(self._places.values())))}
 
 
-def application_name(key: str) -> str:
+def make_application_name(key: str) -> str:
     return f"{APPLICATION} {key}"
 
 
-def stage_prefix(key: str) -> str:
+def make_stage_prefix(key: str) -> str:
     return f"{STAGES}{key}_"
 
 
@@ -246,14 +246,14 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         schema, table = parse_name(sink.table)
         name = resolve(connection, schema, table)
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
-        key = pipeline_key(windows, window.pipeline)
+        key = make_pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
         _clear(connection, key, stage_schema, server.lock_timeout)
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
             # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
-            evolve(connection, sink, name, shape)
+            add_missing_columns(connection, sink, name, shape)
         token = uuid4().hex[:8]
         if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
@@ -265,8 +265,8 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
-        columns, merge, direct = _plan(sink, target, shape, window)
-        merge = replace(merge, merges=bool(merge.key) and _merges(connection, target))
+        columns, merge, direct = _plan_merge(sink, target, shape, window)
+        merge = replace(merge, merges=bool(merge.key) and _can_merge(connection, target))
         attempt = WindowAttempt(
             server, window, tuple(splits), name, windows, markers, stage_schema, key, token, columns, merge, direct,
             tolerates=shape.tolerates, keep_windows=sink.keep_windows,
@@ -286,18 +286,18 @@ def _clear(connection: psycopg.Connection, key: str, schema: str, patience: floa
     """
 
     def drop_some() -> bool:
-        left = [Name(schema, row[0]) for row in fetch_rows(connection, sql.tables_like(schema, stage_prefix(key)))]
+        left = [Name(schema, row[0]) for row in fetch_rows(connection, sql.select_tables_like(schema, make_stage_prefix(key)))]
         if left:
             run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
         return len(left) > _DROPPED_AT_ONCE
 
     deadline = time.monotonic() + patience
     _end_sessions(connection, key, deadline)
-    while _with_short_locks(connection, key, patience, deadline, drop_some):
+    while _run_with_short_locks(connection, key, patience, deadline, drop_some):
         _end_sessions(connection, key, deadline)
 
 
-def _with_short_locks(
+def _run_with_short_locks(
     connection: psycopg.Connection, key: str, patience: float, deadline: float, step: Callable[[], _Result]
 ) -> _Result:
     """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
@@ -330,7 +330,7 @@ def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
 
     with suppress(Error), connection.transaction():
         run(connection, sql.set_lock_timeout(0.1))
-        query = sql.abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
+        query = sql.select_abandoned_tables(schema, STAGES, APPLICATION, ABANDONED_DAYS, _DROPPED_AT_ONCE)
         left = [Name(schema, row[0]) for row in fetch_rows(connection, query)]
         if left:
             log.info("Dropping %d tables of attempts that were abandoned in schema %s", len(left), schema)
@@ -341,7 +341,7 @@ def create_stage_registry(connection: psycopg.Connection, registry: Name) -> Non
     """Create an attempt's list of stages, and note when the attempt began."""
     with connection.transaction():
         run(connection, sql.create_registry(registry))
-        run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.server_time())[0][0]))
+        run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.select_server_time())[0][0]))
 
 
 def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
@@ -349,7 +349,7 @@ def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> 
 
     asked: set[int] = set()
     not_ours: set[int] = set()
-    while others := {pid for (pid,) in fetch_rows(connection, sql.sessions_named(application_name(key)))} - not_ours:
+    while others := {pid for (pid,) in fetch_rows(connection, sql.select_sessions(make_application_name(key)))} - not_ours:
         for pid in others - asked:
             asked.add(pid)
             try:
@@ -377,16 +377,16 @@ def _take_over(
     A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
     returns.
     """
-    if not table_exists(connection, markers):
+    if not has_table(connection, markers):
         return
     pipeline = window.pipeline
     statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
-    _with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
+    _run_with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
 
 
 def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:
     """Drop all tables of an attempt."""
-    while left := fetch_rows(connection, sql.tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
+    while left := fetch_rows(connection, sql.select_tables_like(attempt.stage_schema, f"{attempt.prefix}_")):
         run(connection, sql.drop_tables(Name(attempt.stage_schema, row[0]) for row in left[:_DROPPED_AT_ONCE]))
 
 
@@ -403,10 +403,10 @@ def _create_missing(
         statements[name] = create_table_statement(sink, name, shape)
     for table, statement in statements.items():
         # CREATE ... IF NOT EXISTS needs the right to create even if the table is there, and two at once can still collide.
-        if table_exists(connection, table):
+        if has_table(connection, table):
             continue
         with connection.transaction():
-            run(connection, sql.lock(lock_key("create", str(table))))
+            run(connection, sql.lock(make_lock_key("create", str(table))))
             run(connection, statement)
     there = read_table(connection, windows)
     if there is not None and "replay" not in there.columns:
@@ -415,15 +415,17 @@ def _create_missing(
 
 def create_table_statement(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:
     """Return the statement that ``auto_create`` runs."""
-    columns = [stage_column(f.name, f.type) for f in shape.schema]
-    return sql.create_target(name, wanted_columns(sink, columns), sink.key)
+    columns = [make_stage_column(f.name, f.type) for f in shape.schema]
+    return sql.create_target(name, list_wanted_columns(sink, columns), sink.key)
 
 
 # --- from the rows' columns to the target's ------------------------------------------------------------------------------
 
 
-def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window) -> tuple[tuple[StageColumn, ...], Merge, bool]:
-    columns = tuple(stage_column(f.name, f.type) for f in shape.schema)
+def _plan_merge(
+    sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window
+) -> tuple[tuple[StageColumn, ...], Merge, bool]:
+    columns = tuple(make_stage_column(f.name, f.type) for f in shape.schema)
     refuse_misfits(target, columns, str(window))
     given = {c.name for c in columns}
     filled = tuple(name for name in sql.OFFSET_COLUMNS if name in target.columns and name not in given)
@@ -445,7 +447,7 @@ def _plan(sink: PostgresSinkOptions, target: Table, shape: Shape, window: Window
         and sink.atomic == "split"
         and target.kind == "r"
         and not target.filters
-        and all(copies_directly(c, target.columns[c.name]) for c in columns)
+        and all(can_copy_directly(c, target.columns[c.name]) for c in columns)
         and all(target.columns[n].type == sql.OFFSET_TYPES[sql.OFFSET_COLUMNS.index(n)] for n in filled)
     )
     return columns, merge, direct
@@ -455,7 +457,7 @@ _MERGE_VERSION = 150000
 """The first version of the server that has MERGE, and of the client's library that counts its rows."""
 
 
-def _merges(connection: psycopg.Connection, target: Table) -> bool:
+def _can_merge(connection: psycopg.Connection, target: Table) -> bool:
     """Return True if MERGE writes into a table what ON CONFLICT writes, unless another session writes the same keys."""
     from psycopg import pq
 
@@ -471,7 +473,7 @@ def _refuse_open_markers(
 
     :raises WindowConflict: there are such splits, and the pipeline was not moved back on purpose.
     """
-    if window.moved or not table_exists(connection, markers):
+    if window.moved or not has_table(connection, markers):
         return
     for number, *place in fetch_rows(connection, sql.select_open_splits(markers, windows, window.pipeline, window.number)):
         there = sql.SplitRow(*place)
@@ -496,7 +498,7 @@ def _compare_markers(
 
     :raises SinkRejected: this attempt has other splits, or does not commit them one by one.
     """
-    if not table_exists(connection, markers):
+    if not has_table(connection, markers):
         return
     found = [sql.SplitRow(*row) for row in fetch_rows(connection, sql.select_splits(markers, window.pipeline, window.number))]
     known = [marker for marker in found if not marker.is_deferred]

@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import Problem, SinkRejected
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import Name, quote, run
 from airflow_kafka_spark.sinks.postgres import sql
-from airflow_kafka_spark.sinks.postgres.server import Table, TargetColumn, lock_key, read_table
+from airflow_kafka_spark.sinks.postgres.server import Table, TargetColumn, make_lock_key, read_table
 from airflow_kafka_spark.sinks.postgres.sql import MergeColumn
 
 if TYPE_CHECKING:
@@ -50,21 +50,21 @@ class StageColumn:
     holds: Holds = "value"
 
 
-def stage_column(name: str, arrow: pa.DataType) -> StageColumn:
+def make_stage_column(name: str, arrow: pa.DataType) -> StageColumn:
     """Return the column that is sent for an Arrow type.
 
     :raises UnsupportedType: PostgreSQL has no column type for it.
     """
     import pyarrow as pa
 
-    arrow = _bare(arrow)
+    arrow = _unwrap_type(arrow)
     if pa.types.is_null(arrow):
         return StageColumn(name, pa.string(), "text", "nothing")
-    if (scalar := _scalar(arrow)) is not None:
+    if (scalar := _find_scalar_type(arrow)) is not None:
         return StageColumn(name, *scalar)
     if _is_list(arrow):
-        element = _bare(arrow.value_type)
-        if (scalar := _scalar(element)) is not None:
+        element = _unwrap_type(arrow.value_type)
+        if (scalar := _find_scalar_type(element)) is not None:
             return StageColumn(name, pa.list_(scalar[0]), f"{scalar[1]}[]", "array")
     if _is_list(arrow) or pa.types.is_struct(arrow) or pa.types.is_map(arrow):
         check_json(arrow)
@@ -72,7 +72,7 @@ def stage_column(name: str, arrow: pa.DataType) -> StageColumn:
     raise UnsupportedType(f"PostgreSQL has no column type for Arrow's {arrow}")
 
 
-def created_type(column: StageColumn) -> str:
+def get_created_type(column: StageColumn) -> str:
     """Return the type of a column that the sink creates."""
     return "jsonb" if column.holds == "json" else column.sql
 
@@ -84,7 +84,7 @@ def check_json(arrow: pa.DataType) -> None:
     """
     import pyarrow as pa
 
-    arrow = _bare(arrow)
+    arrow = _unwrap_type(arrow)
     if pa.types.is_map(arrow):
         check_json(arrow.key_type)
         check_json(arrow.item_type)
@@ -93,7 +93,7 @@ def check_json(arrow: pa.DataType) -> None:
             check_json(field.type)
     elif _is_list(arrow):
         check_json(arrow.value_type)
-    elif not pa.types.is_null(arrow) and (_scalar(arrow) is None or _is_span(arrow)):
+    elif not pa.types.is_null(arrow) and (_find_scalar_type(arrow) is None or _is_span(arrow)):
         raise UnsupportedType(f"Arrow's {arrow} has no form in JSON")
 
 
@@ -103,12 +103,12 @@ def _is_span(arrow: pa.DataType) -> bool:
     return pa.types.is_duration(arrow) or pa.types.is_interval(arrow)
 
 
-def _bare(arrow: pa.DataType) -> pa.DataType:
+def _unwrap_type(arrow: pa.DataType) -> pa.DataType:
     """Return the type without dictionary encoding and without Arrow's extension type for JSON."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(arrow):
-        return _bare(arrow.value_type)
+        return _unwrap_type(arrow.value_type)
     if isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == "arrow.json":
         return arrow.storage_type
     return arrow
@@ -120,7 +120,7 @@ def _is_list(arrow: pa.DataType) -> bool:
     return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
 
 
-def _scalar(t: pa.DataType) -> tuple[pa.DataType, str] | None:
+def _find_scalar_type(t: pa.DataType) -> tuple[pa.DataType, str] | None:
     """Return the Arrow type that is sent for a scalar type, and its PostgreSQL type; None if it is no scalar type."""
     import pyarrow as pa
 
@@ -145,7 +145,7 @@ def _scalar(t: pa.DataType) -> tuple[pa.DataType, str] | None:
     if t in simple:
         return simple[t]
     if pa.types.is_decimal(t):
-        return _decimal(t)
+        return _find_decimal_type(t)
     if _is_text(t):
         return pa.string() if t == pa.string_view() else t, "text"
     if _is_binary(t):
@@ -159,7 +159,7 @@ def _scalar(t: pa.DataType) -> tuple[pa.DataType, str] | None:
     return None
 
 
-def _decimal(t: pa.DataType) -> tuple[pa.DataType, str]:
+def _find_decimal_type(t: pa.DataType) -> tuple[pa.DataType, str]:
     import pyarrow as pa
 
     sent = t if t.bit_width >= 128 else pa.decimal128(t.precision, t.scale)
@@ -214,7 +214,7 @@ def explain_misfit(column: StageColumn, target: TargetColumn) -> str | None:
         return None
     if column.holds == "json":
         fits = target.base in _JSON or _is_string(target.base, target.category)
-        return None if fits else _say("a structure, which arrives as JSON", "jsonb, json or text")
+        return None if fits else _describe_difference("a structure, which arrives as JSON", "jsonb, json or text")
     if column.holds == "array":
         if target.base in _JSON:
             return None
@@ -223,7 +223,7 @@ def explain_misfit(column: StageColumn, target: TargetColumn) -> str | None:
         )
     else:
         fits = _fits(column.sql, target.base, target.category, target.scale)
-    return None if fits else _say(f"{column.sql} (Arrow's {column.arrow})", _expected(column.sql))
+    return None if fits else _describe_difference(f"{column.sql} (Arrow's {column.arrow})", _describe_expected(column.sql))
 
 
 def _fits(stage: str, base: str, category: str, scale: int | None) -> bool:
@@ -243,7 +243,7 @@ def _is_string(base: str, category: str) -> bool:
     return category == "S" and base not in ("name", '"char"')
 
 
-def _expected(stage: str) -> str:
+def _describe_expected(stage: str) -> str:
     kind = stage.partition("(")[0].removesuffix("[]")
     array = "[]" if stage.endswith("[]") else ""
     if kind == "text":
@@ -255,7 +255,7 @@ def _expected(stage: str) -> str:
     return ", ".join(f"{n}{array}" for n in names)
 
 
-def _say(found: str, expected: str) -> str:
+def _describe_difference(found: str, expected: str) -> str:
     return f"the rows have {found}; expected a column of {expected}"
 
 
@@ -274,16 +274,16 @@ def merge_column(column: StageColumn, target: TargetColumn) -> MergeColumn:
             after = f"::{target.base}"
     elif column.sql == "text" and not _is_string(target.base, target.category):
         after = f"::{target.base}"
-    return MergeColumn(column.name, before, after, key_after=_key_cast(target))
+    return MergeColumn(column.name, before, after, key_after=_find_key_cast(target))
 
 
-def _key_cast(target: TargetColumn) -> str:
+def _find_key_cast(target: TargetColumn) -> str:
     """Return the cast that makes two keys equal exactly if the target's unique index finds them equal."""
     kind = target.base if target.category == "S" else target.precise or target.base
     return f"::{kind}" + (f" COLLATE {target.collation}" if target.collation else "")
 
 
-def copies_directly(column: StageColumn, target: TargetColumn) -> bool:
+def can_copy_directly(column: StageColumn, target: TargetColumn) -> bool:
     """Return True if the bytes sent for the stage's type are those of the target's type, so that COPY can write into the
     target."""
     if target.domain or column.holds in ("json", "nothing"):
@@ -298,9 +298,9 @@ SYSTEM = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 """Names of columns that PostgreSQL reserves in every table."""
 
 
-def wanted_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn]) -> list[tuple[str, str]]:
+def list_wanted_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn]) -> list[tuple[str, str]]:
     """Return names and types of the columns that a table needs: those of the rows, and those that the sink fills."""
-    wanted = [(column.name, created_type(column)) for column in columns]
+    wanted = [(column.name, get_created_type(column)) for column in columns]
     given = {name for name, _ in wanted}
     if sink.offset_columns:
         wanted += [c for c in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True) if c[0] not in given]
@@ -309,21 +309,21 @@ def wanted_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn]) ->
     return wanted
 
 
-def missing_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
+def find_missing_columns(sink: PostgresSinkOptions, columns: Sequence[StageColumn], table: Table) -> list[tuple[str, str]]:
     """Return names and types of the wanted columns that the table lacks."""
-    return [column for column in wanted_columns(sink, columns) if column[0] not in table.columns]
+    return [column for column in list_wanted_columns(sink, columns) if column[0] not in table.columns]
 
 
-def evolve(connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name, shape: Shape) -> None:
+def add_missing_columns(connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name, shape: Shape) -> None:
     """Add the missing columns, nullable, in one statement that commits by itself: all of them or none, and once, however many
     attempts do so at the same time. No column is ever dropped, renamed or given another type.
     """
-    columns = [stage_column(f.name, f.type) for f in shape.schema]
+    columns = [make_stage_column(f.name, f.type) for f in shape.schema]
     with connection.transaction():
         # A second attempt finds the columns of the first one. Their types are compared afterwards (refuse_misfits).
-        run(connection, sql.lock(lock_key("evolve", str(name))))
+        run(connection, sql.lock(make_lock_key("evolve", str(name))))
         table = read_table(connection, name)
-        added = missing_columns(sink, columns, table) if table is not None else []
+        added = find_missing_columns(sink, columns, table) if table is not None else []
         if added:
             run(connection, sql.add_columns(name, added, "IF NOT EXISTS"))
     if added:
@@ -347,27 +347,27 @@ def refuse_misfits(table: Table, columns: Sequence[StageColumn], window: str) ->
 # ---------------------------------------------------------------------------------------------
 
 
-def missing_column_problems(
+def find_missing_column_problems(
     sink: PostgresSinkOptions, columns: Sequence[StageColumn], table: Table, role: str
 ) -> Iterator[Problem]:
     """Yield a problem for each missing column without ``auto_evolve``, and with it for each that cannot be added."""
     absent = [column for column in columns if column.name not in table.columns]
     if not sink.auto_evolve:
-        yield from (_refused(column, table) for column in absent)
+        yield from (_make_refused_problem(column, table) for column in absent)
         return
     for column in absent:
-        yield from _cannot_be_added(column, sink, table)
-    lacking = missing_columns(sink, columns, table)
+        yield from _find_addition_problems(column, sink, table)
+    lacking = find_missing_columns(sink, columns, table)
     if lacking and not table.owned:
         named = ", ".join(f"`{name}`" for name, _ in lacking)
         what = f"role `{role}` does not own {table.name}, which lacks {named}; expected its owner, who alone may add columns"
         yield Problem("sink.auto_evolve", what, f"Have the owner run: {sql.add_columns(table.name, lacking)}")
 
 
-def _refused(column: StageColumn, table: Table) -> Problem:
-    kind = created_type(column)
+def _make_refused_problem(column: StageColumn, table: Table) -> Problem:
+    kind = get_created_type(column)
     there = quote_names(table.columns) or "none"
-    alike = _alike(column.name, table)
+    alike = _find_similar_name(column.name, table)
     what = f"{table.name} has no such column{alike}; found {there}; expected `{column.name}` {kind}"
     # A name that differs by case only is refused with the option, too.
     first = "Rename one of them" if alike else "Set `auto_evolve=True` on the sink"
@@ -375,33 +375,33 @@ def _refused(column: StageColumn, table: Table) -> Problem:
     return Problem(f"sink.table column `{column.name}`", what, f"{action}; or leave it out of the schema")
 
 
-def _cannot_be_added(column: StageColumn, sink: PostgresSinkOptions, table: Table) -> Iterator[Problem]:
+def _find_addition_problems(column: StageColumn, sink: PostgresSinkOptions, table: Table) -> Iterator[Problem]:
     where = f"sink.table column `{column.name}`"
     if column.name in SYSTEM:
         yield Problem(where, "PostgreSQL has a column of that name in every table", "Give it another name")
     if column.holds == "nothing":
         yield Problem(where, "nothing is known of its type (Arrow's null), so it cannot be added", "Give it a type in the schema")
-    if alike := _alike(column.name, table):
+    if alike := _find_similar_name(column.name, table):
         what = f"{table.name} has no such column{alike}; a second one beside it is not added by itself"
-        yield Problem(where, what, f"Rename one of them, or run: {sql.add_columns(table.name, [_of(column)])}")
+        yield Problem(where, what, f"Rename one of them, or run: {sql.add_columns(table.name, [_get_name_and_type(column)])}")
     if column.name in sink.key:
         what = f"it is part of the key, and {table.name} does not have it; expected a column with a unique index"
         yield Problem(where, what, "Add it and the index by hand: the rows that are there need a value in it")
 
 
-def changed_type(column: StageColumn, table: Table, reason: str) -> Problem:
+def make_changed_type_problem(column: StageColumn, table: Table, reason: str) -> Problem:
     """Return the problem of a column that has another type. The sink never changes a type."""
-    kind, name = created_type(column), quote(column.name)
+    kind, name = get_created_type(column), quote(column.name)
     using = f"to_jsonb({name})" if column.holds == "json" else f"{name}::{kind}"
     action = f"Correct the schema, or run: ALTER TABLE {table.name} ALTER COLUMN {name} TYPE {kind} USING {using}"
     what = f"{table.name} has {table.columns[column.name].type}, {reason}"
     return Problem(f"sink.table column `{column.name}`", what, action)
 
 
-def _of(column: StageColumn) -> tuple[str, str]:
-    return column.name, created_type(column)
+def _get_name_and_type(column: StageColumn) -> tuple[str, str]:
+    return column.name, get_created_type(column)
 
 
-def _alike(name: str, table: Table) -> str:
+def _find_similar_name(name: str, table: Table) -> str:
     alike = [c for c in table.columns if c.casefold() == name.casefold()]
     return f", only `{alike[0]}`: names are compared exactly" if alike else ""

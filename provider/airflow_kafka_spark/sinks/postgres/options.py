@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.hooks.databases import NAME_BYTES, parse_name
-from airflow_kafka_spark.sinks.base import MODES, key_problems
+from airflow_kafka_spark.sinks.base import MODES, find_key_problems
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.postgres.server import SinkServer
@@ -39,7 +39,7 @@ class PostgresSinkOptions:
     keep_windows: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", names_of(self.key))
+        object.__setattr__(self, "key", as_names(self.key))
 
     def server(self) -> SinkServer:
         """Return the server that the connection leads to.
@@ -68,7 +68,7 @@ class PostgresSinkOptions:
             yield Problem("sink.lock_timeout", f"it is {self.lock_timeout!r}; expected seconds, more than 0")
         if not (isinstance(self.keep_windows, int) and self.keep_windows >= 1):
             yield Problem("sink.keep_windows", f"it is {self.keep_windows!r}; expected a whole number, at least 1")
-        yield from key_problems(self)
+        yield from find_key_problems(self)
 
 
 def is_name(name: str) -> bool:

@@ -19,7 +19,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
-    literal,
+    quote_literal,
     read_server,
     run,
 )
@@ -39,13 +39,13 @@ class SinkServer(PostgresServer):
     lock_timeout: float = 60.0
 
     def connect(self, application_name: str = APPLICATION) -> psycopg.Connection:
-        """Open a session in autocommit mode, with the parameters of ``sql.session_settings``."""
+        """Open a session in autocommit mode, with the parameters of ``sql.set_session_settings``."""
         import psycopg
 
         # No prepared statements: they would outlive the stages that they refer to.
         connection = psycopg.connect(self.named(application_name), autocommit=True, prepare_threshold=None)
         try:
-            run(connection, sql.session_settings(self.lock_timeout))
+            run(connection, sql.set_session_settings(self.lock_timeout))
         except BaseException:
             connection.close()
             raise
@@ -75,7 +75,7 @@ class SinkServer(PostgresServer):
         """Translate an error of psycopg or ADBC: :class:`SinkRejected` if trying again would fail again, else
         :class:`SinkUnavailable`."""
         state = getattr(error, "sqlstate", None) or ""
-        detail = describe_driver_message(self.scrub(message_of(error)))
+        detail = describe_driver_message(self.scrub(format_message(error)))
         place = target or self.where
         if state == "55P03":
             detail += (
@@ -83,7 +83,7 @@ class SinkServer(PostgresServer):
                 f"Sessions of this pipeline have an application_name that begins with `{APPLICATION}`, see pg_stat_activity"
             )
         if state == "55000" or state[:2] in ("42", "44", "0A", "0L", "28") or is_refusal(error):
-            return SinkRejected(place, window, detail, _action(state))
+            return SinkRejected(place, window, detail, _find_action(state))
         return SinkUnavailable(place, doing, detail)
 
 
@@ -108,17 +108,17 @@ def read_connection(conn_id: str, lock_timeout: float = 60.0) -> SinkServer:
     return SinkServer(**vars(read_server(look_up(conn_id, "postgres"))), lock_timeout=lock_timeout)
 
 
-def pipeline_key(windows: Name, pipeline: str) -> str:
+def make_pipeline_key(windows: Name, pipeline: str) -> str:
     """Return 12 hex digits that identify a pipeline among all that share a database."""
     return hashlib.sha256(f"{windows}\0{pipeline}".encode()).hexdigest()[:12]
 
 
-def lock_key(*parts: str) -> int:
+def make_lock_key(*parts: str) -> int:
     """Return the number of an advisory lock."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big", signed=True)
 
 
-def message_of(error: BaseException) -> str:
+def format_message(error: BaseException) -> str:
     """Return the server's message in one line."""
     diagnosis = getattr(error, "diag", None)
     if diagnosis is None or not diagnosis.message_primary:
@@ -133,7 +133,7 @@ def message_of(error: BaseException) -> str:
     return "; ".join(" ".join(part.split()).rstrip(".") for part in parts)
 
 
-def _action(state: str) -> str:
+def _find_action(state: str) -> str:
     if state == "23505":
         return 'For rows that replace earlier ones use `mode="upsert"` with `key=`; else the records hold a key twice'
     if state == "42501":
@@ -230,12 +230,12 @@ def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
     return ServerFacts(*found[0])
 
 
-def schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str] | None:
+def read_schema_rights(connection: psycopg.Connection, schema: str) -> frozenset[str] | None:
     """Return those of USAGE and CREATE that this role has in a schema, or None if there is no such schema."""
     found = fetch_rows(
         connection,
         "SELECT has_schema_privilege(oid, 'USAGE'), has_schema_privilege(oid, 'CREATE') "
-        f"FROM pg_catalog.pg_namespace WHERE nspname = {literal(schema)}",
+        f"FROM pg_catalog.pg_namespace WHERE nspname = {quote_literal(schema)}",
     )
     if not found:
         return None
@@ -291,7 +291,7 @@ WHERE i.indrelid = {oid} AND i.indisunique AND i.indisvalid AND i.indpred IS NUL
 
 def read_table(connection: psycopg.Connection, name: Name) -> Table | None:
     """Return a relation as the catalog describes it; None if no relation has this name."""
-    found = fetch_rows(connection, _RELATION.format(schema=literal(name.schema), table=literal(name.table)))
+    found = fetch_rows(connection, _RELATION.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
     if not found:
         return None
     oid, kind, logged, hides_rows, filters, rights, owned = found[0]

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.hooks.databases import Name, fetch_rows, literal, parse_name, quote, resolve, system_identifier
+from airflow_kafka_spark.hooks.databases import (
+    Name,
+    fetch_rows,
+    parse_name,
+    quote,
+    quote_literal,
+    read_system_identifier,
+    resolve,
+)
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
@@ -100,7 +108,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         server = self.server()
         host = f"[{server.host}]" if ":" in server.host else server.host
-        return f"postgres://{host}:{server.port}/{_path(server.database, *self._name)}"
+        return f"postgres://{host}:{server.port}/{_make_path(server.database, *self._name)}"
 
     @property
     def asset_uri(self) -> str:
@@ -108,7 +116,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         schemes that begin with ``x-``."""
         if "{{" in self.table or "{{" in self.conn_id:
             return f"x-postgres://{self.conn_id}/{self.table}"
-        return f"x-postgres://{_path(self.conn_id, *self._name)}"
+        return f"x-postgres://{_make_path(self.conn_id, *self._name)}"
 
     def destination(self) -> Endpoint:
         """Return server, database and table, with the schema that the server finds, and the tables of windows and splits.
@@ -118,7 +126,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         server = self.server()
         with server.session("asking where the table is of", self.table) as connection:
-            name, identity = resolve(connection, *parse_name(self.table)), system_identifier(connection)
+            name, identity = resolve(connection, *parse_name(self.table)), read_system_identifier(connection)
         place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
         mode = self.mode if self.atomic == "split" else ""
         details = {"windows_table": self.windows_table, "splits_table": self.splits_table, "mode": mode}
@@ -137,15 +145,15 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         Changes nothing.
         """
-        from airflow_kafka_spark.sinks.postgres.validation import postgres_sink_problems
+        from airflow_kafka_spark.sinks.postgres.validation import find_postgres_sink_problems
 
-        return postgres_sink_problems(self, shape)
+        return find_postgres_sink_problems(self, shape)
 
     def target_problems(self) -> list[Problem]:
         """Return the problems of options, connection, server, table, the key's index, and rights."""
-        from airflow_kafka_spark.sinks.postgres.validation import postgres_sink_problems
+        from airflow_kafka_spark.sinks.postgres.validation import find_postgres_sink_problems
 
-        return postgres_sink_problems(self, None)
+        return find_postgres_sink_problems(self, None)
 
     def replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
@@ -173,7 +181,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
                 return []
             column = quote(OFFSET_COLUMNS[0])
             query = f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {column} = "
-            return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{literal(topic)})")[0][0]]
+            return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{quote_literal(topic)})")[0][0]]
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.
@@ -184,7 +192,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             windows = self._windows(connection)
-            return record.find_last_record(connection, windows, pipeline) if record.table_exists(connection, windows) else None
+            return record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -197,7 +205,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for window", str(window)) as connection:
             windows = self._windows(connection)
-            return record.find_record(connection, windows, window) if record.table_exists(connection, windows) else None
+            return record.find_record(connection, windows, window) if record.has_table(connection, windows) else None
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.
@@ -221,5 +229,5 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)
 
 
-def _path(*parts: str) -> str:
+def _make_path(*parts: str) -> str:
     return "/".join(urllib.parse.quote(part, safe="") for part in parts)

@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from airflow_kafka_spark.hooks.databases import Name, literal, quote
+from airflow_kafka_spark.hooks.databases import Name, quote, quote_literal
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS
 
 OFFSET_TYPES = ("text", "integer", "bigint")
 
 
-def jsonb(value: object) -> str:
-    return f"{literal(json.dumps(value))}::jsonb"
+def quote_jsonb(value: object) -> str:
+    return f"{quote_literal(json.dumps(value))}::jsonb"
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------
 
 
-def session_settings(lock_timeout: float, *, durable: bool = True, application_name: str = "") -> str:
+def set_session_settings(lock_timeout: float, *, durable: bool = True, application_name: str = "") -> str:
     """Set a session's parameters, so that its behaviour does not depend on settings of server, database and role, and so that it
     detects a lost client.
 
@@ -52,7 +52,7 @@ def session_settings(lock_timeout: float, *, durable: bool = True, application_n
     }
     if application_name:
         settings["application_name"] = application_name
-    values = ", ".join(f"({literal(name)}, {literal(value)})" for name, value in settings.items())
+    values = ", ".join(f"({quote_literal(name)}, {quote_literal(value)})" for name, value in settings.items())
     # An acknowledged commit has to be durable. Stronger settings, such as waiting for standbys, stay.
     commit = "CASE s.setting WHEN 'off' THEN 'on' ELSE s.setting END" if durable else "'off'"
     return (
@@ -67,11 +67,11 @@ def set_lock_timeout(seconds: float) -> str:
     return f"SET LOCAL lock_timeout = {round(seconds * 1000)}"
 
 
-def sessions_named(application_name: str) -> str:
+def select_sessions(application_name: str) -> str:
     """Select the process ids of other sessions of that name in this database."""
     return (
         "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = current_database() "
-        f"AND application_name = {literal(application_name)} AND pid <> pg_backend_pid()"
+        f"AND application_name = {quote_literal(application_name)} AND pid <> pg_backend_pid()"
     )
 
 
@@ -124,8 +124,10 @@ def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
     """
     return (
         f"INSERT INTO {windows} AS w (pipeline, number, ranges, target, run, cluster_id, topic_ids, replay) VALUES ("
-        f"{literal(facts['pipeline'])}, {literal(facts['number'])}, {jsonb(facts['ranges'])}, {literal(target)}, "
-        f"{literal(facts['run'])}, {literal(facts['cluster_id'])}, {jsonb(facts['topic_ids'])}, {literal(facts['replay'])}) "
+        f"{quote_literal(facts['pipeline'])}, {quote_literal(facts['number'])}, {quote_jsonb(facts['ranges'])}, "
+        f"{quote_literal(target)}, "
+        f"{quote_literal(facts['run'])}, {quote_literal(facts['cluster_id'])}, {quote_jsonb(facts['topic_ids'])}, "
+        f"{quote_literal(facts['replay'])}) "
         "ON CONFLICT (pipeline, number) DO UPDATE SET target = excluded.target, run = excluded.run, replay = excluded.replay "
         "WHERE w.replay < excluded.replay RETURNING (xmax = 0)"
     )
@@ -134,8 +136,9 @@ def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
 def count_window(windows: Name, pipeline: str, number: int, written: int, deleted: int) -> str:
     """Set the counts of the window's row, and its time, which is that of the commit rather than of the claim."""
     return (
-        f"UPDATE {windows} SET written = {literal(written)}, deleted = {literal(deleted)}, applied_at = clock_timestamp() "
-        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+        f"UPDATE {windows} SET written = {quote_literal(written)}, deleted = {quote_literal(deleted)}, applied_at = "
+        "clock_timestamp() "
+        f"WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
     )
 
 
@@ -145,19 +148,19 @@ DROPPED_WINDOWS = 1000
 
 def delete_old_windows(windows: Name, pipeline: str, number: int, keep: int) -> str:
     """Delete the oldest rows of a pipeline, those before its last ``keep`` windows."""
-    mine = f"pipeline = {literal(pipeline)}"
-    old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {literal(number - keep)}"
+    mine = f"pipeline = {quote_literal(pipeline)}"
+    old = f"SELECT number FROM {windows} WHERE {mine} AND number <= {quote_literal(number - keep)}"
     return f"DELETE FROM {windows} WHERE {mine} AND number IN ({old} ORDER BY number LIMIT {DROPPED_WINDOWS})"
 
 
 def select_window(windows: Name, pipeline: str, number: int) -> str:
-    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
 
 
 def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
     """Select the pipeline's row with the highest number, other than ``but``."""
-    others = "" if but is None else f"AND number <> {literal(but)} "
-    return f"{_select_windows(windows)} WHERE pipeline = {literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
+    others = "" if but is None else f"AND number <> {quote_literal(but)} "
+    return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
 def _select_windows(windows: Name) -> str:
@@ -168,7 +171,7 @@ def _select_windows(windows: Name) -> str:
 
 def delete_window(target: Name, column: str, window: str) -> str:
     """Delete the rows of one window."""
-    return f"DELETE FROM {target} WHERE {quote(column)} = {literal(window)}"
+    return f"DELETE FROM {target} WHERE {quote(column)} = {quote_literal(window)}"
 
 
 def has_unmarked_rows(target: Name, column: str) -> str:
@@ -216,39 +219,39 @@ class SplitRow(NamedTuple):
 
 def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
     """Insert the split's marker."""
-    values = ", ".join(literal(value) for value in (pipeline, number, *marker[:4]))
+    values = ", ".join(quote_literal(value) for value in (pipeline, number, *marker[:4]))
     return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
 
 
 def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
     return (
         f"UPDATE {splits} SET rows = {marker.rows}, written = {marker.written}, deleted = {marker.deleted} WHERE "
-        f"pipeline = {literal(pipeline)} AND number = {literal(number)} AND topic = {literal(marker.topic)} "
-        f"AND partition = {literal(marker.partition)} AND start_offset = {literal(marker.start)}"
+        f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)} AND topic = {quote_literal(marker.topic)} "
+        f"AND partition = {quote_literal(marker.partition)} AND start_offset = {quote_literal(marker.start)}"
     )
 
 
 def select_splits(splits: Name, pipeline: str, number: int) -> str:
     return (
         f"SELECT topic, partition, start_offset, end_offset, rows, written, deleted FROM {splits} "
-        f"WHERE pipeline = {literal(pipeline)} AND number = {literal(number)}"
+        f"WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
     )
 
 
 def select_open_splits(splits: Name, windows: Name, pipeline: str, number: int) -> str:
     """Select number and place of the splits of the pipeline's other windows that are not complete, being newer than the last one
     applied."""
-    last = f"SELECT max(number) FROM {windows} WHERE pipeline = {literal(pipeline)}"
+    last = f"SELECT max(number) FROM {windows} WHERE pipeline = {quote_literal(pipeline)}"
     return (
-        f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} "
-        f"AND number <> {literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {DEFERRED}"
+        f"SELECT number, topic, partition, start_offset, end_offset FROM {splits} WHERE pipeline = {quote_literal(pipeline)} "
+        f"AND number <> {quote_literal(number)} AND number > COALESCE(({last}), 0) AND rows <> {DEFERRED}"
     )
 
 
 def set_owner(splits: Name, pipeline: str, owner: int) -> str:
     """Make an attempt the owner: only its tasks may commit splits of a pipeline. Waits for tasks of the previous owner that are
     committing."""
-    values = ", ".join(literal(value) for value in (pipeline, 0, "", 0, 0, owner))
+    values = ", ".join(quote_literal(value) for value in (pipeline, 0, "", 0, 0, owner))
     return (
         f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
         "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO UPDATE SET end_offset = excluded.end_offset"
@@ -260,30 +263,30 @@ def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
 
     :param owner: remove it only if it is this attempt.
     """
-    mine = "" if owner is None else f" AND end_offset = {literal(owner)}"
-    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER}{mine}"
+    mine = "" if owner is None else f" AND end_offset = {quote_literal(owner)}"
+    return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER}{mine}"
 
 
 def lock_owner(splits: Name, pipeline: str) -> str:
     """Select the attempt whose tasks may commit splits. It stays the owner until this transaction ends."""
-    return f"SELECT end_offset FROM {splits} WHERE pipeline = {literal(pipeline)} AND {OWNER} FOR SHARE"
+    return f"SELECT end_offset FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER} FOR SHARE"
 
 
 def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
     """Delete the rows of earlier windows, of deferred splits, and of the owner."""
-    old = f"number < {literal(number)} OR rows = {DEFERRED}"
-    return f"DELETE FROM {splits} WHERE pipeline = {literal(pipeline)} AND ({old})"
+    old = f"number < {quote_literal(number)} OR rows = {DEFERRED}"
+    return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND ({old})"
 
 
 def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:
     """Delete the rows of deferred splits, so that tasks may commit them again."""
-    window = f"pipeline = {literal(pipeline)} AND number = {literal(number)}"
+    window = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
     return f"DELETE FROM {splits} WHERE {window} AND rows = {DEFERRED}"
 
 
-def applied_since(windows: Name, pipeline: str, number: int) -> str:
+def select_applied_since(windows: Name, pipeline: str, number: int) -> str:
     """Select a row if the window, or a later one, is applied."""
-    return f"SELECT 1 FROM {windows} WHERE pipeline = {literal(pipeline)} AND number >= {literal(number)} LIMIT 1"
+    return f"SELECT 1 FROM {windows} WHERE pipeline = {quote_literal(pipeline)} AND number >= {quote_literal(number)} LIMIT 1"
 
 
 # --- stages -------------------------------------------------------------------------------------------------------------
@@ -297,17 +300,17 @@ def create_registry(registry: Name) -> str:
     )
 
 
-def server_time() -> str:
+def select_server_time() -> str:
     """Select the server's time in seconds since the epoch."""
     return "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 
 def stamp_registry(registry: Name, began: int) -> str:
     """Store in the registry's comment when the attempt began, in seconds since the epoch."""
-    return f"COMMENT ON TABLE {registry} IS {literal(str(began))}"
+    return f"COMMENT ON TABLE {registry} IS {quote_literal(str(began))}"
 
 
-def abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
+def select_abandoned_tables(schema: str, prefix: str, application: str, days: float, most: int) -> str:
     """Select the tables of abandoned attempts: their registry says that they began more than ``days`` ago, and their pipeline has
     no session. Sorted by name, so that an attempt's registry comes last.
 
@@ -316,49 +319,50 @@ def abandoned_tables(schema: str, prefix: str, application: str, days: float, mo
     :param most: maximum number of tables.
     """
     key = f"substr(c.relname, {len(prefix) + 1}, 12)"
-    attempt = f"substring(c.relname FROM {literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
+    attempt = f"substring(c.relname FROM {quote_literal('^' + prefix + '[0-9a-f]{12}_[0-9a-f]+_[0-9a-f]{8}_')})"
     began = "substring(pg_catalog.obj_description(oid, 'pg_class') FROM '^[0-9]{1,12}$')::bigint"
     return (
         f"WITH stages AS (SELECT c.relname, c.oid, {key} AS key, {attempt} AS attempt FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        f"WHERE n.nspname = {quote_literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {quote_literal(prefix)}) "
         "AND pg_has_role(c.relowner, 'USAGE')), "
         "old AS (SELECT attempt FROM stages WHERE relname = attempt || 'r' "
         f"AND {began} < extract(epoch FROM clock_timestamp()) - {days * 86400:.0f}) "
         "SELECT relname FROM stages s WHERE s.attempt IN (SELECT attempt FROM old) "
         "AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.datname = current_database() "
-        f"AND a.application_name = {literal(application + ' ')} || s.key) ORDER BY relname LIMIT {most:d}"
+        f"AND a.application_name = {quote_literal(application + ' ')} || s.key) ORDER BY relname LIMIT {most:d}"
     )
 
 
 def register_stage(registry: Name, split: int, stage: str | None, rows: int, tombstones: int) -> str:
     """Enter a split's stage in the registry. Inserts no row if another task attempt at this split was faster."""
-    values = ", ".join(literal(value) for value in (split, stage, rows, tombstones))
+    values = ", ".join(quote_literal(value) for value in (split, stage, rows, tombstones))
     return f"INSERT INTO {registry} (split, stage, rows, tombstones) VALUES ({values}) ON CONFLICT (split) DO NOTHING"
 
 
 def select_stages(registry: Name, split: int | None = None) -> str:
     return f"SELECT split, stage, rows, tombstones FROM {registry}" + (
-        "" if split is None else f" WHERE split = {literal(split)}"
+        "" if split is None else f" WHERE split = {quote_literal(split)}"
     )
 
 
 def create_stage(columns: Iterable[tuple[str, str]], stage: Name) -> str:
     # Without autovacuum, because dropping the table would wait for it.
     return (
-        f"CREATE UNLOGGED TABLE {stage} ({_definitions(columns)}) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)"
+        f"CREATE UNLOGGED TABLE {stage} ({_format_definitions(columns)}) WITH (autovacuum_enabled = off, "
+        "toast.autovacuum_enabled = off)"
     )
 
 
 def create_temporary(columns: Iterable[tuple[str, str]], name: str) -> str:
-    return f"CREATE TEMP TABLE {quote(name)} ({_definitions(columns)}) ON COMMIT DROP"
+    return f"CREATE TEMP TABLE {quote(name)} ({_format_definitions(columns)}) ON COMMIT DROP"
 
 
-def tables_like(schema: str, prefix: str) -> str:
+def select_tables_like(schema: str, prefix: str) -> str:
     """Select the tables with this prefix that this role may drop. An attempt's registry comes after its stages."""
     return (
         "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        f"WHERE n.nspname = {literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {literal(prefix)}) "
+        f"WHERE n.nspname = {quote_literal(schema)} AND c.relkind = 'r' AND starts_with(c.relname, {quote_literal(prefix)}) "
         "AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.relname"
     )
 
@@ -376,7 +380,7 @@ def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
 
     :param stage: as it stands in a statement.
     """
-    return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(literal, gone))})"
+    return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(quote_literal, gone))})"
 
 
 def drop_tables(tables: Iterable[Name]) -> str:
@@ -385,7 +389,7 @@ def drop_tables(tables: Iterable[Name]) -> str:
 
 def create_target(target: Name, columns: Sequence[tuple[str, str]], key: Sequence[str]) -> str:
     primary = f", PRIMARY KEY ({', '.join(map(quote, key))})" if key else ""
-    return f"CREATE TABLE IF NOT EXISTS {target} ({_definitions(columns)}{primary})"
+    return f"CREATE TABLE IF NOT EXISTS {target} ({_format_definitions(columns)}{primary})"
 
 
 def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "") -> str:
@@ -397,7 +401,7 @@ def add_columns(target: Name, columns: Iterable[tuple[str, str]], where: str = "
     return f"ALTER TABLE {target} " + ", ".join(f"{add} {quote(name)} {kind}" for name, kind in columns)
 
 
-def _definitions(columns: Iterable[tuple[str, str]]) -> str:
+def _format_definitions(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
 
 
@@ -528,7 +532,7 @@ class Merge:
         return " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
 
     def _values(self) -> list[str]:
-        named = [f"{literal(self.window[1])}::text"] if self.window else []
+        named = [f"{quote_literal(self.window[1])}::text"] if self.window else []
         return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
 
     def _rows(self, stages: Sequence[StagedSplit]) -> str:
@@ -536,7 +540,7 @@ class Merge:
         parts = []
         for stage in stages:
             offset = f"r.{quote(self.offset)}" if self.offset else "NULL::bigint"
-            known = dict(zip(OFFSET_COLUMNS, (f"{literal(stage.topic)}::text", f"{stage.partition}", offset), strict=True))
+            known = dict(zip(OFFSET_COLUMNS, (f"{quote_literal(stage.topic)}::text", f"{stage.partition}", offset), strict=True))
             origin = [f"{known[name]} AS {quote(name)}" for name in self.filled]
             within = f" WHERE {offset} >= {stage.span[0]} AND {offset} < {stage.span[1]}" if stage.span else ""
             values = ", ".join([*origin, f"{stage.order} AS {quote(_ORDER)}", "r.*"])
@@ -550,7 +554,7 @@ class Merge:
         # A key is compared as the target compares it, and inserted as that value.
         values = [f"{c.key_value if c.name in self.key else c.value} AS {quote(c.name)}" for c in self.columns]
         values += [f"s.{quote(name)}" for name in self.filled]
-        values += [f"{literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
+        values += [f"{quote_literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
         values += [f"s.{quote(self.tombstone)}"] if self.tombstone else []
         return (
             f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._rows(stages)} "

@@ -24,10 +24,10 @@ from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,
     StageColumn,
     UnsupportedType,
-    changed_type,
     explain_misfit,
-    missing_column_problems,
-    stage_column,
+    find_missing_column_problems,
+    make_changed_type_problem,
+    make_stage_column,
 )
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions, is_name
 
@@ -43,12 +43,12 @@ RESERVED = "__airflow_"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> list[Problem]:
+def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> list[Problem]:
     """Return the problems of options, connection, server, table and rights. See :meth:`.PostgresSink.validate`.
 
     :param shape: None if the rows are not known: then their columns are not compared with the table's.
     """
-    found = [*sink.problems(), *(_shape_problems(sink, shape) if shape else ())]
+    found = [*sink.problems(), *(_find_shape_problems(sink, shape) if shape else ())]
     columns = None if shape is None else [c for c in map(_try_stage_column, shape.schema) if c is not None]
     tolerates = shape is not None and shape.tolerates
     unchecked = [Unchecked(name, "sink.conn_id") for name in ("sink.table", *(("sink.key",) if sink.key else ()))]
@@ -64,7 +64,7 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        told = _told(server, error)
+        told = _format_message(server, error)
         what = f"connection `{sink.conn_id}` does not lead to a database: {told}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
         return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(told)), *unchecked]
@@ -72,13 +72,13 @@ def postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) -> li
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
     except psycopg.Error as error:
-        what = f"the catalog of {server.where} cannot be read: {_told(server, error)}"
+        what = f"the catalog of {server.where} cannot be read: {_format_message(server, error)}"
         return [*found, Problem("sink.conn_id", what, choose_action(what, "")), *unchecked]
     finally:
         connection.close()
 
 
-def _told(server: SinkServer, error: Exception) -> str:
+def _format_message(server: SinkServer, error: Exception) -> str:
     """Return the driver's message in one line, without passwords."""
     return describe_driver_message(server.scrub(" ".join(str(error).split())))
 
@@ -86,7 +86,7 @@ def _told(server: SinkServer, error: Exception) -> str:
 # --- without the server ---------------------------------------------------------------------------------
 
 
-def _shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Problem]:
+def _find_shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Problem]:
     names = shape.schema.names
     if not names:
         yield Problem("sink", "the rows have no columns", "Give `value=` a schema")
@@ -107,14 +107,14 @@ def _shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Problem
         yield Problem("sink.key", f"the rows have no column {quote_names(missing)}; they have {quote_names(names)}")
     for field in shape.schema:
         try:
-            stage_column(field.name, field.type)
+            make_stage_column(field.name, field.type)
         except UnsupportedType as error:
             yield Problem(f"sink.table column `{field.name}`", str(error), "Give it another type in the schema")
 
 
 def _try_stage_column(field: pa.Field) -> StageColumn | None:
     try:
-        return stage_column(field.name, field.type) if is_name(field.name) else None
+        return make_stage_column(field.name, field.type) if is_name(field.name) else None
     except UnsupportedType:
         return None
 
@@ -198,16 +198,16 @@ class _TargetValidation:
             if there is None:
                 needed.setdefault(name.schema, []).append(f"`{table}`")
             else:
-                found += _own_table_problems(there, role)
+                found += _find_own_table_problems(there, role)
         if creates and self.sink.auto_create:
             needed.setdefault(name.schema, []).append(f"{name}")
         needed.setdefault(name.schema, [])
         return found + [p for schema, tables in needed.items() for p in self._one_schema(schema, tables, role)]
 
     def _one_schema(self, schema: str, tables: Sequence[str], role: str) -> Iterator[Problem]:
-        from airflow_kafka_spark.sinks.postgres.server import schema_rights
+        from airflow_kafka_spark.sinks.postgres.server import read_schema_rights
 
-        rights = schema_rights(self.connection, schema)
+        rights = read_schema_rights(self.connection, schema)
         where = "sink.stage_schema" if schema == self.sink.stage_schema else "sink.table"
         if rights is None:
             yield Problem(where, f"there is no schema `{schema}`", f"CREATE SCHEMA {quote(schema)}, or correct the name")
@@ -251,7 +251,7 @@ class _TargetValidation:
 
     def _column_problems(self, table: Table) -> Iterator[Problem]:
         columns = self.columns or ()
-        yield from missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
+        yield from find_missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
         for column in columns:
             target = table.columns.get(column.name)
             if target is not None and target.generated:
@@ -260,7 +260,7 @@ class _TargetValidation:
                     where, f"{table.name} generates it always ({target.type})", "Leave it out of the schema, or of the table"
                 )
             elif target is not None and (reason := explain_misfit(column, target)):
-                yield changed_type(column, table, reason)
+                yield make_changed_type_problem(column, table, reason)
 
     def _filled_problems(self, table: Table) -> Iterator[Problem]:
         """Yield problems of the columns that the sink fills, and of required columns that get no value."""
@@ -271,7 +271,7 @@ class _TargetValidation:
             if target is None and self.sink.offset_columns and not self.sink.auto_evolve:
                 add = f"ALTER TABLE {table.name} ADD COLUMN {quote(name)} {kind}"
                 yield Problem("sink.offset_columns", f"{table.name} has no column `{name}`", add)
-            elif target is not None and not _holds_offsets(kind, target.base):
+            elif target is not None and not _can_hold_offsets(kind, target.base):
                 yield Problem(f"sink.table column `{name}`", f"{table.name} has {target.type}; the sink fills it with {kind}")
         for name, target in table.columns.items():
             if target.required and name not in filled:
@@ -322,7 +322,7 @@ class _TargetValidation:
             yield Problem("sink.table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
 
 
-def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:
+def _find_own_table_problems(table: Table, role: str) -> Iterator[Problem]:
     missing = ", ".join(sorted({"SELECT", "INSERT", "UPDATE", "DELETE"} - table.rights))
     if table.kind != "r" or "pipeline" not in table.columns or "number" not in table.columns:
         what = f"{table.name}, where the sink keeps its record of windows, is another table"
@@ -332,5 +332,5 @@ def _own_table_problems(table: Table, role: str) -> Iterator[Problem]:
         yield Problem("sink.windows_table", what, f"GRANT {missing} ON {table.name} TO {quote(role)}")
 
 
-def _holds_offsets(kind: str, base: str) -> bool:
+def _can_hold_offsets(kind: str, base: str) -> bool:
     return base in {"text": ("text", "character varying"), "integer": ("integer", "bigint"), "bigint": ("bigint",)}[kind]

@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import attempt as record
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
-from airflow_kafka_spark.sinks.postgres.server import is_refusal, message_of
+from airflow_kafka_spark.sinks.postgres.server import format_message, is_refusal
 from airflow_kafka_spark.sinks.postgres.sql import StagedSplit
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Split, SplitResult
 
@@ -71,7 +71,7 @@ class Transaction:
         self.session.autocommit = False
         # One window of a pipeline at a time, whatever their numbers: the comparison below then holds until the commit.
         run(self.session, sql.lock(attempt.lock))
-        is_new = record.claim(self.session, attempt.windows, attempt.window, str(attempt.target))
+        is_new = record.claim_window(self.session, attempt.windows, attempt.window, str(attempt.target))
         if is_new is None:
             self.session.rollback()
             return False
@@ -365,7 +365,7 @@ class RefusedRowFinder:
 
     def _why(self, error: BaseException) -> str:
         """Return the server's message, shortened, because it may contain a whole value."""
-        said = self.attempt.server.scrub(message_of(error))
+        said = self.attempt.server.scrub(format_message(error))
         return said if len(said) <= MAX_REASON else f"{said[:MAX_REASON]}..."
 
 
@@ -514,11 +514,11 @@ class DriverWriter(WindowWriter):
                 suppress(KafkaSparkError),
                 self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
             ):
-                return not record.table_exists(connection, self.attempt.registry)
+                return not record.has_table(connection, self.attempt.registry)
         return False
 
     def _column_at_fault(self, error: psycopg.Error) -> str | None:
-        return failing_column(self.attempt, error) if self.stages else None
+        return find_failing_column(self.attempt, error) if self.stages else None
 
     # --- life ---
 
@@ -735,7 +735,7 @@ _PROBE_SECONDS = 30
 _PROBE = "airflow_probe"
 
 
-def failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
+def find_failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
     """Find the column that a value did not fit into, where PostgreSQL does not name it.
 
     Inserts the staged rows column by column into a temporary table with the target's types, until one fails as the window did.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS, WindowWriter
-from airflow_kafka_spark.sinks.storage.store import TableStore, pipeline_slug, without_tildes
+from airflow_kafka_spark.sinks.storage.store import TableStore, make_pipeline_slug, remove_tildes
 from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ BEGUN = "attempt.json"
 _MARKER = re.compile(r"(.+)-(\d{20})", re.DOTALL)
 
 
-def marker_name(pipeline: str, commit: int) -> str:
+def make_marker_name(pipeline: str, commit: int) -> str:
     """Return the name of an attempt: of the pipeline, and of the version or snapshot that it will commit."""
-    return f"{pipeline_slug(pipeline)}-{commit:020d}"
+    return f"{make_pipeline_slug(pipeline)}-{commit:020d}"
 
 
-def data_directory(marker: str) -> str:
+def make_data_directory(marker: str) -> str:
     """Return the directory of an attempt's data files."""
-    return without_tildes(f"airflow-{marker}")
+    return remove_tildes(f"airflow-{marker}")
 
 
 LOCK = "lock"
@@ -97,7 +97,7 @@ class TableAttempt:
 
     def __init__(self, window: Window, marker: str, home: TableStore, data: TableStore, directory: str = "") -> None:
         self.window, self.marker, self.home, self.data = window, marker, home, data
-        self.directory = directory or data_directory(marker)
+        self.directory = directory or make_data_directory(marker)
         self._lock: AttemptLock | None = None
 
     def begin(self, **facts: object) -> None:
@@ -240,7 +240,7 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
     except OSError as error:
         raise SinkUnavailable(store.location.uri, "looking for earlier attempts", error) from error
     found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]
-    slug = pipeline_slug(pipeline)
+    slug = make_pipeline_slug(pipeline)
     return [name for owner, name in found if owner == slug], [name for owner, name in found if owner != slug]
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, store_access, store_error
+from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, find_store_access, store_error
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PARTS_AT_ONCE = 2
 
 
 @contextmanager
-def _os_errors() -> Iterator[None]:
+def _raise_as_os_errors() -> Iterator[None]:
     """Raise errors of the store's client as :class:`OSError`, those of a user without a right as :class:`PermissionError`."""
     from obstore.exceptions import BaseError, NotFoundError
 
@@ -73,14 +73,14 @@ class ObjectTableStore(TableStore):
     def put(self, path: str, content: str) -> None:
         import obstore
 
-        with _os_errors():
+        with _raise_as_os_errors():
             obstore.put(self._objects, self._key(path), content.encode(), use_multipart=False)
 
     def create(self, path: str, content: str) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with _os_errors():
+        with _raise_as_os_errors():
             try:
                 obstore.put(self._objects, self._key(path), content.encode(), mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -90,7 +90,7 @@ class ObjectTableStore(TableStore):
     def get(self, path: str) -> str | None:
         import obstore
 
-        with suppress(FileNotFoundError), _os_errors():
+        with suppress(FileNotFoundError), _raise_as_os_errors():
             return bytes(obstore.get(self._objects, self._key(path)).bytes()).decode()
         return None
 
@@ -98,7 +98,7 @@ class ObjectTableStore(TableStore):
         import obstore
         import pyarrow as pa
 
-        with _os_errors():
+        with _raise_as_os_errors():
             return pa.PythonFile(_Input(obstore.open_reader(self._objects, self._key(path))), mode="r")
 
     def make(self, path: str) -> None:
@@ -111,7 +111,7 @@ class ObjectTableStore(TableStore):
         import obstore
 
         begin = f"{self._key(path)}/"
-        with _os_errors():
+        with _raise_as_os_errors():
             found = obstore.list_with_delimiter(self._objects, begin)
             paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return [name.removeprefix(begin).rstrip("/") for name in paths]
@@ -127,20 +127,20 @@ class ObjectTableStore(TableStore):
     def _listed(self, prefix: str, offset: str | None = None) -> Iterator[obstore.ObjectMeta]:
         import obstore
 
-        with _os_errors():
+        with _raise_as_os_errors():
             for page in obstore.list(self._objects, prefix, offset=offset):
                 yield from page
 
     def probe(self) -> None:
         import obstore
 
-        with _os_errors():
+        with _raise_as_os_errors():
             next(iter(obstore.list(self._objects, f"{self._key('')}/", chunk_size=1)), None)
 
     def _head(self, path: str) -> obstore.ObjectMeta | None:
         import obstore
 
-        with suppress(FileNotFoundError), _os_errors():
+        with suppress(FileNotFoundError), _raise_as_os_errors():
             return obstore.head(self._objects, self._key(path))
         return None
 
@@ -178,14 +178,14 @@ class ObjectTableStore(TableStore):
         import obstore
 
         if keys:
-            with suppress(FileNotFoundError), _os_errors():
+            with suppress(FileNotFoundError), _raise_as_os_errors():
                 obstore.delete(self._objects, keys)
 
     def open(self, path: str) -> pa.NativeFile:
         import obstore
         import pyarrow as pa
 
-        with _os_errors():
+        with _raise_as_os_errors():
             opened = obstore.open_writer(self._objects, self._key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return pa.PythonFile(_Upload(opened), mode="w")
 
@@ -203,7 +203,7 @@ class _Input:
         self.seek, self.tell = reader.seek, reader.tell
 
     def read(self, size: int | None = None) -> bytes:
-        with _os_errors():
+        with _raise_as_os_errors():
             return bytes(self.reader.read(size))
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class _Upload:
         self.closed = False
 
     def write(self, data: bytes) -> int:
-        with _os_errors():
+        with _raise_as_os_errors():
             return self.writer.write(data)
 
     def flush(self) -> None:
@@ -230,7 +230,7 @@ class _Upload:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            with _os_errors():
+            with _raise_as_os_errors():
                 self.writer.close()
 
 
@@ -244,7 +244,7 @@ def open_objects(location: TableLocation, conn_id: str | None) -> TableStore:
     """
     if location.is_local:
         return TableStore(location)
-    return ObjectTableStore(location, bucket_access=store_access(location.scheme, location.account, conn_id))
+    return ObjectTableStore(location, bucket_access=find_store_access(location.scheme, location.account, conn_id))
 
 
 """S3 takes parts from 5 MiB on, and 10,000 of them for one object."""
@@ -256,7 +256,7 @@ class UploadsGone(OSError):
 
 
 @contextmanager
-def _s3_errors() -> Iterator[None]:
+def _raise_s3_as_os_errors() -> Iterator[None]:
     """Raise errors of botocore as :class:`OSError`, those of a user without a right as :class:`PermissionError`."""
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found]
 
@@ -295,7 +295,7 @@ class UploadStore:
         :raises OSError: the store did not answer.
         """
         found, root = {}, len(self._key(""))
-        with _s3_errors():
+        with _raise_s3_as_os_errors():
             pages = self.client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self.store.location.bucket, Prefix=f"{self._key(directory)}/"):
                 for upload in page.get("Uploads", ()):
@@ -324,7 +324,7 @@ class UploadStore:
         from botocore.exceptions import ClientError
 
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(file["parts"], 1)]
-        with _s3_errors():
+        with _raise_s3_as_os_errors():
             try:
                 client.complete_multipart_upload(
                     **self._named(file["path"]), UploadId=file["upload"], MultipartUpload={"Parts": parts}
@@ -355,7 +355,7 @@ class UploadStore:
         :raises OSError: the store refused it.
         """
         client = self.client
-        with _s3_errors():
+        with _raise_s3_as_os_errors():
             upload = client.create_multipart_upload(**self._named(path))["UploadId"]
         return PendingUpload(client, {**self._named(path), "UploadId": upload})
 
@@ -398,7 +398,7 @@ class PendingUpload:
             self._waiting.clear()
 
     def _send(self, content: bytes) -> None:
-        with _s3_errors():
+        with _raise_s3_as_os_errors():
             sent = self.client.upload_part(**self.named, PartNumber=len(self.parts) + 1, Body=content)
         self.parts.append(sent["ETag"])
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.storage import AZURE, S3Access, local_path, s3_access, scheme_of
+from airflow_kafka_spark.hooks.storage import AZURE, S3Access, find_s3_access, make_local_path, parse_scheme
 from airflow_kafka_spark.windows.model import OffsetRange
 
 if TYPE_CHECKING:
@@ -45,18 +45,18 @@ def to_safe_name(name: str, longest: int) -> str:
     return f"{safe}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def pipeline_slug(pipeline: str) -> str:
+def make_pipeline_slug(pipeline: str) -> str:
     """Return the name of a pipeline as names of files and directories have it."""
     return to_safe_name(pipeline, 120)
 
 
-def file_stem(split: OffsetRange, part: int = 0) -> str:
+def make_file_stem(split: OffsetRange, part: int = 0) -> str:
     """Return a file's name without its suffix: topic, partition and offsets, and a number from the second part on."""
     stem = f"{to_safe_name(split.topic, 140)}-{split.partition}-{split.start:020d}-{split.end:020d}"
     return f"{stem}-part{part:05d}" if part else stem
 
 
-def without_tildes(name: str) -> str:
+def remove_tildes(name: str) -> str:
     """Return the name of a data file or its directory without ``~``, which delta-rs escapes in one place and not in another: its
     OPTIMIZE would not find the file."""
     return name.replace("~", "__")
@@ -73,7 +73,7 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", text)
 
 
-def partition_directory(column: str, value: str | None) -> str:
+def make_partition_directory(column: str, value: str | None) -> str:
     """Return ``column=value``. Null and, as in Spark, the empty string become ``__HIVE_DEFAULT_PARTITION__``."""
     return f"{escape(column)}={escape(value) if value else NULL_PARTITION}"
 
@@ -105,7 +105,7 @@ class TableLocation:
         :param schemes: the object stores that are supported.
         :raises ValueError: it is neither an absolute local path, nor a ``file://`` URI, nor one of these schemes.
         """
-        scheme = _SCHEMES.get(scheme_of(text), scheme_of(text))
+        scheme = _SCHEMES.get(parse_scheme(text), parse_scheme(text))
         if scheme in schemes:
             parts = urllib.parse.urlsplit(text)
             if not parts.netloc or not parts.path.strip("/") or ("@" in parts.netloc) != (scheme == AZURE):
@@ -114,7 +114,7 @@ class TableLocation:
             return cls(scheme, f"{parts.netloc}/{parts.path.strip('/')}")
         if scheme != "file":
             raise ValueError(f"`{text}` is in a store that is not supported: {scheme}")
-        path = local_path(text)
+        path = make_local_path(text)
         if path == os.path.dirname(path):
             raise ValueError("the root directory cannot be a table")
         return cls("file", path)
@@ -385,4 +385,4 @@ def open_store(location: TableLocation, conn_id: str | None) -> TableStore:
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment. Not used for a local table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """
-    return TableStore(location) if location.is_local else TableStore(location, s3_access(conn_id))
+    return TableStore(location) if location.is_local else TableStore(location, find_s3_access(conn_id))

@@ -82,7 +82,7 @@ class WindowRecord:
             raise ValueError(f"not the record of a window: {error!r}") from error
 
 
-def commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, Any]:
+def make_commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, Any]:
     """Return the window as the information of its commit has it, which the history of the table shows."""
     return {
         "pipeline": window.pipeline,
@@ -97,8 +97,8 @@ def commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, An
     }
 
 
-def recorded_window(found: Mapping[str, Any]) -> Applied:
-    """Return the window that :func:`commit_metadata` describes.
+def parse_recorded_window(found: Mapping[str, Any]) -> Applied:
+    """Return the window that :func:`make_commit_metadata` describes.
 
     :raises KeyError: an entry is missing.
     """
@@ -134,6 +134,6 @@ class TableChange(Generic[AddedT, RemovedT]):
     deleted: int = 0
 
 
-def files_of(results: Sequence[SplitResult]) -> list[Mapping[str, Any]]:
+def list_files(results: Sequence[SplitResult]) -> list[Mapping[str, Any]]:
     """Return the data files that the results of tasks name."""
     return [file for result in results for file in result.token.get("files", ())]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.hooks.databases import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]
@@ -25,7 +25,7 @@ def prefix_problems(prefix: object) -> Iterator[Problem]:
         yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
 
 
-def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
+def find_size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
     """Yield the sizes that are not whole numbers, or are too small.
 
     :param sizes: per option, its value and the smallest one that is accepted.
@@ -35,25 +35,25 @@ def size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
             yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
 
 
-def snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
+def find_snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
     """Yield the problems of the sizes of a snapshot.
 
     :param chunk_rows: the option ``snapshot_chunk_rows``.
     :param chunks: the option ``snapshot_chunks_per_window``.
     """
-    yield from size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
+    yield from find_size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
     if isinstance(chunks, int) and chunks > MOST_CHUNKS:
         found = f"it is {chunks:,}; expected at most {MOST_CHUNKS}"
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
 
 
-def mode_problems(modes: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
+def find_mode_problems(modes: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
     """Yield the options that have an unknown value.
 
     :param modes: per option, its value and the known values.
     """
     for name, (value, known) in modes.items():
-        yield from choice_problems(f"source.{name}", value, known)
+        yield from find_choice_problems(f"source.{name}", value, known)
 
 
 def parse_table_name(name: str, schema: str) -> tuple[str, str]:
@@ -65,7 +65,7 @@ def parse_table_name(name: str, schema: str) -> tuple[str, str]:
     return given or schema, table
 
 
-def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
+def find_operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
     """Yield the problems of ``skipped_operations``."""
     wrong = [op for op in skipped if op not in OPERATIONS]
     if isinstance(skipped, str) or wrong:
@@ -73,7 +73,7 @@ def operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
         yield Problem("source.skipped_operations", found, 'Write ("t",)')
 
 
-def table_problems(tables: object, keys: Mapping[str, Sequence[str]], schema: str) -> Iterator[Problem]:
+def find_table_problems(tables: object, keys: Mapping[str, Sequence[str]], schema: str) -> Iterator[Problem]:
     """Yield the problems of the names of tables and of key columns.
 
     :param tables: the option ``tables``.

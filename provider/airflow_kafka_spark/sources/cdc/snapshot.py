@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, caught_up
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, mark_caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
 from airflow_kafka_spark.windows.pass_progress import PassProgress
 
@@ -56,7 +56,7 @@ class SnapshotState:
         """
         if self.behind and end < order(self.behind):
             return self
-        return replace(self, tables=caught_up(self.tables), behind="")
+        return replace(self, tables=mark_caught_up(self.tables), behind="")
 
     @property
     def filter(self) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def is_chunk(split: Mapping[str, Any]) -> bool:
     return "table" in split
 
 
-def snapshot_after(
+def advance_snapshot(
     position: Mapping[str, Any],
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
@@ -163,14 +163,14 @@ def snapshot_after(
     """
     state = SnapshotState.from_json(position)
     is_of_chunks = bool(splits) and is_chunk(splits[0])
-    after = _after_chunks(state, splits, tokens, order) if is_of_chunks else _after_truncates(state, splits, tokens)
+    after = _advance_by_chunks(state, splits, tokens, order) if is_of_chunks else _advance_by_truncates(state, splits, tokens)
     if after == state:
         return position
     kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
     return {**kept, **after.to_json()}
 
 
-def _after_chunks(
+def _advance_by_chunks(
     state: SnapshotState,
     splits: Sequence[Mapping[str, Any]],
     tokens: Sequence[Mapping[str, Any]],
@@ -192,7 +192,7 @@ def _after_chunks(
     return replace(state, tables=tuple(tables.values()), behind=max(points, key=order))
 
 
-def _after_truncates(
+def _advance_by_truncates(
     state: SnapshotState, splits: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]
 ) -> SnapshotState:
     """Return the state after a window of the log in which tables were truncated that have to be read again."""

@@ -18,11 +18,11 @@ FORMATS = ("parquet", "json", "csv", "orc", "text")
 FORMATS_WITH_SCHEMA = ("json", "csv")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_PARSED = _words(
+_PARSED = _split_words(
     "columnNameOfCorruptRecord dateFormat enableDateTimeParsingFallback encoding charset lineSep locale mode multiLine timeZone "
     "timestampFormat timestampNTZFormat"
 )
@@ -32,14 +32,14 @@ _KNOWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "text": ("encoding", "lineSep", "wholetext"),
     "json": (
         *_PARSED,
-        *_words(
+        *_split_words(
             "allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers allowNumericLeadingZeros allowSingleQuotes "
             "allowUnquotedControlChars allowUnquotedFieldNames prefersDecimal primitivesAsString"
         ),
     ),
     "csv": (
         *_PARSED,
-        *_words(
+        *_split_words(
             "charToEscapeQuoteEscaping comment delimiter emptyValue enforceSchema escape header ignoreLeadingWhiteSpace "
             "ignoreTrailingWhiteSpace inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf "
             "preferDate quote sep unescapedQuoteHandling"
@@ -86,7 +86,7 @@ class FilesSourceOptions:
     @property
     def normalized_options(self) -> dict[str, str]:
         """``options`` as Spark takes them: values as text, names in lower case."""
-        return _normalized(self.options)
+        return _normalize_options(self.options)
 
     @property
     def reader_options(self) -> dict[str, str]:
@@ -166,7 +166,7 @@ class FilesSourceOptions:
         if self.format == "text":
             yield Problem("source.schema", "lines of text have one column, `value string`", "Leave `schema` out")
         for column in columns:
-            if any(isinstance(kind, Text) and kind.max_length for kind in _nested_types(column.type)):
+            if any(isinstance(kind, Text) and kind.max_length for kind in _list_nested_types(column.type)):
                 yield Problem(
                     "source.schema", f"`{column.name}` is {column.type}, which Spark's readers do not take", "Use string"
                 )
@@ -183,17 +183,17 @@ class FilesSourceOptions:
             elif name.lower() not in known:
                 names = quote_names(sorted(known.values())) or "none"
                 yield Problem("source.options", f"Spark's {self.format} reader has no option `{name}`; it has {names}")
-        given = _normalized({n: v for n, v in self.options.items() if isinstance(n, str)})
+        given = _normalize_options({n: v for n, v in self.options.items() if isinstance(n, str)})
         if len(given) < len(self.options):
             yield Problem("source.options", "an option is given twice, in different case", "Give it once")
-        yield from _contradicting_options(self.format, given, columns)
+        yield from _find_contradicting_options(self.format, given, columns)
 
 
-def _normalized(options: Mapping[str, Any]) -> dict[str, str]:
+def _normalize_options(options: Mapping[str, Any]) -> dict[str, str]:
     return {name.lower(): str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
-def _contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
+def _find_contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
     for name in ("multiline", "header", "wholetext", "enforceschema"):
         if given.get(name, "true").lower() not in ("true", "false"):
             yield Problem("source.options", f"`{name}` is `{given[name]}`; expected true or false")
@@ -218,14 +218,14 @@ def _contradicting_options(format: str, given: Mapping[str, str], columns: tuple
         yield Problem("source.options", "`multiLine` and `lineSep` contradict each other", "Leave one of them out")
 
 
-def _nested_types(kind: DataType) -> Iterator[DataType]:
+def _list_nested_types(kind: DataType) -> Iterator[DataType]:
     """Yield the type and all types in it."""
     yield kind
     if isinstance(kind, Array):
-        yield from _nested_types(kind.element)
+        yield from _list_nested_types(kind.element)
     elif isinstance(kind, Map):
-        yield from _nested_types(kind.key)
-        yield from _nested_types(kind.value)
+        yield from _list_nested_types(kind.key)
+        yield from _list_nested_types(kind.value)
     elif isinstance(kind, Struct):
         for field in kind.fields:
-            yield from _nested_types(field.type)
+            yield from _list_nested_types(field.type)

@@ -25,8 +25,8 @@ from airflow_kafka_spark.sources.files.windows import (
     escape_path,
     is_splittable,
     list_files,
+    make_spark_settings,
     sort_like_spark,
-    spark_settings,
     split_files,
 )
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
@@ -56,18 +56,18 @@ def read_frame(
     decoded = [decode_split(split) for split in splits]
     split_bytes = int(splits[0]["split_bytes"])  # not of the options, which may have been edited since
     require_unchanged(store, {part.file.name: part.file for split in decoded for part in split})
-    for name, value in session_settings(store, split_bytes).items():
+    for name, value in make_session_settings(store, split_bytes).items():
         if spark.conf.get(name, None) != value:
             spark.conf.set(name, value)
     schema = ", ".join(map(str, parse_ddl(options.schema))) if options.schema is not None else None
     return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes).frame(spark, decoded)
 
 
-def session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
+def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
     """Return the SQL settings with which Spark splits as frozen, and fails on files and columns that it cannot read."""
     local = isinstance(store, LocalStore)
     return {
-        **spark_settings(split_bytes),
+        **make_spark_settings(split_bytes),
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.csv.parser.columnPruning.enabled": "false",
@@ -296,7 +296,7 @@ class FilesSource(FilesSourceOptions, RowSource):
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings with which Spark splits as frozen, and fails on files and columns that it cannot read."""
-        return session_settings(self._store, self.split_bytes)
+        return make_session_settings(self._store, self.split_bytes)
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, schema, directory and the right to list it."""

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.storage import local_path, provider_problem, scheme_of
+from airflow_kafka_spark.hooks.storage import find_provider_problem, make_local_path, parse_scheme
 from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def join_names(files: Sequence[ListedFile]) -> str:
     return f"{named}{more} {'has' if len(files) == 1 else 'have'}"
 
 
-def _pattern_action(path: str) -> str:
+def _find_pattern_action(path: str) -> str:
     """Return what to do about a path that does not exist and looks like a pattern; "" if it does not."""
     return "Name the directory in `path`, and the files in it by `glob`" if re.search(r"[*?\[]", path) else ""
 
@@ -194,7 +194,7 @@ class LocalStore(FileStore):
                     "source.path", f"{directory} cannot be listed by user {os.geteuid()}", "Give this user the right to"
                 )
         except FileNotFoundError:
-            action = _pattern_action(directory) or "Make it, mount it, or correct the path"
+            action = _find_pattern_action(directory) or "Make it, mount it, or correct the path"
             yield Problem("source.path", f"{directory} does not exist", action)
         except OSError as error:
             yield Problem("source.path", f"{directory} cannot be read: {error}", "Give the worker's user the right to")
@@ -291,7 +291,7 @@ class ObjectStore(FileStore):
     def problems(self, conn_id: str | None) -> Iterator[Problem]:
         scheme = self.path.partition("://")[0]
         kind, package = _FSSPEC_SCHEMES.get(scheme, scheme), "`apache-airflow-providers-amazon[s3fs]`"
-        if missing := provider_problem("source.conn_id", kind, conn_id, package):
+        if missing := find_provider_problem("source.conn_id", kind, conn_id, package):
             yield missing
             return
         try:
@@ -300,7 +300,7 @@ class ObjectStore(FileStore):
             detail = f"{type(error).__name__}: {error}"
             action = "Check path, `conn_id` and its rights"
             if isinstance(error, FileNotFoundError):
-                action = _pattern_action(self.path) or action
+                action = _find_pattern_action(self.path) or action
             yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", action)
 
     def files(self, selection: FileSelection) -> Iterator[ListedFile]:
@@ -319,7 +319,7 @@ class ObjectStore(FileStore):
 
         def one(name: str) -> ListedFile | None:
             try:
-                return file_from_info(name, fs.info(f"{base}/{name}"))
+                return parse_info(name, fs.info(f"{base}/{name}"))
             except FileNotFoundError:
                 return None
 
@@ -339,7 +339,7 @@ class ObjectStore(FileStore):
             if info.get("type") != "file" or name.endswith("/"):
                 continue
             if name:
-                yield name, file_from_info(name, info)
+                yield name, parse_info(name, info)
             elif not str(info["name"]).endswith("/"):  # such an object only marks the directory
                 raise NotADirectoryError(f"{self.uri} is a file: name its directory, and the file by `glob`")
 
@@ -370,17 +370,17 @@ def _list_recursively(fs: AbstractFileSystem, base: str) -> Iterator[Mapping[str
                 pending.append(str(info["name"]))
 
 
-def file_from_info(name: str, info: Mapping[str, Any]) -> ListedFile:
+def parse_info(name: str, info: Mapping[str, Any]) -> ListedFile:
     """Return a file from what fsspec says of it."""
     key = next((key for key in _MTIME_KEYS if info.get(key) is not None), None)
-    modified = _microseconds(info[key]) if key else 0
+    modified = _to_microseconds(info[key]) if key else 0
     if key == _WHOLE_SECONDS:
         modified -= modified % 1_000_000
     etag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), "")
     return ListedFile(name, int(info.get("size") or 0), modified, etag.strip('"'))
 
 
-def _microseconds(mtime: str | datetime | float) -> int:
+def _to_microseconds(mtime: str | datetime | float) -> int:
     if isinstance(mtime, str):
         mtime = parse_iso(mtime)
     if isinstance(mtime, datetime):
@@ -396,11 +396,11 @@ def open_store(path: str, conn_id: str | None) -> FileStore:
     :raises ValueError: it is neither an absolute path nor a URI.
     """
     text = str(path)
-    if scheme_of(text) != "file":
+    if parse_scheme(text) != "file":
         if not re.match(r"[^/]*://[^/]+", text):
             raise ValueError(f"`{text}` is neither an absolute path nor a URI such as s3a://bucket/prefix")
         return ObjectStore(text, conn_id)
-    return LocalStore(local_path(text))
+    return LocalStore(make_local_path(text))
 
 
 _MOST_SHOWN = 8
@@ -433,7 +433,7 @@ def _read_footer(store: FileStore, format: str, file: ListedFile) -> FileFooter:
 
     try:
         with store.open(file.name) as opened:
-            return _parquet(opened) if format == "parquet" else _orc(opened)
+            return _read_parquet_footer(opened) if format == "parquet" else _read_orc_footer(opened)
     except (FileNotFoundError, PermissionError) as error:
         raise SourceUnavailable(store.uri, f"reading the footer of {file.name}", str(error)) from error
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -445,37 +445,37 @@ def _read_footer(store: FileStore, format: str, file: ListedFile) -> FileFooter:
         ) from error
 
 
-def _parquet(opened: object) -> FileFooter:
+def _read_parquet_footer(opened: object) -> FileFooter:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(opened) as file:
-        return FileFooter(_columns(file.schema_arrow), file.metadata.num_rows)
+        return FileFooter(_list_columns(file.schema_arrow), file.metadata.num_rows)
 
 
-def _orc(opened: object) -> FileFooter:
+def _read_orc_footer(opened: object) -> FileFooter:
     from pyarrow import orc
 
     file = orc.ORCFile(opened)
-    return FileFooter(_columns(file.schema), file.nrows)
+    return FileFooter(_list_columns(file.schema), file.nrows)
 
 
-def _columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, _type_name(field.type)) for field in schema)
+def _list_columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, _format_type(field.type)) for field in schema)
 
 
-def _type_name(kind: pa.DataType) -> str:
+def _format_type(kind: pa.DataType) -> str:
     """Return the name of a type, alike for types that Spark reads alike."""
     import pyarrow as pa
 
     types = pa.types
     if types.is_dictionary(kind):
-        return _type_name(kind.value_type)
+        return _format_type(kind.value_type)
     if types.is_map(kind):
-        return f"map<{_type_name(kind.key_type)},{_type_name(kind.item_type)}>"
+        return f"map<{_format_type(kind.key_type)},{_format_type(kind.item_type)}>"
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return f"list<{_type_name(kind.value_type)}>"
+        return f"list<{_format_type(kind.value_type)}>"
     if types.is_struct(kind):
-        return f"struct<{','.join(f'{field.name}:{_type_name(field.type)}' for field in kind)}>"
+        return f"struct<{','.join(f'{field.name}:{_format_type(field.type)}' for field in kind)}>"
     if types.is_timestamp(kind):
         return f"timestamp[{'UTC' if kind.tz else 'no zone'}]"
     if types.is_large_string(kind) or types.is_string(kind):
@@ -500,13 +500,13 @@ def require_same_columns(source: str, files: Sequence[ListedFile], found: Sequen
     raise SourceRejected(
         source,
         f"the files of this window have {len(by_columns)} different schemas. `{odd[0].name}` ({len(odd)} of {len(files)} files) "
-        f"differs from `{usual[0].name}` ({len(usual)} files): {_difference(dict(columns), dict(others))}",
+        f"differs from `{usual[0].name}` ({len(usual)} files): {_describe_difference(dict(columns), dict(others))}",
         "Give `schema`, which all files are then read with (missing columns become NULL), or read the files of each kind by a "
         "pipeline of its own, with another `glob`",
     )
 
 
-def _difference(usual: dict[str, str], odd: dict[str, str]) -> str:
+def _describe_difference(usual: dict[str, str], odd: dict[str, str]) -> str:
     lacks = [f"it lacks `{name}` {kind}" for name, kind in sorted(usual.items()) if name not in odd]
     adds = [f"it adds `{name}` {kind}" for name, kind in sorted(odd.items()) if name not in usual]
     other = [f"its `{n}` is {odd[n]}, not {usual[n]}" for n in sorted(usual) if n in odd and odd[n] != usual[n]]

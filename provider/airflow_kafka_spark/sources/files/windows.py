@@ -7,7 +7,7 @@ before every file that was listed and not read, and before the time of the listi
 
 **Splits.** A window's files are split exactly as Spark's file sources split them, so that Spark reads the splits that were
 frozen. Spark orders the slices of files by length, longest first, and fills partitions with them one after the other
-(``FilePartition.getFilePartitions``). With :func:`spark_settings` the outcome depends on order and sizes of the files only.
+(``FilePartition.getFilePartitions``). With :func:`make_spark_settings` the outcome depends on order and sizes of the files only.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class SeenFiles:
         below = 0
         for file in sorted(files, key=lambda f: f.key):
             below += self.is_below(file)
-            known = self.entries.get(_name_hash(file))
+            known = self.entries.get(_hash_name(file))
             if known is not None:
-                kind = "read" if known[0] == _version_hash(file) else "changed"
+                kind = "read" if known[0] == _hash_version(file) else "changed"
             elif self.is_below(file):
                 kind = "read"
             else:
@@ -149,25 +149,25 @@ class SeenFiles:
         """
         entries = dict(self.entries)
         for file in taken:
-            entries.pop(_name_hash(file), None)
-            entries[_name_hash(file)] = _version_hash(file), _seconds(file)
-        listed = {_name_hash(f): f for f in (*listing.read, *listing.changed, *taken)}
+            entries.pop(_hash_name(file), None)
+            entries[_hash_name(file)] = _hash_version(file), _round_to_seconds(file)
+        listed = {_hash_name(f): f for f in (*listing.read, *listing.changed, *taken)}
         if len(entries) > KEEP_REMOVED:
             gone = [n for n, (_, seconds) in entries.items() if n not in listed and seconds < settled // 1_000_000]
-            there = {_name_hash(f) for f in unselected()} if gone else set()
+            there = {_hash_name(f) for f in unselected()} if gone else set()
             for name in gone:
                 if name not in there:
                     del entries[name]
         horizon = self.horizon
         if len(entries) > FORGET_ABOVE:
-            horizon = _forget_oldest(entries, listed, _horizon_bound(listing, taken, settled), self.horizon)
+            horizon = _forget_oldest(entries, listed, _find_horizon_bound(listing, taken, settled), self.horizon)
         if len(entries) > MAX_REMEMBERED:
             raise TooManyFiles(len(entries))
         below = sum(1 for f in listed.values() if f.key <= horizon) if horizon else 0
         return SeenFiles(entries, horizon, below)
 
 
-def _horizon_bound(listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> FileKey:
+def _find_horizon_bound(listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> FileKey:
     """Return the key that the horizon has to stay before."""
     done = {f.name for f in taken}
     return min(((settled, ""), *(f.key for f in (*listing.new, *listing.young) if f.name not in done)))
@@ -187,15 +187,15 @@ def _forget_oldest(
     return horizon
 
 
-def _name_hash(file: ListedFile) -> bytes:
+def _hash_name(file: ListedFile) -> bytes:
     return hashlib.blake2b(file.name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
-def _version_hash(file: ListedFile) -> bytes:
+def _hash_version(file: ListedFile) -> bytes:
     return hashlib.blake2b(f"{file.size}:{file.mtime}:{file.etag}".encode(), digest_size=4).digest()
 
 
-def _seconds(file: ListedFile) -> int:
+def _round_to_seconds(file: ListedFile) -> int:
     return min(max(file.mtime // 1_000_000, 0), 2**32 - 1)
 
 
@@ -272,7 +272,7 @@ def escape_path(path: str) -> str:
     return _GLOB_CHARACTERS.sub(r"\\\g<0>", path)
 
 
-def unreadable_reason(path: str) -> str | None:
+def find_unreadable_reason(path: str) -> str | None:
     """Return why Spark cannot open a file; None if it can.
 
     :param path: without its scheme.
@@ -292,7 +292,7 @@ def open_cost(split_bytes: int) -> int:
     return max(1, split_bytes // _MAX_FILES_OF_SPLIT)
 
 
-def spark_settings(split_bytes: int) -> dict[str, str]:
+def make_spark_settings(split_bytes: int) -> dict[str, str]:
     """Return the settings with which Spark splits as :func:`split_files` does."""
     return {
         "spark.sql.files.maxPartitionBytes": str(split_bytes),
@@ -323,7 +323,7 @@ def decode_split(split: Mapping[str, Any]) -> FileSplit:
     )
 
 
-def encoded_size(splits: Sequence[Mapping[str, Any]]) -> int:
+def compute_encoded_size(splits: Sequence[Mapping[str, Any]]) -> int:
     """Return how many bytes the splits take as JSON."""
     return len(json.dumps(list(splits)))
 
@@ -344,7 +344,7 @@ def list_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile
     files = _list_selected(options, store, FileSelection(options.glob, options.recursive))
     below = store.root.partition(":")[2]
     for file in files:
-        if reason := unreadable_reason(f"{below}/{file.name}"):
+        if reason := find_unreadable_reason(f"{below}/{file.name}"):
             raise SourceRejected(options.uri, f"the file {file.name!r} {reason}, and Spark cannot open it", "Rename it")
     return files
 
@@ -477,7 +477,7 @@ class WindowPlanner:
         while too_many - fits > 1:
             count = most if too_many > most else (fits + too_many) // 2
             tried = self._splits(new[:count])
-            if len(tried) <= MAX_SPLITS and encoded_size(tried) <= MAX_PLAN_BYTES:
+            if len(tried) <= MAX_SPLITS and compute_encoded_size(tried) <= MAX_PLAN_BYTES:
                 fits, splits = count, tried
             else:
                 too_many = count

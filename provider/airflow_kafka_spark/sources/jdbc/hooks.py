@@ -10,7 +10,7 @@ from typing import NoReturn
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
-from airflow_kafka_spark.sources.jdbc.source import database_of, missing_driver
+from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem, open_database
 
 
 class DatabaseHook(BaseHook):
@@ -36,12 +36,12 @@ class DatabaseHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Open a session, and return True and the server's address, or False and the reason, for Airflow's UI."""
         try:
-            database = database_of(self.conn_id)
+            database = open_database(self.conn_id)
             with database.session("testing the connection") as session:
                 if problems := list(session.server_problems()):
                     return False, " ".join(map(str, problems))
         except ImportError as error:
-            return False, str(missing_driver(error))
+            return False, str(make_missing_driver_problem(error))
         except KafkaSparkError as error:
             return False, error.found
         return True, f"Connected to {database.server.where}."

@@ -74,19 +74,19 @@ class MysqlDialect(SqlDialect):
     def literal(self, column: SourceColumn, value: str) -> str:
         kind, charset, collation = (column.literal.split(" ") + ["", ""])[:3]
         if kind in ("text", "binary"):
-            plain = _checked(value, r"[0-9A-Fa-f]*")
+            plain = _check_value(value, r"[0-9A-Fa-f]*")
             if kind == "binary":
                 return f"X'{plain}'"
             return f"_{charset} X'{plain}' COLLATE {collation}" if charset else f"_utf8mb4 X'{plain}'"
         if kind in ("number", "ordinal"):
-            return _checked(value, r"-?[0-9]+(\.[0-9]+)?")
+            return _check_value(value, r"-?[0-9]+(\.[0-9]+)?")
         if kind == "double":
-            number = _checked(value, r"-?[0-9.]+(e[-+]?[0-9]+)?")
+            number = _check_value(value, r"-?[0-9.]+(e[-+]?[0-9]+)?")
             return number if "e" in number else f"{number}e0"
         if kind == "uuid":
-            return f"CAST('{_checked(value, '[0-9A-Fa-f-]+')}' AS UUID)"
+            return f"CAST('{_check_value(value, '[0-9A-Fa-f-]+')}' AS UUID)"
         prefix = {"datetime": "TIMESTAMP", "timestamp": "TIMESTAMP", "date": "DATE", "time": "TIME"}[kind]
-        return f"{prefix}'{_checked(value, '-?[0-9: .-]+')}'"
+        return f"{prefix}'{_check_value(value, '-?[0-9: .-]+')}'"
 
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, literals, ">", ">")
@@ -102,7 +102,7 @@ class MysqlDialect(SqlDialect):
 _NUMBERS = {"ordinal": " + 0", "double": " + 0e0"}
 
 
-def _checked(value: str, pattern: str) -> str:
+def _check_value(value: str, pattern: str) -> str:
     if not re.fullmatch(pattern, value):
         raise ValueError(f"Not a value that this dialect has written: {value!r}")
     return value
@@ -222,12 +222,12 @@ class MysqlSession(DatabaseSession):
         name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
         if not schema:
             return MissingRelation(name, "; the connection names no database (its `schema`)")
-        condition = f"table_schema = {literal(schema)}"
+        condition = f"table_schema = {quote_literal(schema)}"
         tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
         if table not in tables:
             similar = [other for other in tables if other.casefold() == table.casefold()]
             return MissingRelation(name, f"; there is `{similar[0]}`, and names are compared exactly" if similar else "")
-        condition += f" AND table_name = {literal(table)}"
+        condition += f" AND table_name = {quote_literal(table)}"
         columns = {
             row[0]: describe_column(
                 ColumnMetadata(
@@ -256,7 +256,7 @@ class MysqlSession(DatabaseSession):
             cursor.execute(f"SELECT * FROM {sql} LIMIT 0")
             # The cursor's public description does not say whether a number is unsigned or a text is binary.
             fields = cursor._result.fields
-        return Relation(sql, "the query", {f.name: describe_column(_result_column(f)) for f in fields})
+        return Relation(sql, "the query", {f.name: describe_column(_describe_result_column(f)) for f in fields})
 
     # --- cursors ---
 
@@ -295,7 +295,7 @@ _KINDS = {
 _UNSIGNED, _ENUM, _SET, _BINARY = 32, 256, 2048, 63
 
 
-def _result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
+def _describe_result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
     """Return the description of a query's column from the protocol."""
     kind = _KINDS.get(result.type_code, "")
     if kind in ("text", "varchar", "char"):
@@ -318,7 +318,7 @@ def fetch_rows(connection: Connection, statement: str) -> list[tuple]:
         return list(cursor.fetchall())
 
 
-def literal(value: str) -> str:
+def quote_literal(value: str) -> str:
     """Return a text as a literal of SQL, independent of the session's character set."""
     return f"_utf8mb4 X'{value.encode().hex()}'"
 
@@ -410,7 +410,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         raise ConnectionInvalid(conn_id, "it leads to a socket file; the JDBC driver connects by TCP", "Give it a host name")
     if extra.get("iam"):
         raise ConnectionInvalid(conn_id, "its extra asks for a login by short-lived tokens", "Use a login with a password")
-    tls, ca = _tls(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
+    tls, ca = _find_tls_mode(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
     unknown = quote_names(sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
     if unknown:
         raise ConnectionInvalid(
@@ -429,7 +429,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
     )
 
 
-def _tls(conn_id: str, mode: str | None, options: Mapping[str, Any] | str | None) -> tuple[str, str]:
+def _find_tls_mode(conn_id: str, mode: str | None, options: Mapping[str, Any] | str | None) -> tuple[str, str]:
     """Return the JDBC driver's ``sslMode`` and the file of the certificate authority."""
     given = json.loads(options) if isinstance(options, str) else dict(options or {})
     known = str(mode or ("verify_ca" if given.get("ca") else "required" if given else "disabled")).lower()
@@ -488,7 +488,7 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
         name=metadata.name,
         type=metadata.declared,
         nullable=metadata.nullable,
-        literal=_literal(metadata),
+        literal=_find_literal_form(metadata),
         clock=_CLOCKS.get(metadata.kind, ""),
         increases=metadata.kind in _INCREASING,
         select=select,
@@ -498,7 +498,7 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
     )
 
 
-def _literal(metadata: ColumnMetadata) -> str:
+def _find_literal_form(metadata: ColumnMetadata) -> str:
     """Return how values of the type are written and compared; see :class:`MysqlDialect`."""
     if metadata.kind in _INTEGERS or metadata.kind in ("decimal", "year"):
         return "number"
@@ -530,9 +530,9 @@ def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
         # Without the addition, a float would be written with six digits.
         return "({c} + 0e0)", f"CAST({{c}} AS {kind})", ""
     if kind == "bit":
-        return _bit_expressions(metadata.precision)
+        return _make_bit_expressions(metadata.precision)
     if kind in _CLOCKS:
-        return _timestamp_expressions(metadata)
+        return _make_timestamp_expressions(metadata)
     simple = {"year": ("CAST({c} AS SIGNED)", "CAST({c} AS int)", ""), "time": ("CAST({c} AS CHAR)", "{c}", "")}
     if kind in simple:
         return simple[kind]
@@ -545,7 +545,7 @@ def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
     return "NULL", "{c}", "values of its type cannot be read"
 
 
-def _bit_expressions(size: int) -> tuple[str, str, str]:
+def _make_bit_expressions(size: int) -> tuple[str, str, str]:
     if size == 1:
         return "CAST({c} AS SIGNED)", "CAST({c} AS boolean)", ""
     if size < 64:
@@ -553,7 +553,7 @@ def _bit_expressions(size: int) -> tuple[str, str, str]:
     return "CAST(CAST({c} AS UNSIGNED) AS DECIMAL(20,0))", "CAST({c} AS decimal(20,0))", ""
 
 
-def _timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
+def _make_timestamp_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
     if metadata.kind == "date":
         value, spark = "DATEDIFF({c}, DATE'1970-01-01')", "date_from_unix_date(CAST({c} AS int))"
     else:

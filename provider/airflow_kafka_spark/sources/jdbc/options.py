@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import names_of
+from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import parse_name
-from airflow_kafka_spark.sources.base import lag_problems, seconds_problems
+from airflow_kafka_spark.sources.base import find_lag_problems, find_seconds_problems
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.database import ReadLimits
@@ -46,7 +46,7 @@ class JdbcSourceOptions:
 
     def __post_init__(self) -> None:
         for name in ("key", "include_columns"):
-            object.__setattr__(self, name, names_of(getattr(self, name)))
+            object.__setattr__(self, name, as_names(getattr(self, name)))
 
     # --- derived values ---
 
@@ -158,5 +158,5 @@ class JdbcSourceOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 yield Problem(f"source.{option}", f"it is {value!r}; expected a whole number of at least 1")
-        yield from seconds_problems({"delay": self.delay, "writers_timeout": self.writers_timeout})
-        yield from lag_problems(self.max_replica_lag)
+        yield from find_seconds_problems({"delay": self.delay, "writers_timeout": self.writers_timeout})
+        yield from find_lag_problems(self.max_replica_lag)

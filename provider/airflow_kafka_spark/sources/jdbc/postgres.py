@@ -27,10 +27,10 @@ from airflow_kafka_spark.hooks.databases import (
     fetch_rows,
     hint_at_similar_table,
     is_login_refused,
-    literal,
     quote,
+    quote_literal,
+    read_system_identifier,
     resolve,
-    system_identifier,
     wait_for_replicas,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -120,7 +120,7 @@ class PostgresDialect(SqlDialect):
         return f"CAST({name} AS text)"
 
     def literal(self, column: SourceColumn, value: str) -> str:
-        return f"CAST({literal(value)} AS {column.literal})"
+        return f"CAST({quote_literal(value)} AS {column.literal})"
 
     def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, ">", literals)
@@ -132,7 +132,7 @@ class PostgresDialect(SqlDialect):
         zone = "+00" if column.clock == "zoned" else ""
         # As a timestamp first: a date takes no time of day.
         kind = "timestamp with time zone" if zone else "timestamp without time zone"
-        return f"CAST(CAST({literal(f'{instant:%Y-%m-%d %H:%M:%S.%f}{zone}')} AS {kind}) AS {column.literal})"
+        return f"CAST(CAST({quote_literal(f'{instant:%Y-%m-%d %H:%M:%S.%f}{zone}')} AS {kind}) AS {column.literal})"
 
 
 def _compare(names: Sequence[str], operator: str, literals: Sequence[str]) -> str:
@@ -176,7 +176,7 @@ class PostgresSession(DatabaseSession):
     def text_order(self, relation: Relation, column: SourceColumn) -> str:
         if not relation.writers:
             return f"unknown, of {self.server.where}"
-        ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=literal(column.name)))
+        ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=quote_literal(column.name)))
         collation = name or database
         # Other collations depend on the libraries of the server's machine.
         return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.identity() or self.server.where}"
@@ -186,7 +186,7 @@ class PostgresSession(DatabaseSession):
         return found.astimezone(timezone.utc)
 
     def identity(self) -> str:
-        return system_identifier(self.connection)
+        return read_system_identifier(self.connection)
 
     # --- the catalog ---
 
@@ -198,7 +198,7 @@ class PostgresSession(DatabaseSession):
 
     def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
         name = resolve(self.connection, schema, table)
-        found = self.rows(_OID.format(schema=literal(name.schema), table=literal(name.table)))
+        found = self.rows(_OID.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
         if not found:
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
         oid, kind, usage = found[0]
@@ -246,7 +246,7 @@ class PostgresSession(DatabaseSession):
         with self.connection.transaction():
             # So that names of types mean the same in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
-            types = self.rows(_TYPES.format(oids=literal(f"{{{oids}}}"), modifiers=literal(f"{{{modifiers}}}")))
+            types = self.rows(_TYPES.format(oids=quote_literal(f"{{{oids}}}"), modifiers=quote_literal(f"{{{modifiers}}}")))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
         for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
@@ -274,7 +274,7 @@ class PostgresSession(DatabaseSession):
         """Return the sequences that belong to the column: name, increment, CYCLE, and the last value if that may be seen."""
         if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
             return []
-        return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=literal(column.name)))
+        return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=quote_literal(column.name)))
 
     def task_read_obstacle(self) -> str:
         if importlib.util.find_spec("adbc_driver_postgresql") is None:
@@ -525,13 +525,13 @@ def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int,
     declared, base, modifier, _, element, element_kind, orders = facts
     kind: Kind | None = None
     if element:
-        select, spark = _array_expressions(name, element, modifier, dimensions, domain=element_kind == "d")
+        select, spark = _make_array_expressions(name, element, modifier, dimensions, domain=element_kind == "d")
         task, orders = select, False
         # Arrays of several dimensions are read as JSON that the server writes.
         kind = "text" if dimensions > 1 else None
     else:
-        select, spark = _scalar_expressions(name, base, modifier, micros)
-        kind, task = _task_scalar(name, base, modifier, select)
+        select, spark = _make_scalar_expressions(name, base, modifier, micros)
+        kind, task = _find_task_scalar(name, base, modifier, select)
     return SourceColumn(
         name=name,
         type=declared,
@@ -547,7 +547,7 @@ def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int,
     )
 
 
-def _scalar_expressions(name: str, base: str, modifier: int, micros: str) -> tuple[str, str]:
+def _make_scalar_expressions(name: str, base: str, modifier: int, micros: str) -> tuple[str, str]:
     if base in _PLAIN or base in _TEXTS:
         return ("CAST({c} AS text)" if base in _TEXTS else "{c}"), "{c}"
     if base == "oid":
@@ -556,16 +556,16 @@ def _scalar_expressions(name: str, base: str, modifier: int, micros: str) -> tup
         # A cast to text strips the blanks that pad it, which are part of the value.
         return (f"rpad(CAST({{c}} AS text), {modifier - 4})" if modifier > 4 else "CAST({c} AS text)"), "{c}"
     if base == "numeric":
-        return ("{c}" if _fits(modifier) else "CAST({c} AS text)"), "{c}"
+        return ("{c}" if _fits_decimal(modifier) else "CAST({c} AS text)"), "{c}"
     if base in (ZONED, LOCAL):
         spark = "timestamp_micros({c})"
-        return _finite(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
+        return _make_finite_check(name, micros), spark if base == ZONED else f"CAST({spark} AS timestamp_ntz)"
     if base == DATE:
-        return _finite(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
+        return _make_finite_check(name, "({c} - DATE '1970-01-01')", "integer"), "date_from_unix_date({c})"
     return "CAST({c} AS text)", "{c}"
 
 
-def _task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
+def _find_task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind | None, str]:
     """Return the kind and the expression by which a task reads: as the type itself, if Arrow has one for it."""
     if base in ("real", "double precision"):
         return None, select
@@ -574,11 +574,11 @@ def _task_scalar(name: str, base: str, modifier: int, select: str) -> tuple[Kind
         return kind, f"CAST({{c}} AS {base})"
     if base == "oid":
         return "integer", select
-    if base == "numeric" and _fits(modifier):
+    if base == "numeric" and _fits_decimal(modifier):
         # Reading it as text takes a quarter of the time.
         return ("decimal" if (modifier - 4) & 2047 <= 6 else "fine decimal"), "CAST({c} AS text)"
     if base in _LAST:
-        return _KINDS[base], _in_range(name, base)
+        return _KINDS[base], _make_range_check(name, base)
     return "text", select
 
 
@@ -587,14 +587,14 @@ _LAST = {ZONED: "294247-01-10 04:00:54.775807+00", LOCAL: "294247-01-10 04:00:54
 _KINDS: dict[str, Kind] = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
 
 
-def _in_range(name: str, base: str) -> str:
+def _make_range_check(name: str, base: str) -> str:
     """Return an expression that fails with a message on a value that Arrow cannot hold."""
-    message = escape_template(literal(f'column "{name}" holds '))
+    message = escape_template(quote_literal(f'column "{name}" holds '))
     within = f"{{c}} > CAST('-infinity' AS {base}) AND {{c}} <= CAST('{_LAST[base]}' AS {base})"
     return f"CASE WHEN {within} THEN {{c}} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {base}) END"
 
 
-def _fits(modifier: int) -> bool:
+def _fits_decimal(modifier: int) -> bool:
     """Return True if ``numeric(p,s)`` is one of Spark's decimals."""
     if modifier < 0:
         return False
@@ -602,25 +602,25 @@ def _fits(modifier: int) -> bool:
     return precision <= SPARK_MAX_PRECISION and 0 <= scale <= precision
 
 
-def _finite(name: str, expression: str, kind: str = "bigint") -> str:
+def _make_finite_check(name: str, expression: str, kind: str = "bigint") -> str:
     """Return an expression that fails with a message on infinity. It depends on the row: a constant would fail planning."""
-    message = escape_template(literal(f'column "{name}" holds '))
+    message = escape_template(quote_literal(f'column "{name}" holds '))
     return f"CASE WHEN isfinite({{c}}) THEN {expression} WHEN {{c}} IS NULL THEN NULL ELSE CAST({message} || {{c}} AS {kind}) END"
 
 
-def _array_expressions(name: str, element: str, modifier: int, dimensions: int, *, domain: bool) -> tuple[str, str]:
+def _make_array_expressions(name: str, element: str, modifier: int, dimensions: int, *, domain: bool) -> tuple[str, str]:
     if dimensions > 1:
         return "CAST(array_to_json({c}) AS text)", "{c}"
-    select, spark = _element_expressions("" if domain else element, modifier)
-    message = escape_template(literal(f'column "{name}" holds an array of more than one dimension: '))
+    select, spark = _make_element_expressions("" if domain else element, modifier)
+    message = escape_template(quote_literal(f'column "{name}" holds an array of more than one dimension: '))
     flat = f"CAST({message} || array_ndims({{c}}) AS integer)"
     return f"CASE WHEN array_ndims({{c}}) > 1 AND {flat} > 0 THEN NULL ELSE {select} END", spark
 
 
-def _element_expressions(element: str, modifier: int) -> tuple[str, str]:
+def _make_element_expressions(element: str, modifier: int) -> tuple[str, str]:
     if element in _PLAIN and element != "bytea":
         return "{c}", "{c}"
-    if element == "numeric" and _fits(modifier):
+    if element == "numeric" and _fits_decimal(modifier):
         kind = f"decimal({(modifier - 4) >> 16},{(modifier - 4) & 2047})"
         return "CAST({c} AS text[])", f"transform({{c}}, x -> CAST(x AS {kind}))"
     casts = {ZONED: "CAST(x AS timestamp)", LOCAL: "CAST(x AS timestamp_ntz)", DATE: "CAST(x AS date)"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
-from airflow_kafka_spark.hooks.connections import kind_of, look_up
+from airflow_kafka_spark.hooks.connections import get_connection_type, look_up
 from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
@@ -157,20 +157,20 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return {"spark.sql.session.timeZone": "UTC"}
 
     def database(self) -> SourceDatabase:
-        """Return the database that the connection leads to, as :func:`database_of`."""
-        return database_of(self.conn_id)
+        """Return the database that the connection leads to, as :func:`open_database`."""
+        return open_database(self.conn_id)
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
-        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, unchecked_arguments
+        from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, list_unchecked_arguments
 
         found = self.option_problems()
         try:
             database = self.database()
         except ConnectionInvalid as error:
-            return [*found, Problem.of("source.conn_id", error), *unchecked_arguments(self, "source.conn_id")]
+            return [*found, Problem.of("source.conn_id", error), *list_unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
-            return [*found, missing_driver(error)]
+            return [*found, make_missing_driver_problem(error)]
         found += database.problems()
         found += ServerValidation(self, database, options_valid=not found).problems()
         # A column may be unfit both to be read and to be split by.
@@ -182,10 +182,10 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         :raises SourceUnavailable: the server cannot be reached.
         :raises SourceRejected: there is no such table, or a column is missing.
         """
-        from airflow_kafka_spark.sources.jdbc.windows import find_relation, selected_columns
+        from airflow_kafka_spark.sources.jdbc.windows import find_relation, list_selected_columns
 
         with self.database().session("reading the catalog") as session:
-            return tuple(column.name for column in selected_columns(self, find_relation(self, session)))
+            return tuple(column.name for column in list_selected_columns(self, find_relation(self, session)))
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end and its splits, by one pass over the index of the split columns.
@@ -227,14 +227,14 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return make_split_reader(self, self.database(), splits, columns)
 
 
-def database_of(conn_id: str) -> SourceDatabase:
+def open_database(conn_id: str) -> SourceDatabase:
     """Return the database that an Airflow connection leads to.
 
     :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
-    :raises ImportError: the database's Python driver is not installed (:func:`missing_driver`).
+    :raises ImportError: the database's Python driver is not installed (:func:`make_missing_driver_problem`).
     """
     connection = look_up(conn_id, "postgres", "mysql")
-    if kind_of(connection) == "postgres":
+    if get_connection_type(connection) == "postgres":
         from airflow_kafka_spark.hooks import databases
         from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
 
@@ -246,7 +246,7 @@ def database_of(conn_id: str) -> SourceDatabase:
     return MysqlDatabase(read_server(connection))
 
 
-def missing_driver(error: ImportError) -> Problem:
+def make_missing_driver_problem(error: ImportError) -> Problem:
     """Return the problem of a driver that is not installed, with the extra that brings it."""
     package = error.name or str(error)
     extra = f"airflow-provider-kafka-spark[{'mysql' if 'mysql' in package else 'postgres'}]"

@@ -14,10 +14,10 @@ from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import (
     HIDDEN_WRITERS,
     SHOW_WRITERS,
+    list_selected_columns,
+    list_split_columns,
     look_up_relation,
     select_statement,
-    selected_columns,
-    split_columns,
 )
 
 T = TypeVar("T")
@@ -43,15 +43,15 @@ class ServerValidation:
         where = "source.query" if self.options.query is not None else "source.table"
         found, failed = self._ask("source.conn_id", "connecting", self._server_problems)
         if failed or found:
-            return [*failed, *(found or []), *unchecked_arguments(self.options, "source.conn_id")]
+            return [*failed, *(found or []), *list_unchecked_arguments(self.options, "source.conn_id")]
         if list(self.options.relation_problems()):
-            return unchecked_arguments(self.options, where)
+            return list_unchecked_arguments(self.options, where)
         relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
-            return [*failed, *unchecked_arguments(self.options, where)]
+            return [*failed, *list_unchecked_arguments(self.options, where)]
         if isinstance(relation, MissingRelation):
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
-            return [Problem(where, what, action), *unchecked_arguments(self.options, where)]
+            return [Problem(where, what, action), *list_unchecked_arguments(self.options, where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
         found += [*self._key_problems(relation), *self._writer_problems()]
         if not found and self.options_valid:
@@ -72,8 +72,8 @@ class ServerValidation:
             return None, [Problem.of(where, error, choose_action(error.found, action))]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
-        order = split_columns(self.options, relation)
-        statement = select_statement(session, relation, selected_columns(self.options, relation), order)
+        order = list_split_columns(self.options, relation)
+        statement = select_statement(session, relation, list_selected_columns(self.options, relation), order)
         session.rows(f"SELECT * FROM {statement} LIMIT 0")
 
     # --- columns ---
@@ -86,7 +86,7 @@ class ServerValidation:
         for name in names:
             column = relation.columns.get(name)
             if column is None:
-                yield _missing_column("source.include_columns", relation, name)
+                yield _make_missing_column_problem("source.include_columns", relation, name)
             elif column.problem and column.readable:
                 action = "Leave it out with `include_columns=`, or cast it with `query=`"
                 yield Problem(f"source column `{name}`", f"{column.problem} ({column.type})", action)
@@ -118,9 +118,9 @@ class ServerValidation:
             column = relation.columns.get(name)
             where = f"source.{option}"
             if column is None:
-                yield _missing_column(where, relation, name)
+                yield _make_missing_column_problem(where, relation, name)
                 continue
-            yield from _order_problems(where, relation, column)
+            yield from _find_order_problems(where, relation, column)
             if column.nullable and self.options.validate_non_null and self.options.query is None:
                 what = f"`{name}` takes NULL, and rows without a cursor are never read"
                 yield Problem(where, what, "Make it NOT NULL, or accept that with `validate_non_null=False`")
@@ -151,30 +151,30 @@ class ServerValidation:
         for name in self.options.key:
             column = relation.columns.get(name)
             if column is None:
-                yield _missing_column("source.key", relation, name)
+                yield _make_missing_column_problem("source.key", relation, name)
             else:
-                yield from _order_problems("source.key", relation, column)
+                yield from _find_order_problems("source.key", relation, column)
         if self.options.effective_mode != "bulk" or self.options.key:
             return
         if not relation.key:
             what = f"{relation.name} has no primary key, nor a unique index that takes no NULL, to cut it by"
             yield Problem("source.key", what, "Name columns to order its rows by with `key=`; they need not be unique")
         for name in relation.key:
-            yield from _order_problems("source.key", relation, relation.columns[name])
+            yield from _find_order_problems("source.key", relation, relation.columns[name])
 
 
-def _order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+def _find_order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
     if not column.literal:
         yield Problem(where, f"`{column.name}` is of type {column.type}, whose values are in no order", "Name another column")
 
 
-def _missing_column(where: str, relation: Relation, name: str) -> Problem:
+def _make_missing_column_problem(where: str, relation: Relation, name: str) -> Problem:
     alike = [c for c in relation.columns if c.casefold() == name.casefold()]
     hint = f"only `{alike[0]}`: names are compared exactly" if alike else f"it has {quote_names(relation.columns)}"
     return Problem(where, f"{relation.name} has no column `{name}`; {hint}", "Correct the name")
 
 
-def unchecked_arguments(options: JdbcSourceOptions, cause: str) -> list[Problem]:
+def list_unchecked_arguments(options: JdbcSourceOptions, cause: str) -> list[Problem]:
     """Return the arguments that cannot be compared with the database because of a problem of another one.
 
     :param cause: the argument that has the problem: the connection, the table or the query.

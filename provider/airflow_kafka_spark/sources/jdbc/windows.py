@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.formats.types import backticked
+from airflow_kafka_spark.formats.types import quote_with_backticks
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended, parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -28,7 +28,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
-from airflow_kafka_spark.windows.pass_progress import PassProgress, position_progress
+from airflow_kafka_spark.windows.pass_progress import PassProgress, parse_position_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,20 +72,20 @@ def find_relation(options: JdbcSourceOptions, session: DatabaseSession) -> Relat
     return found
 
 
-def selected_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[SourceColumn, ...]:
+def list_selected_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[SourceColumn, ...]:
     """Return the columns to read, in their order.
 
     :raises SourceRejected: one is missing, or cannot be read.
     """
     names = relation.columns if options.include_columns is None else options.include_columns
-    columns = [column_of(relation, name) for name in names]
+    columns = [find_column(relation, name) for name in names]
     for column in columns:
         if column.problem:
             raise SourceRejected(relation.name, f"column `{column.name}` cannot be read: {column.problem}")
     return tuple(columns)
 
 
-def column_of(relation: Relation, name: str) -> SourceColumn:
+def find_column(relation: Relation, name: str) -> SourceColumn:
     """Return the column of this name.
 
     :raises SourceRejected: the table has no such column.
@@ -101,7 +101,7 @@ def column_of(relation: Relation, name: str) -> SourceColumn:
 # --- the order ----------------------------------------------------------------------------------------------------------
 
 
-def split_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[str, ...]:
+def list_split_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[str, ...]:
     """Return the columns that order the rows: the cursor; behind a timestamp also the key, which orders rows of one timestamp."""
     cursor, key = options.cursor_columns, tuple(options.key) or relation.key
     if options.effective_mode == "bulk":
@@ -130,7 +130,7 @@ class SplitOrder:
 
         :raises SourceRejected: a column is missing.
         """
-        columns = tuple(column_of(relation, name) for name in names)
+        columns = tuple(find_column(relation, name) for name in names)
         return cls(session, columns, tuple(session.dialect.quote(name) for name in names))
 
     @property
@@ -194,10 +194,10 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
 
     :raises SourceRejected: the position is that of another table, mode or cursor, or of a cursor of another type.
     """
-    order = split_columns(options, relation)
+    order = list_split_columns(options, relation)
     if not order:
         raise SourceRejected(relation.name, "it has no primary key", "Name the columns to cut it by with `key=`")
-    ordered_as = _orders(relation, order)
+    ordered_as = _list_orders(relation, order)
     if position is None:
         return WindowStart(order, ordered_as)
     mode = options.effective_mode
@@ -205,8 +205,8 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
     recorded = (position["mode"], position.get("table"), recorded_order[:cursor])
     now = (mode, relation.name if options.query is None else None, options.cursor_columns)
     if recorded != now:
-        was = f'mode "{recorded[0]}" on {_named(recorded[2])} of {recorded[1] or "a query"}'
-        asked = f'"{now[0]}" on {_named(now[2])} of {now[1] or "a query"}'
+        was = f'mode "{recorded[0]}" on {_format_names(recorded[2])} of {recorded[1] or "a query"}'
+        asked = f'"{now[0]}" on {_format_names(now[2])} of {now[1] or "a query"}'
         action = "Put the options back, or give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
     table_pass = position.get("pass", 1)
@@ -217,11 +217,11 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
         return WindowStart(order, ordered_as, None, table_pass)
     refuse_other_order(relation, position)
     # The previous window may have ended between rows that only its own order separates.
-    return WindowStart(recorded_order, _orders(relation, recorded_order), tuple(after), table_pass)
+    return WindowStart(recorded_order, _list_orders(relation, recorded_order), tuple(after), table_pass)
 
 
-def _orders(relation: Relation, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(column_of(relation, name).ordered_as for name in names)
+def _list_orders(relation: Relation, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(find_column(relation, name).ordered_as for name in names)
 
 
 def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
     :raises SourceRejected: a column has another type, so that rows would be read again, or never.
     """
     names = tuple(recorded["order"])
-    for name, was, now in zip(names, recorded.get("ordered_as", ()), _orders(relation, names), strict=False):
+    for name, was, now in zip(names, recorded.get("ordered_as", ()), _list_orders(relation, names), strict=False):
         if was != now:
             found = f"column `{name}` is of type {relation.columns[name].type}, which orders rows as {now or 'nothing'}"
             raise SourceRejected(
@@ -241,11 +241,11 @@ def refuse_other_order(relation: Relation, recorded: Mapping[str, Any]) -> None:
             )
 
 
-def _named(columns: Sequence[str]) -> str:
+def _format_names(columns: Sequence[str]) -> str:
     return quote_names(columns) or "its key"
 
 
-def _position(
+def _make_position(
     options: JdbcSourceOptions, relation: Relation, start: WindowStart, after: SplitKey | None, *, complete: bool
 ) -> dict[str, Any]:
     bulk = options.effective_mode == "bulk"
@@ -278,8 +278,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.any_null()}")
         end = _find_end(options, order, relation, start)
         if end is None:
-            splits = (_null_split(start),) if nulls else ()
-            return FrozenWindow(splits, _position(options, relation, start, start.after, complete=True), nulls)
+            splits = (_make_null_split(start),) if nulls else ()
+            return FrozenWindow(splits, _make_position(options, relation, start, start.after, complete=True), nulls)
         if options.waits_for_writers:
             # Only now that the end is known: this must see every transaction that may still insert before the end.
             writers = session.wait_for_writers(relation, options.writers_timeout)
@@ -288,10 +288,10 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
                     relation.name, f"waiting {options.writers_timeout:g} s for {writers}", "it is still writing"
                 )
         frozen = _split_window(options, order, relation, start, end, nulls)
-        return frozen if cursor else _with_progress(options, session, relation, start, position, frozen)
+        return frozen if cursor else _add_progress(options, session, relation, start, position, frozen)
 
 
-def _with_progress(
+def _add_progress(
     options: JdbcSourceOptions,
     session: DatabaseSession,
     relation: Relation,
@@ -300,7 +300,7 @@ def _with_progress(
     frozen: FrozenWindow,
 ) -> FrozenWindow:
     """Return a window of a pass with the progress of the pass, if it takes several windows."""
-    earlier = position_progress(position) if position is not None and start.after is not None else None
+    earlier = parse_position_progress(position) if position is not None and start.after is not None else None
     if earlier is None and not frozen.remaining:
         return frozen
     if earlier is None:
@@ -313,7 +313,7 @@ def _with_progress(
 def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
     if start.after is None or options.effective_mode != "incrementing":
         return
-    reason = session.sequence_reset(relation, column_of(relation, start.order[0]), start.after[0])
+    reason = session.sequence_reset(relation, find_column(relation, start.order[0]), start.after[0])
     if reason:
         action = "Its new rows would never be read: give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, reason, action)
@@ -333,7 +333,7 @@ def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation,
         conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
     downwards = ", ".join(f"{name} DESC" for name in order.names)
     # Sorted inside: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
-    row = f"SELECT {order.sql} FROM {relation.sql}{_where(conditions)} ORDER BY {downwards} LIMIT 1"
+    row = f"SELECT {order.sql} FROM {relation.sql}{_format_where(conditions)} ORDER BY {downwards} LIMIT 1"
     found = order.session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
     return tuple(found[0]) if found else None
 
@@ -350,20 +350,20 @@ def _split_window(
         order.session.prefer_indexes()
         find_bounds = ranges.step_along_index
     bounds = find_bounds(options.split_records, limit)
-    splits, last, rows, whole = _splits_between(start, bounds)
+    splits, last, rows, whole = _make_splits_between(start, bounds)
     rest = 0
     if whole and rows < limit:
         rest = ranges.count(last, end)
         if rest:
-            splits.append(_split(start, last, end))
+            splits.append(_make_split(start, last, end))
             last = end
     remaining = not (whole and rows < limit) and ranges.has_rows(last, end)
     if last is not None and not unique:
         # Rows of equal split columns are all taken if a bound falls between them.
         rows, rest = (ranges.count(start.after, last) if splits else 0), 0
     if nulls:
-        splits.append(_null_split(start))
-    position = _position(options, relation, start, last, complete=not remaining)
+        splits.append(_make_null_split(start))
+    position = _make_position(options, relation, start, last, complete=not remaining)
     return FrozenWindow(tuple(splits), position, rows + rest + nulls, remaining)
 
 
@@ -417,10 +417,10 @@ class _RangeQueries:
 
     def _between(self, after: SplitKey | None, upto: SplitKey) -> str:
         lower = [self.order.after(after)] if after is not None else []
-        return f"{self.relation.sql}{_where([*self.order.not_null(), *lower, self.order.up_to(upto)])}"
+        return f"{self.relation.sql}{_format_where([*self.order.not_null(), *lower, self.order.up_to(upto)])}"
 
 
-def _splits_between(
+def _make_splits_between(
     start: WindowStart, bounds: Iterator[tuple[int, SplitKey]]
 ) -> tuple[list[dict[str, Any]], SplitKey | None, int, bool]:
     """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; how many rows
@@ -429,7 +429,7 @@ def _splits_between(
     after, size, rows = start.after, 0, 0
     for row, values in bounds:
         if after != values:
-            split = _split(start, after, values)
+            split = _make_split(start, after, values)
             size += len(json.dumps(split))
             if size > MAX_BYTES and splits:
                 return splits, after, rows, False
@@ -438,16 +438,16 @@ def _splits_between(
     return splits, after, rows, True
 
 
-def _split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
+def _make_split(start: WindowStart, after: SplitKey | None, to: SplitKey) -> dict[str, Any]:
     cut_by = {"order": list(start.order), "ordered_as": list(start.ordered_as)}
     return {**cut_by, "to": list(to), **({"after": list(after)} if after is not None else {})}
 
 
-def _null_split(start: WindowStart) -> dict[str, Any]:
+def _make_null_split(start: WindowStart) -> dict[str, Any]:
     return {"order": list(start.order), "null": True}
 
 
-def _where(conditions: Sequence[str]) -> str:
+def _format_where(conditions: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
 
 
@@ -460,10 +460,10 @@ def read_frame(
     """
     with database.session("reading the catalog") as session:
         relation = find_relation(options, session)
-        columns = selected_columns(options, relation)
-        order = _common_order(relation, splits)
+        columns = list_selected_columns(options, relation)
+        order = _find_common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
-        conditions = split_conditions(session, relation, order, splits)
+        conditions = make_split_conditions(session, relation, order, splits)
     reader = database.spark_reader(options.fetchsize, options.limits)
     properties = {
         **reader.options,
@@ -478,7 +478,7 @@ def read_frame(
             raise SourceUnavailable(database.server.where, "asking for the types of its columns", SESSION_ENDED) from error
         raise
     # Spark does not escape quotes in names of columns: its statements only ever name these numbered ones.
-    values = [f"{column.spark.format(c=f'c{n}')} AS {backticked(column.name)}" for n, column in enumerate(columns)]
+    values = [f"{column.spark.format(c=f'c{n}')} AS {quote_with_backticks(column.name)}" for n, column in enumerate(columns)]
     return read.selectExpr(*values)
 
 
@@ -490,19 +490,19 @@ def make_split_reader(
         if obstacle := session.task_read_obstacle():
             return obstacle
         relation = find_relation(options, session)
-        columns = [column for column in selected_columns(options, relation) if needed is None or column.name in needed]
+        columns = [column for column in list_selected_columns(options, relation) if needed is None or column.name in needed]
         for column in columns:
             if column.kind is None:
                 return f"column `{column.name}` is of type {column.type}"
-        order = _common_order(relation, splits)
+        order = _find_common_order(relation, splits)
         select = select_statement(session, relation, [replace(column, select=column.task) for column in columns], order)
-        conditions = split_conditions(session, relation, order, splits)
+        conditions = make_split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
     statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
     return database.split_reader(relation.name, columns, statements, options.limits)
 
 
-def _common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _find_common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     orders = {tuple(split["order"]) for split in splits}
     if len(orders) > 1:
         raise SourceRejected(relation.name, f"its splits are cut by different columns: {sorted(orders)}")
@@ -515,14 +515,14 @@ def select_statement(session: DatabaseSession, relation: Relation, columns: Sequ
     """Return the derived table that is read: the values as c0, c1, ... and the unchanged split columns as k0, k1, ..."""
     quote = session.dialect.quote
     values = [f"{column.select.format(c=quote(column.name))} AS c{n}" for n, column in enumerate(columns)]
-    keys = [f"{quote(column_of(relation, name).name)} AS k{n}" for n, name in enumerate(order)]
+    keys = [f"{quote(find_column(relation, name).name)} AS k{n}" for n, name in enumerate(order)]
     return f"(SELECT {', '.join([*values, *keys])} FROM {relation.sql}) AS __source"
 
 
-def split_conditions(
+def make_split_conditions(
     session: DatabaseSession, relation: Relation, order: Sequence[str], splits: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Return per split the condition for its rows in :func:`select_statement`."""
-    columns = tuple(column_of(relation, name) for name in order)
+    columns = tuple(find_column(relation, name) for name in order)
     aliased = SplitOrder(session, columns, tuple(f"k{n}" for n in range(len(order))))
     return [aliased.split_condition(split) for split in splits]

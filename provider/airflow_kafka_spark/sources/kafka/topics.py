@@ -77,7 +77,7 @@ class Subscription:
         return f"topics matching `{self.pattern}`" if self.pattern else ", ".join(self.topics)
 
 
-def compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset[str]:
+def find_compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset[str]:
     """Return those topics whose records Kafka may remove from the middle of their log (``cleanup.policy``). A topic whose
     settings the connection's user may not see is left out with a warning."""
     if not topics:

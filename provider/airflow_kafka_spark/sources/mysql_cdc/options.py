@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sources.base import lag_problems
+from airflow_kafka_spark.sources.base import find_lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
-    mode_problems,
-    operation_problems,
+    find_mode_problems,
+    find_operation_problems,
+    find_size_problems,
+    find_snapshot_problems,
+    find_table_problems,
     prefix_problems,
-    size_problems,
-    snapshot_problems,
-    table_problems,
 )
 
 UnsignedHandling = Literal["long", "precise"]
@@ -62,7 +62,7 @@ class MySqlCdcOptions:
         if not isinstance(given, str) or not _COORDINATES.fullmatch(given):
             action = 'Write "latest", "earliest" or coordinates such as "mysql-bin.000042:4"'
             yield Problem("source.starting_position", f"it is {given!r}; expected coordinates in the log", action)
-        yield from mode_problems(
+        yield from find_mode_problems(
             {
                 "snapshot": (self.snapshot, get_args(Snapshot)),
                 "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
@@ -71,14 +71,14 @@ class MySqlCdcOptions:
                 "zero_date_handling_mode": (self.zero_date_handling_mode, get_args(ZeroDateHandling)),
             }
         )
-        yield from operation_problems(self.skipped_operations)
-        yield from size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
-        yield from snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
-        yield from lag_problems(self.max_replica_lag)
+        yield from find_operation_problems(self.skipped_operations)
+        yield from find_size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
+        yield from find_snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
+        yield from find_lag_problems(self.max_replica_lag)
         if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
             found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
             yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')
         if self.snapshot in ("initial", "only", "when_needed") and given != "latest":
             found = f"it is {given!r}, and the log of a snapshot begins where it is taken"
             yield Problem("source.starting_position", found, 'Leave it out, or set `snapshot="never"`')
-        yield from table_problems(self.tables, self.message_key_columns, "shop")
+        yield from find_table_problems(self.tables, self.message_key_columns, "shop")

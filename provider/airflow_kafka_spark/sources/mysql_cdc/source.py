@@ -90,7 +90,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """
         server = self.server()
         database = urllib.parse.quote(server.database, safe="")
-        return f"{_address(server)}/{database}" if database else _address(server)
+        return f"{_format_address(server)}/{database}" if database else _format_address(server)
 
     @property
     def asset_uri(self) -> str:
@@ -129,12 +129,12 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         windows = self._windows()
         with windows.server.session("asking which server it is") as connection:
             identity = windows.server.identity(connection).get("server_uuid", "")
-        location = {SERVER: _address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
+        location = {SERVER: _format_address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
         return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, its log, rights, tables and their keys."""
-        from airflow_kafka_spark.sources.jdbc.source import missing_driver
+        from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
 
@@ -144,7 +144,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
-            return [*found, missing_driver(error)]
+            return [*found, make_missing_driver_problem(error)]
         wrong = frozenset(problem.where for problem in found)
         try:
             replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
@@ -164,5 +164,5 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         return self._windows().freeze(position)
 
 
-def _address(server: MysqlServer) -> str:
+def _format_address(server: MysqlServer) -> str:
     return f"mysql://{bracket_ipv6(server.host)}:{server.port}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, literal
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     LogServer,
     is_mariadb,
     read_replica_lag,
-    version,
+    read_version,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import CODECS
 from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
@@ -86,7 +86,7 @@ class BinlogValidation:
 
     def _release_problems(self, connection: Connection) -> Iterator[Problem]:
         of_mariadb = is_mariadb(connection)
-        found, oldest = version(connection), OLDEST[of_mariadb]
+        found, oldest = read_version(connection), OLDEST[of_mariadb]
         if found < oldest:
             product = "MariaDB" if of_mariadb else "MySQL"
             what = f"the server is {product} {found[0]}.{found[1]}; expected {oldest[0]}.{oldest[1]} or later"
@@ -164,7 +164,7 @@ class BinlogValidation:
         if self.options.tables is None:
             types = "'BASE TABLE', 'SYSTEM VERSIONED'"
             query = f"SELECT table_name FROM information_schema.tables WHERE table_type IN ({types}) AND table_schema = "
-            wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + literal(database))]
+            wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + quote_literal(database))]
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -179,7 +179,7 @@ class BinlogValidation:
 
     def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
-        condition = f"table_schema = {literal(table[0])} AND table_name = {literal(table[1])}"
+        condition = f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
         kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {condition}")
         if not kinds:
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
@@ -214,7 +214,7 @@ class BinlogValidation:
     def _snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql
 
-        shown, condition = ".".join(table), f"table_schema = {literal(table[0])} AND table_name = {literal(table[1])}"
+        shown, condition = ".".join(table), f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
         engine = str(fetch_rows(connection, f"SELECT engine FROM information_schema.tables WHERE {condition}")[0][0])
         if engine != ENGINE:
             what = f"the engine of {shown} is {engine}, and a snapshot of it would have no coordinates in the log"
@@ -231,7 +231,7 @@ class BinlogValidation:
         found = fetch_rows(
             connection,
             "SELECT constraint_name, update_rule, delete_rule FROM information_schema.referential_constraints WHERE "
-            f"constraint_schema = {literal(table[0])} AND table_name = {literal(table[1])}",
+            f"constraint_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}",
         )
         for name, on_update, on_delete in found:
             if {on_update, on_delete} & {"CASCADE", "SET NULL", "SET DEFAULT"}:

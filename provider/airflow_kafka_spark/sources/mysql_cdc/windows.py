@@ -17,24 +17,30 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, literal
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, table_shape
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     FIRST,
     NEW_PIPELINE,
     LogCoordinates,
     LogServer,
     advance,
-    distance,
+    compute_distance,
     is_mariadb,
 )
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import SESSION, chunk_token, literals, take_snapshot, typed
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
+    SESSION,
+    format_literals,
+    make_chunk_token,
+    make_typed_column,
+    take_snapshot,
+)
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 from airflow_kafka_spark.windows.pass_progress import PassProgress
 
@@ -53,14 +59,14 @@ def begin_snapshot(
     :param names: the tables; those that do not exist are left out.
     :param chunk_rows: how many rows a chunk has.
     """
-    found = ((name, table_shape(server, connection, name, form)) for name in sorted(names))
+    found = ((name, read_table_shape(server, connection, name, form)) for name in sorted(names))
     tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
-    estimates = {table.table: _estimated_rows(connection, table.table) for table in tables}
+    estimates = {table.table: _estimate_rows(connection, table.table) for table in tables}
     return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates, chunk_rows))
 
 
-def _estimated_rows(connection: Connection, name: TableName) -> int:
-    schema, table = map(literal, name)
+def _estimate_rows(connection: Connection, name: TableName) -> int:
+    schema, table = map(quote_literal, name)
     query = f"SELECT table_rows FROM information_schema.tables WHERE table_schema = {schema} AND table_name = {table}"
     return int(fetch_rows(connection, query)[0][0] or 0)
 
@@ -94,19 +100,19 @@ class MysqlChunkPlanner(ChunkPlanner):
         """Return the token of a chunk that would be read now."""
         coordinates = take_snapshot(self.connection)
         fetch_rows(self.connection, "ROLLBACK")
-        return chunk_token(coordinates)
+        return make_chunk_token(coordinates)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
-        shape = table_shape(self.server, self.connection, table.table, self.form)
+        shape = read_table_shape(self.server, self.connection, table.table, self.form)
         if shape is None:
             return None
         shape.refuse_other_key(table.key, table.types)
         names = [DIALECT.quote(name) for name in table.key]
         ordering, found, after = ", ".join(names), list[Key](), table.upto
-        texts = ", ".join(DIALECT.text(typed(kind), name) for kind, name in zip(table.types, names, strict=True))
+        texts = ", ".join(DIALECT.text(make_typed_column(kind), name) for kind, name in zip(table.types, names, strict=True))
         while table.key and len(found) < most:
-            where = f"WHERE {DIALECT.after(names, literals(table.types, after))} " if after is not None else ""
+            where = f"WHERE {DIALECT.after(names, format_literals(table.types, after))} " if after is not None else ""
             query = f"SELECT {texts} FROM {shape.source} {where}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
             last = fetch_rows(self.connection, query)
             if not last:
@@ -130,11 +136,11 @@ UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 _SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
 
-def _order(coordinates: LogCoordinates) -> tuple[int, int]:
+def _get_order(coordinates: LogCoordinates) -> tuple[int, int]:
     return coordinates.order
 
 
-def _order_of_text(coordinates: str) -> tuple[int, int]:
+def _parse_order(coordinates: str) -> tuple[int, int]:
     return LogCoordinates.parse(coordinates).order
 
 
@@ -181,22 +187,22 @@ class MySqlLogWindowPlanner:
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
                 start, _ = self._find_end(known, start, form)
-            now = max(now, start, key=_order)  # the log has grown while it was looked through
+            now = max(now, start, key=_get_order)  # the log has grown while it was looked through
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
-            state = state.after_log(start.order, _order_of_text)
+            state = state.after_log(start.order, _parse_order)
             if state.tables and state.is_caught_up:
                 return self._chunks(connection, at, state, form)
             if self._is_finished(state):
                 return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
             start = self._readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
-            is_exact, has_changes = end == now, distance(files, start, end) > 0
-            if 0 < distance(files, start, end) <= LOOKED_THROUGH_BYTES:
+            is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
+            if 0 < compute_distance(files, start, end) <= LOOKED_THROUGH_BYTES:
                 end, has_changes = self._find_end(start, end, form)
                 is_exact = True
-            after = state.after_log(end.order, _order_of_text)
+            after = state.after_log(end.order, _parse_order)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
-                return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_order)), after, form)
+                return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_get_order)), after, form)
         created = self.server.created(start.file)
         of_end = self.server.created(end.file) if end.file != start.file and is_exact else created
         at = replace(at, start=start)
@@ -241,7 +247,7 @@ class MySqlLogWindowPlanner:
         :param coordinates: where the window ends.
         :param created: when the file of these coordinates was begun.
         """
-        behind, gtid = distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
+        behind, gtid = compute_distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
         found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
         return {**found, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
 
@@ -254,7 +260,9 @@ class MySqlLogWindowPlanner:
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
-            names = frozenset((form.database, str(row[0])) for row in fetch_rows(connection, query + literal(form.database)))
+            names = frozenset(
+                (form.database, str(row[0])) for row in fetch_rows(connection, query + quote_literal(form.database))
+            )
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
@@ -324,15 +332,15 @@ class MySqlLogWindowPlanner:
 
     def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
         """Return True if a statement may be one that a reader of the window publishes or refuses."""
-        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import is_change, truncates
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import find_truncated_table, is_change
 
-        return truncates(body, form) is not None or is_change(body, form)
+        return find_truncated_table(body, form) is not None or is_change(body, form)
 
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
-        found = dict(snapshot_after(position, splits, tokens, _order_of_text))
+        found = dict(advance_snapshot(position, splits, tokens, _parse_order))
         if not tokens or "end" not in tokens[0]:
             return found
         token = tokens[0]
@@ -354,18 +362,18 @@ class MySqlLogWindowPlanner:
         known = LogCoordinates.parse(position.get("begun", position["place"]))
         with self.server.session("asking how long the log is") as connection:
             now = self.server.end(connection)
-            return distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
+            return compute_distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""
-        from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
+        from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
 
         with self.server.session("reading the catalog") as connection:
             form = self._form(connection)
         limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
-        return BinlogReader(tuple(splits), needed_columns(needed), self.server, form, limit)
+        return BinlogReader(tuple(splits), list_needed_columns(needed), self.server, form, limit)
 
     def _form(self, connection: Connection) -> MysqlEventForm:
         """Return the form of events, with what the catalog knows and the log does not."""

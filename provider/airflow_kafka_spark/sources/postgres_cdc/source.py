@@ -86,7 +86,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         :raises ConnectionInvalid: the connection cannot be used.
         """
         server = self.server()
-        return f"{_address(server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
+        return f"{_format_address(server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
 
     @property
     def asset_uri(self) -> str:
@@ -114,10 +114,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         server = self.server()
         windows = self._windows()
         with windows.slot.session("asking which server it is") as connection:
-            from airflow_kafka_spark.hooks.databases import system_identifier
+            from airflow_kafka_spark.hooks.databases import read_system_identifier
 
-            identity = system_identifier(connection)
-        location = {SERVER: _address(server), "database": server.database, "slot": self.slot}
+            identity = read_system_identifier(connection)
+        location = {SERVER: _format_address(server), "database": server.database, "slot": self.slot}
         details = {
             "publication": self.publication,
             "tables": ", ".join(sorted(".".join(name) for name in self.named_tables or ())),
@@ -134,7 +134,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
-        from airflow_kafka_spark.sources.jdbc.source import missing_driver
+        from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
 
         found = list(self.option_problems())
@@ -143,7 +143,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
-            return [*found, missing_driver(error)]
+            return [*found, make_missing_driver_problem(error)]
         return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
@@ -163,5 +163,5 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         self._windows().completed(position)
 
 
-def _address(server: PostgresServer) -> str:
+def _format_address(server: PostgresServer) -> str:
     return f"postgres://{bracket_ipv6(server.host)}:{server.port}"

@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, foreign_use, session_name
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
 
 if TYPE_CHECKING:
     import psycopg
@@ -76,19 +76,19 @@ class CdcServerValidation:
         if version < OLDEST:
             yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
             return
-        level = _setting(connection, "wal_level")
+        level = _read_setting(connection, "wal_level")
         if level != "logical":
             action = "Set `wal_level = logical` and restart the server"
             yield Problem("source.conn_id", f"`wal_level` of the server is `{level}`; expected `logical`", action)
-        if _one(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
+        if _fetch_one(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
             yield Problem("source.conn_id", "the server is a standby; expected a primary", "Connect to the primary")
         rights = "SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
-        if not _one(connection, rights):
+        if not _fetch_one(connection, rights):
             user = connection.info.user
             found = f"role `{user}` may not use replication slots"
             yield Problem("source.conn_id", found, f"ALTER ROLE {user} REPLICATION")
 
-        if self.options.max_replica_lag is not None and not _one(connection, SEES_LAG):
+        if self.options.max_replica_lag is not None and not _fetch_one(connection, SEES_LAG):
             user, found = connection.info.user, "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {user}")
 
@@ -97,8 +97,8 @@ class CdcServerValidation:
     def _slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
         state, name = slot.state(connection), self.options.slot
         if state is None:
-            most = int(_setting(connection, "max_replication_slots"))
-            used = _one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")
+            most = int(_read_setting(connection, "max_replication_slots"))
+            used = _fetch_one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")
             if used >= most:
                 action = "Raise `max_replication_slots`, or drop an unused slot"
                 yield Problem("source.slot", f"`{name}` is missing, and all {most} slots of the server are taken", action)
@@ -113,14 +113,14 @@ class CdcServerValidation:
             yield Problem("source.slot", f"`{name}` is lost: WAL that it needs was removed", action)
         elif state.temporary:
             yield Problem("source.slot", f"`{name}` is temporary; expected a lasting one", "Name another slot")
-        elif state.pid is not None and state.application != session_name(name):
-            yield Problem("source.slot", foreign_use(name, state), "Stop that program, or name another slot")
+        elif state.pid is not None and state.application != make_session_name(name):
+            yield Problem("source.slot", describe_foreign_use(name, state), "Stop that program, or name another slot")
         yield from self._keep_problems(connection)
 
     def _keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         if connection.info.server_version < 130000:
             return
-        kept = _one(connection, "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'")
+        kept = _fetch_one(connection, "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'")
         if 0 <= kept << 20 < self.options.max_wal_bytes:
             found = f"it is {self.options.max_wal_bytes:,}, and the server keeps {kept << 20:,} bytes of WAL for a slot"
             action = "Raise `max_slot_wal_keep_size` well above it, or lower `max_wal_bytes`: a slot that falls behind is lost"
@@ -179,7 +179,7 @@ class CdcServerValidation:
             if full not in wanted:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
                 continue
-            yield from _key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
+            yield from _find_key_problems(shown, identity, columns or [], identifying or [], keys.get(full))
             for name in sorted({*(keys.get(full) or identifying or ())} & {*(generated or ())}):
                 found = f"column `{name}` of the key of {shown} is generated, and the log does not hold it"
                 yield Problem(
@@ -214,7 +214,7 @@ class CdcServerValidation:
         return Problem("source.tables", f"`{self.options.publication}` does not publish {shown}", action)
 
 
-def _key_problems(
+def _find_key_problems(
     shown: str, identity: str, columns: list[str], identifying: list[str], given: tuple[str, ...] | None
 ) -> Iterator[Problem]:
     """Yield what keeps events of a table from having a key.
@@ -240,10 +240,10 @@ def _key_problems(
                 yield Problem(where, found, f"ALTER TABLE {shown} REPLICA IDENTITY FULL")
 
 
-def _one(connection: psycopg.Connection[Any], query: str) -> Any:
+def _fetch_one(connection: psycopg.Connection[Any], query: str) -> Any:
     found = connection.execute(query.encode()).fetchone()
     return found[0] if found else None
 
 
-def _setting(connection: psycopg.Connection[Any], name: str) -> str:
-    return str(_one(connection, f"SELECT pg_catalog.current_setting('{name}')"))
+def _read_setting(connection: psycopg.Connection[Any], name: str) -> str:
+    return str(_fetch_one(connection, f"SELECT pg_catalog.current_setting('{name}')"))

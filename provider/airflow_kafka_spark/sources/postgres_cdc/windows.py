@@ -21,12 +21,12 @@ from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
 from airflow_kafka_spark.hooks.databases import PostgresServer, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, snapshot_after
+from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import snapshot_token, table_shape
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
 from airflow_kafka_spark.windows.pass_progress import PassProgress
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOpti
         wanted = frozenset((schema, table) for schema, table in found)
     tables, estimates = [], {}
     for name in sorted(wanted):
-        shape = table_shape(connection, options.publication, name)
+        shape = read_table_shape(connection, options.publication, name)
         if shape is not None:
             tables.append(TableSnapshot(name, shape.key_names))
-            estimates[name] = _estimated_rows(connection, shape.source)
+            estimates[name] = _estimate_rows(connection, shape.source)
     return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates, options.snapshot_chunk_rows))
 
 
-def _estimated_rows(connection: psycopg.Connection[Any], source: str) -> int:
+def _estimate_rows(connection: psycopg.Connection[Any], source: str) -> int:
     found = connection.execute(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {source}".encode()).fetchone()
     assert found is not None
     return int(found[0][0]["Plan"]["Plan Rows"])
@@ -76,11 +76,11 @@ class PostgresChunkPlanner(ChunkPlanner):
 
     def token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
-        return snapshot_token(self.connection)
+        return make_snapshot_token(self.connection)
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
-        shape = table_shape(self.connection, self.options.publication, table.table)
+        shape = read_table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
             return None
         shape.refuse_other_key(table.key)
@@ -135,7 +135,7 @@ class PostgresLogWindowPlanner:
                 start, snapshot = parse_lsn(position["lsn"]), SnapshotState.from_json(position)
             slot.release(connection)
             self._advance(connection, start)
-            flushed = _flushed(connection)
+            flushed = _read_flushed_lsn(connection)
             if flushed < start:
                 raise SourceRejected(
                     self.server.where,
@@ -210,7 +210,7 @@ class PostgresLogWindowPlanner:
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
-        return snapshot_after(position, splits, tokens, parse_lsn)
+        return advance_snapshot(position, splits, tokens, parse_lsn)
 
     def bytes_behind(self, position: Mapping[str, Any]) -> int:
         """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
@@ -219,7 +219,7 @@ class PostgresLogWindowPlanner:
         start = parse_lsn(position["lsn"])
         with self.slot.session("asking how long the log is") as connection:
             self.slot.refuse_other(connection, start, dict(position["log"]))
-            return max(0, _flushed(connection) - start)
+            return max(0, _read_flushed_lsn(connection) - start)
 
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
@@ -267,12 +267,12 @@ class PostgresLogWindowPlanner:
 
         Before PostgreSQL 15 the server names transactions without changes of published tables, too.
         """
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import publication_names
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import format_publication_names
 
         found = connection.execute(
             "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, 'proto_version', '1', "
             "'publication_names', %s) LIMIT 1",
-            [self.options.slot, format_lsn(end), publication_names(self.options.publication)],
+            [self.options.slot, format_lsn(end), format_publication_names(self.options.publication)],
             binary=True,
         ).fetchone()
         if found is None:
@@ -283,14 +283,14 @@ class PostgresLogWindowPlanner:
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return how tasks read these splits."""
-        from airflow_kafka_spark.sources.cdc.tasks.reader import needed_columns
+        from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
         from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
             keys = {
-                **primary_keys(connection),
+                **read_primary_keys(connection),
                 **{parse_table_name(t, "public"): tuple(c) for t, c in given.message_key_columns.items()},
             }
         form = EventOptions(
@@ -307,16 +307,16 @@ class PostgresLogWindowPlanner:
             times=given.time_precision_mode,
         )
         lag = given.max_replica_lag
-        return CdcReader(tuple(splits), needed_columns(needed), self.slot, given.publication, form, lag)
+        return CdcReader(tuple(splits), list_needed_columns(needed), self.slot, given.publication, form, lag)
 
 
-def _flushed(connection: psycopg.Connection[Any]) -> int:
+def _read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     found = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
     assert found is not None
     return parse_lsn(found[0])
 
 
-def primary_keys(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], tuple[str, ...]]:
+def read_primary_keys(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the columns of the primary keys of tables whose replica identity is the whole row, whose log does not name them."""
     found = connection.execute(
         "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "

@@ -47,24 +47,24 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
-    branch_to_read,
-    columns_of,
+    find_branch_to_read,
     find_reader_field,
+    find_unit_ratio,
     is_readable_as,
+    list_columns,
     read_symbols,
-    unit_ratio,
 )
-from airflow_kafka_spark.formats.avro.tasks.encode import varint_sizes
+from airflow_kafka_spark.formats.avro.tasks.encode import compute_varint_sizes
 from airflow_kafka_spark.formats.avro.tasks.row_decode import (
     AvroRowReader,
-    default_of,
-    micros_per_unit,
-    smallest_size,
-    time_of_day_factor,
-    without_logical_types,
+    compute_smallest_size,
+    get_micros_per_unit,
+    get_time_of_day_factor,
+    read_default,
+    remove_logical_type,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_long
-from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, describe_unknown_schema_id, read_schema_id
 from airflow_kafka_spark.formats.tasks.base import (
     DIVIDED_BYTES,
     ArrayFunction,
@@ -75,7 +75,7 @@ from airflow_kafka_spark.formats.tasks.base import (
     refuse_nulls,
 )
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
-from airflow_kafka_spark.formats.types import arrow_schema
+from airflow_kafka_spark.formats.types import to_arrow_schema
 
 _FEW_VALUES, _CHUNK_VALUES = 32, 20_480
 
@@ -98,7 +98,7 @@ class AvroDecoder(BatchDecoder):
         self._row_readers: dict[int, AvroRowReader] = {}
         self._plans: dict[bytes, BatchReader | None] = {}
         self._header = HEADER_BYTES if framed else 0
-        super().__init__(arrow_schema(columns_of(reader)), self._read_value, few)
+        super().__init__(to_arrow_schema(list_columns(reader)), self._read_value, few)
 
     def __reduce__(self) -> tuple[type[AvroDecoder], tuple[AvroRecord, dict[int, AvroRecord | str], bool, str, int]]:
         return type(self), (self._reader, self._writers, self._framed, self._known, self._few)
@@ -106,7 +106,7 @@ class AvroDecoder(BatchDecoder):
     # --- value by value ----------------------------------------------------------------------------------------------
 
     def _read_value(self, value: bytes) -> list[Any]:
-        number = schema_id_of(value) if self._framed else 0
+        number = read_schema_id(value) if self._framed else 0
         row_reader = self._row_readers.get(number)
         if row_reader is None:
             row_reader = self._row_readers[number] = AvroRowReader(self._writer(number), self._reader)
@@ -116,7 +116,7 @@ class AvroDecoder(BatchDecoder):
         writer = self._writers.get(number)
         if isinstance(writer, AvroRecord):
             return writer
-        raise BadValue(unknown_schema_id(number, self._known, {} if writer is None else {number: writer}))
+        raise BadValue(describe_unknown_schema_id(number, self._known, {} if writer is None else {number: writer}))
 
     # --- whole batches -----------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class AvroDecoder(BatchDecoder):
 
     def _made(self, head: bytes) -> BatchReader | None:
         try:
-            return BatchReader(self._writer(schema_id_of(head) if self._framed else 0), self._reader, self._header)
+            return BatchReader(self._writer(read_schema_id(head) if self._framed else 0), self._reader, self._header)
         except (BadValue, OnlyRowWise):
             return None
 
@@ -203,7 +203,7 @@ class BatchReader:
     """
 
     def __init__(self, writer: AvroRecord, reader: AvroRecord, header: int) -> None:
-        self._schema = types.arrow_schema(columns_of(reader))
+        self._schema = types.to_arrow_schema(list_columns(reader))
         self._header = header
         self._names = 0
         compiled = self._fields(writer, reader)
@@ -226,15 +226,15 @@ class BatchReader:
         body = nonce.join(values) + nonce
         file = b"".join((self._head, encode_long(len(values)), encode_long(len(body)), body, _SYNC))
         try:
-            with _no_stderr():
+            with _suppress_stderr():
                 frame = pl.read_avro(io.BytesIO(file))
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, OverflowError):
             raise NeedsRowWise from None
-        if frame.height != len(values) or offsets_and_bytes(_arrow(frame["z"]))[1].tobytes() != nonce * len(values):
+        if frame.height != len(values) or get_offsets_and_bytes(_to_arrow(frame["z"]))[1].tobytes() != nonce * len(values):
             raise NeedsRowWise
-        if head and offsets_and_bytes(_arrow(frame["h"]))[1].tobytes() != head * len(values):
+        if head and get_offsets_and_bytes(_to_arrow(frame["h"]))[1].tobytes() != head * len(values):
             raise NeedsRowWise
-        columns = [_arrow(frame[f"f{n}"]) for n in range(len(self._steps))]
+        columns = [_to_arrow(frame[f"f{n}"]) for n in range(len(self._steps))]
         if self._layout.has_branches:
             self._check(columns, values, body)
         try:
@@ -264,7 +264,11 @@ class BatchReader:
         if isinstance(writer, AvroUnion):
             return self._optional(writer, reader)
         if isinstance(reader, AvroUnion):
-            if len(reader.present) != 1 or (at := branch_to_read(writer, reader)) is None or reader.branches[at].kind == "null":
+            if (
+                len(reader.present) != 1
+                or (at := find_branch_to_read(writer, reader)) is None
+                or reader.branches[at].kind == "null"
+            ):
                 raise OnlyRowWise
             reader = reader.branches[at]
         if not is_readable_as(writer, reader):
@@ -278,7 +282,7 @@ class BatchReader:
         return self._leaf(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
 
     def _leaf(self, writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum) -> FieldReader:
-        change = scalar_conversion(writer, reader)
+        change = make_scalar_conversion(writer, reader)
         if isinstance(writer, AvroFixed):
             return FieldReader(self._fixed(writer.size), FixedSizeLayout(writer.size), change)
         if writer.kind == "boolean":
@@ -304,24 +308,24 @@ class BatchReader:
 
     def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
         # Items without bytes may be more than fit into memory.
-        if not smallest_size(writer.items):
+        if not compute_smallest_size(writer.items):
             raise OnlyRowWise
-        item, wanted = self._step(writer.items, reader.items), _type_of(reader)
+        item, wanted = self._step(writer.items, reader.items), _find_type(reader)
 
         def change(array: pa.Array) -> pa.Array:
-            return pa.ListArray.from_arrays(_offsets(array), item.change(array.flatten()), type=wanted)
+            return pa.ListArray.from_arrays(_get_offsets(array), item.change(array.flatten()), type=wanted)
 
         return FieldReader({"type": "array", "items": item.schema}, ArrayLayout(item.layout), change)
 
     def _map(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
         key, item = self._leaf(AvroPrimitive("string"), AvroPrimitive("string")), self._step(writer.values, reader.values)
-        wanted = cast(pa.MapType, _type_of(reader))
+        wanted = cast(pa.MapType, _find_type(reader))
 
         def change(array: pa.Array) -> pa.Array:
             entries = array.flatten()
             keys, values = key.change(entries.field(0)), item.change(entries.field(1))
             _refuse_duplicate_keys(array, keys)
-            made = pa.MapArray.from_arrays(_offsets(array), keys, values)
+            made = pa.MapArray.from_arrays(_get_offsets(array), keys, values)
             return made if made.type == wanted else made.cast(wanted)
 
         fields = [{"name": "k", "type": key.schema}, {"name": "v", "type": item.schema}]
@@ -332,7 +336,7 @@ class BatchReader:
         if not writer.fields:
             raise OnlyRowWise
         steps, build = self._fields(writer, reader)
-        wanted = _type_of(reader)
+        wanted = _find_type(reader)
 
         def change(array: pa.Array) -> pa.Array:
             children = build([array.field(n) for n in range(len(steps))], len(array))
@@ -350,7 +354,7 @@ class BatchReader:
         steps: list[tuple[FieldReader, AvroField | None]] = []
         for written in writer.fields:
             field = find_reader_field(written, writer, reader)
-            bare = without_logical_types(written.type)
+            bare = remove_logical_type(written.type)
             steps.append((self._step(bare, bare) if field is None else self._step(written.type, field.type), field))
         taken = {field.name for _, field in steps if field}
         constants: dict[str, pa.Array] = {}
@@ -358,7 +362,7 @@ class BatchReader:
             if f.name not in taken:
                 if not f.default:
                     raise OnlyRowWise
-                constants[f.name] = pa.array([default_of(f)], _type_of(f.type))
+                constants[f.name] = pa.array([read_default(f)], _find_type(f.type))
 
         def build(arrays: Sequence[pa.Array], rows: int) -> list[pa.Array]:
             # Fields without a column are converted, too, since their values have to be valid.
@@ -369,16 +373,16 @@ class BatchReader:
         return steps, build
 
 
-def _type_of(schema: AvroSchema) -> pa.DataType:
-    return types.arrow_schema(columns_of(AvroRecord("one", (AvroField("x", schema),)))).field(0).type
+def _find_type(schema: AvroSchema) -> pa.DataType:
+    return types.to_arrow_schema(list_columns(AvroRecord("one", (AvroField("x", schema),)))).field(0).type
 
 
-def _arrow(series: pl.Series) -> pa.Array:
+def _to_arrow(series: pl.Series) -> pa.Array:
     array = series.to_arrow(compat_level=pl.CompatLevel.oldest())
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _offsets(array: pa.Array) -> pa.Array:
+def _get_offsets(array: pa.Array) -> pa.Array:
     """Return the offsets of lists among all items, null where a list is null."""
     counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     ends = np.zeros(len(array) + 1, np.int64)
@@ -404,7 +408,7 @@ def _refuse_duplicate_keys(array: pa.Array, keys: pa.Array) -> None:
 
 
 @contextlib.contextmanager
-def _no_stderr() -> Iterator[None]:
+def _suppress_stderr() -> Iterator[None]:
     """Suppress standard error: polars writes a message for each value that ends too early."""
     # One thread at a time: another one would save the redirected descriptor as the original.
     with _stderr_lock:
@@ -426,40 +430,40 @@ class OnlyRowWise(Exception):
     """Raised when only the row-wise reader reads a schema."""
 
 
-def scalar_conversion(
+def make_scalar_conversion(
     writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum
 ) -> ArrayFunction:
     """Return the conversion of a scalar from polars' array to the reader's column."""
     if isinstance(writer, AvroEnum):
         assert isinstance(reader, AvroEnum)
-        return _symbols(read_symbols(writer, reader))
+        return _make_symbol_conversion(read_symbols(writer, reader))
     assert not isinstance(reader, AvroEnum)
     if writer.kind == "boolean":
-        return _booleans
-    if unit_ratio(writer, reader) is not None:
+        return _convert_booleans
+    if find_unit_ratio(writer, reader) is not None:
         raise OnlyRowWise
     if writer.kind in ("int", "long"):
-        return _number(writer, reader)
+        return _make_number_conversion(writer, reader)
     if writer.kind in ("float", "double"):
         wanted = pa.float32() if reader.kind == "float" else pa.float64()
         return lambda array: array.cast(wanted)
     if reader.logical and reader.logical.name == "decimal":
         other = writer.logical if writer.logical and writer.logical.name == "decimal" else None
-        return _decimals(reader.logical, other.scale if other else reader.logical.scale)
+        return _make_decimal_conversion(reader.logical, other.scale if other else reader.logical.scale)
     if reader.logical and reader.logical.name == "uuid" and isinstance(reader, AvroFixed):
         return lambda array: pa.array([None if v is None else str(uuid.UUID(bytes=v)) for v in array.to_pylist()], pa.string())
-    return _text if reader.kind == "string" else _binary
+    return _convert_text if reader.kind == "string" else _convert_binary
 
 
-def _text(array: pa.Array) -> pa.Array:
+def _convert_text(array: pa.Array) -> pa.Array:
     return array.cast(pa.string())
 
 
-def _binary(array: pa.Array) -> pa.Array:
+def _convert_binary(array: pa.Array) -> pa.Array:
     return array.cast(pa.binary())
 
 
-def _number(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
+def _make_number_conversion(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
     narrow = writer.kind == "int"
     finish = _finish_number(writer.logical, reader)
 
@@ -474,23 +478,27 @@ def _number(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed
 def _finish_number(writer: AvroLogicalType | None, reader: AvroPrimitive | AvroFixed) -> ArrayFunction:
     logical = reader.logical
     if logical is not None and logical.per_day:
-        return _times(time_of_day_factor(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64())
+        return _make_time_conversion(
+            get_time_of_day_factor(writer, logical), logical.per_day, pa.int32() if reader.kind == "int" else pa.int64()
+        )
     if logical is None:
         if reader.kind in ("float", "double"):
             wanted = pa.float32() if reader.kind == "float" else pa.float64()
             return lambda array: array.cast(wanted, safe=False)
         return (lambda array: array.cast(pa.int32())) if reader.kind == "int" else lambda array: array
     if logical.name == "date":
-        return _dates
-    return _timestamps(micros_per_unit(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC"))
+        return _convert_dates
+    return _make_timestamp_conversion(
+        get_micros_per_unit(writer, logical), pa.timestamp("us", None if logical.name.startswith("local-") else "UTC")
+    )
 
 
-def _dates(array: pa.Array) -> pa.Array:
+def _convert_dates(array: pa.Array) -> pa.Array:
     check_within(array, MIN_DATE, MAX_DATE)
     return array.cast(pa.int32()).view(pa.date32())
 
 
-def _times(factor: int, limit: int, wanted: pa.DataType) -> ArrayFunction:
+def _make_time_conversion(factor: int, limit: int, wanted: pa.DataType) -> ArrayFunction:
     def change(array: pa.Array) -> pa.Array:
         check_within(array, 0, limit // factor - 1)
         return pc.multiply(array.cast(pa.int64()), factor).cast(wanted)
@@ -498,7 +506,7 @@ def _times(factor: int, limit: int, wanted: pa.DataType) -> ArrayFunction:
     return change
 
 
-def _timestamps(factor: int, wanted: pa.DataType) -> ArrayFunction:
+def _make_timestamp_conversion(factor: int, wanted: pa.DataType) -> ArrayFunction:
     def change(array: pa.Array) -> pa.Array:
         check_within(array, -(-MIN_MICRO // factor), MAX_MICRO // factor)
         return (pc.multiply(array, factor) if factor != 1 else array).view(wanted)
@@ -506,7 +514,7 @@ def _timestamps(factor: int, wanted: pa.DataType) -> ArrayFunction:
     return change
 
 
-def _symbols(seen: list[str | None]) -> ArrayFunction:
+def _make_symbol_conversion(seen: list[str | None]) -> ArrayFunction:
     symbols = pa.array(seen, pa.string())
 
     def change(array: pa.Array) -> pa.Array:
@@ -519,16 +527,16 @@ def _symbols(seen: list[str | None]) -> ArrayFunction:
     return change
 
 
-def _booleans(array: pa.Array) -> pa.Array:
+def _convert_booleans(array: pa.Array) -> pa.Array:
     present = pc.fill_null(array, b"\0") if array.null_count else array
-    _, data = offsets_and_bytes(present)
+    _, data = get_offsets_and_bytes(present)
     if (data > 1).any():
         raise NeedsRowWise
     mask = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     return pa.array(data.astype(bool), mask=mask)
 
 
-def offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def get_offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return offsets and bytes of binary values, from the first value on."""
     if not len(array):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
@@ -538,11 +546,11 @@ def offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], inside
 
 
-def _decimals(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
+def _make_decimal_conversion(wanted: AvroLogicalType, scale: int) -> ArrayFunction:
     kind = pa.decimal128(wanted.precision, wanted.scale)
 
     def change(array: pa.Array) -> pa.Array:
-        offsets, data = offsets_and_bytes(pc.fill_null(array, b"\0") if array.null_count else array)
+        offsets, data = get_offsets_and_bytes(pc.fill_null(array, b"\0") if array.null_count else array)
         sizes = np.diff(offsets)
         longest = int(sizes.max(initial=0))
         if longest > 16:
@@ -604,13 +612,13 @@ class FixedSizeLayout(WireLayout):
 class LongLayout(WireLayout):
     def sizes(self, array: pa.Array) -> np.ndarray:
         numbers = (pc.fill_null(array, 0) if array.null_count else array).to_numpy()
-        return varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
+        return compute_varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
 
 
 class BinaryLayout(WireLayout):
     def sizes(self, array: pa.Array) -> np.ndarray:
         counts = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
-        return counts + varint_sizes((counts << 1).astype(np.uint64))
+        return counts + compute_varint_sizes((counts << 1).astype(np.uint64))
 
 
 class OptionalLayout(WireLayout):
@@ -692,4 +700,4 @@ class ArrayLayout(WireLayout):
     def _counts(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of items of each array, and the size of that number."""
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
-        return counts, varint_sizes((counts << 1).astype(np.uint64))
+        return counts, compute_varint_sizes((counts << 1).astype(np.uint64))

@@ -27,13 +27,13 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
-    branch_to_write,
+    find_branch_to_write,
     is_member_struct,
 )
 from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID
-from airflow_kafka_spark.formats.avro.tasks.row_encode import default_bytes, encode_long, record_writer, value_writer
+from airflow_kafka_spark.formats.avro.tasks.row_encode import encode_default, encode_long, make_record_writer, make_value_writer
 from airflow_kafka_spark.formats.base import Encoded, Encoder
-from airflow_kafka_spark.formats.tasks.base import NeedsRowWise, invalid_utf8, values_or_raise
+from airflow_kafka_spark.formats.tasks.base import NeedsRowWise, describe_invalid_utf8, get_values_or_raise
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct
 
@@ -53,10 +53,10 @@ class AvroEncoder(Encoder):
         self.schema, self.columns = schema, columns
         self._header = header
         if isinstance(schema, AvroRecord):
-            self._pieces, self._write = record_parts(schema, columns), record_writer(schema, columns)
+            self._pieces, self._write = make_record_encoder(schema, columns), make_record_writer(schema, columns)
             return
         (column,) = columns
-        parts, write = value_parts(schema, column.type), value_writer(schema, column.type)
+        parts, write = make_value_encoder(schema, column.type), make_value_writer(schema, column.type)
         self._pieces, self._write = lambda rows: parts(rows[column.name]), lambda out, row: write(out, row[column.name])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class AvroEncoder(Encoder):
         :raises RowRejected: a row does not fit the schema.
         """
         columns = {c.name: rows[c.name] for c in self.columns}
-        return values_or_raise(self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool)))
+        return get_values_or_raise(self._encode(columns, np.ones(len(columns[self.columns[0].name]), bool)))
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """Encode the rows of a struct column whose fields are in the order of the columns; a null has no value."""
@@ -88,12 +88,12 @@ class AvroEncoder(Encoder):
             columns = {name: column.drop_null()}
         positions = np.flatnonzero(there)
         parts = list(self._divided(columns, positions))
-        found = parts[0] if len(parts) == 1 else _concatenate(parts)
+        found = parts[0] if len(parts) == 1 else _concatenate_parts(parts)
         if len(positions) == len(there):
             return found
         there, values = there.copy(), found.values.drop_null() if found.bad else found.values
         there[[at for at, _ in found.bad]] = False
-        return Encoded(scatter(values, there, nulls=True), found.bad)
+        return Encoded(scatter_values(values, there, nulls=True), found.bad)
 
     def _divided(self, columns: Mapping[str, pa.Array], positions: np.ndarray) -> Iterator[Encoded]:
         """Yield all rows encoded as a batch; if that fails, in parts, so that a row that does not fit affects only a few
@@ -129,11 +129,11 @@ class AvroEncoder(Encoder):
                 bad.append((position, e.reason))
             except UnicodeDecodeError as e:
                 made.append(None)
-                bad.append((position, invalid_utf8(e)))
+                bad.append((position, describe_invalid_utf8(e)))
         return Encoded(pa.array(made, pa.binary()), tuple(bad))
 
 
-def _concatenate(parts: Sequence[Encoded]) -> Encoded:
+def _concatenate_parts(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(pa.concat_arrays([part.values for part in parts]), tuple(bad for part in parts for bad in part.bad))
 
 
@@ -160,28 +160,28 @@ def join_parts(parts: Sequence[BytesPart], rows: int) -> pa.Array:
     return fewer[0] if len(fewer) == 1 else pc.binary_join_element_wise(*fewer, b"")
 
 
-def value_parts(schema: AvroSchema, column: DataType) -> WriteParts:
-    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.column_mismatches`."""
+def make_value_encoder(schema: AvroSchema, column: DataType) -> WriteParts:
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.find_column_mismatches`."""
     if isinstance(schema, AvroUnion):
-        return _union(schema, column)
+        return _make_union_encoder(schema, column)
     if isinstance(schema, AvroRecord):
         assert isinstance(column, Struct)
-        fields = record_parts(schema, column.fields)
+        fields = make_record_encoder(schema, column.fields)
         names = [f.name for f in column.fields]
         return _refuse_nulls(lambda array: fields({name: array.field(n) for n, name in enumerate(names)}))
     if isinstance(schema, AvroArray):
         assert isinstance(column, Array)
-        return _refuse_nulls(_array(value_parts(schema.items, column.element)))
+        return _refuse_nulls(_make_array_encoder(make_value_encoder(schema.items, column.element)))
     if isinstance(schema, AvroMap):
         assert isinstance(column, Map)
-        return _refuse_nulls(_map(value_parts(schema.values, column.value)))
-    return _refuse_nulls(_scalar(schema))
+        return _refuse_nulls(_make_map_encoder(make_value_encoder(schema.values, column.value)))
+    return _refuse_nulls(_make_scalar_encoder(schema))
 
 
-def record_parts(schema: AvroRecord, columns: Sequence[Column]) -> Callable[[Mapping[str, pa.Array]], list[BytesPart]]:
+def make_record_encoder(schema: AvroRecord, columns: Sequence[Column]) -> Callable[[Mapping[str, pa.Array]], list[BytesPart]]:
     """Return the function that writes columns, given by name, as the fields of a record."""
     types = {c.name: c.type for c in columns}
-    steps = [(f.name, value_parts(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+    steps = [(f.name, make_value_encoder(f.type, types[f.name]) if f.name in types else encode_default(f)) for f in schema.fields]
 
     def write(rows: Mapping[str, pa.Array]) -> list[BytesPart]:
         parts: list[BytesPart] = []
@@ -201,7 +201,7 @@ def _refuse_nulls(write_values: WriteParts) -> WriteParts:
     return write
 
 
-def binary_array(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
+def make_binary_array(sizes: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.ndarray | None = None) -> pa.Array:
     """Return contiguous bytes as a binary column.
 
     :param sizes: the size of each value.
@@ -221,7 +221,7 @@ def _slice_at(ends: np.ndarray, data: np.ndarray | pa.Buffer | None, there: np.n
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [known, pa.py_buffer(ends.astype(np.int32)), held])
 
 
-def scatter(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array:
+def scatter_values(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array:
     """Return a column with the values at the positions where ``there`` is True, and empty values (or nulls) elsewhere. Copies no
     values.
 
@@ -231,7 +231,7 @@ def scatter(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> pa.Array
     sizes = np.zeros(len(there), np.int64)
     sizes[there] = np.diff(ends)
     inside = data.slice(int(ends[0]), int(ends[-1] - ends[0])) if data is not None else None
-    return binary_array(sizes, inside, there if nulls else None)
+    return make_binary_array(sizes, inside, there if nulls else None)
 
 
 def _ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
@@ -244,8 +244,10 @@ def _ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
 # --- unions --------------------------------------------------------------------------------------------------------------
 
 
-def _union(schema: AvroUnion, column: DataType) -> WriteParts:
-    write_values = _members(schema, column) if is_member_struct(schema, column) else _branch(schema, column)
+def _make_union_encoder(schema: AvroUnion, column: DataType) -> WriteParts:
+    write_values = (
+        _make_members_encoder(schema, column) if is_member_struct(schema, column) else _make_branch_encoder(schema, column)
+    )
     null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
     if null is None:
         return _refuse_nulls(write_values)
@@ -256,23 +258,23 @@ def _union(schema: AvroUnion, column: DataType) -> WriteParts:
             return write_values(array)
         there = array.is_valid().to_numpy(zero_copy_only=False)
         present = array.drop_null()
-        values = scatter(join_parts(write_values(present), len(present)), there)
-        return [scatter(pa.array([absent] * (len(array) - len(present)), pa.binary()), ~there), values]
+        values = scatter_values(join_parts(write_values(present), len(present)), there)
+        return [scatter_values(pa.array([absent] * (len(array) - len(present)), pa.binary()), ~there), values]
 
     return write
 
 
-def _branch(schema: AvroUnion, column: DataType) -> WriteParts:
-    at = branch_to_write(schema, column)
+def _make_branch_encoder(schema: AvroUnion, column: DataType) -> WriteParts:
+    at = find_branch_to_write(schema, column)
     assert at is not None
-    number, write_values = encode_long(at), value_parts(schema.branches[at], column)
+    number, write_values = encode_long(at), make_value_encoder(schema.branches[at], column)
     return lambda array: [number, *write_values(array)]
 
 
-def _members(schema: AvroUnion, column: DataType) -> WriteParts:
+def _make_members_encoder(schema: AvroUnion, column: DataType) -> WriteParts:
     assert isinstance(column, Struct)
     writers = [
-        (encode_long(schema.branches.index(branch)), value_parts(branch, member.type))
+        (encode_long(schema.branches.index(branch)), make_value_encoder(branch, member.type))
         for branch, member in zip(schema.present, column.fields, strict=True)
     ]
 
@@ -284,7 +286,7 @@ def _members(schema: AvroUnion, column: DataType) -> WriteParts:
         parts: list[BytesPart] = []
         for (number, write_values), member, here in zip(writers, members, there, strict=True):
             present = member.drop_null()
-            parts.append(scatter(join_parts([number, *write_values(present)], len(present)), here))
+            parts.append(scatter_values(join_parts([number, *write_values(present)], len(present)), here))
         return parts
 
     return write
@@ -293,26 +295,26 @@ def _members(schema: AvroUnion, column: DataType) -> WriteParts:
 # --- arrays and maps -----------------------------------------------------------------------------------------------------
 
 
-def _array(write_items: WriteParts) -> WriteParts:
+def _make_array_encoder(write_items: WriteParts) -> WriteParts:
     def write(array: pa.Array) -> list[BytesPart]:
         ends = np.asarray(array.offsets).astype(np.int64)
         items = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
-        return _blocks(ends - ends[0], join_parts(write_items(items), len(items)))
+        return _encode_blocks(ends - ends[0], join_parts(write_items(items), len(items)))
 
     return write
 
 
-def _map(write_values: WriteParts) -> WriteParts:
+def _make_map_encoder(write_values: WriteParts) -> WriteParts:
     def write(array: pa.Array) -> list[BytesPart]:
         ends = np.asarray(array.offsets).astype(np.int64)
         first, count = int(ends[0]), int(ends[-1] - ends[0])
-        entries = [*_text(array.keys.slice(first, count)), *write_values(array.items.slice(first, count))]
-        return _blocks(ends - first, join_parts(entries, count))
+        entries = [*_encode_text(array.keys.slice(first, count)), *write_values(array.items.slice(first, count))]
+        return _encode_blocks(ends - first, join_parts(entries, count))
 
     return write
 
 
-def _blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
+def _encode_blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
     """Return arrays as one block each, and the end of blocks.
 
     :param ends: the offsets of the arrays among the items, beginning with 0.
@@ -320,81 +322,87 @@ def _blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
     counts = np.diff(ends)
     there = counts > 0
     among, data = _ends(items)
-    return [scatter(_long(counts[there]), there), _slice_at(among[ends], data), b"\0"]
+    return [scatter_values(_encode_long(counts[there]), there), _slice_at(among[ends], data), b"\0"]
 
 
 # --- scalars -------------------------------------------------------------------------------------------------------------
 
 
-def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteParts:
+def _make_scalar_encoder(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteParts:
     if isinstance(schema, AvroEnum):
-        return _enum(schema)
+        return _make_enum_encoder(schema)
     logical = schema.logical
     if logical is not None and logical.name == "decimal":
-        return _decimal(logical, schema.size if isinstance(schema, AvroFixed) else 0)
+        return _make_decimal_encoder(logical, schema.size if isinstance(schema, AvroFixed) else 0)
     if isinstance(schema, AvroFixed):
-        return _uuid if logical is not None and logical.name == "uuid" else _fixed(schema.size)
+        return _encode_uuid if logical is not None and logical.name == "uuid" else _make_fixed_encoder(schema.size)
     if schema.kind in ("int", "long"):
-        return _number(schema.kind, logical)
-    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
+        return _make_number_encoder(schema.kind, logical)
+    return _encode_uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
 
 
-def _long(numbers: np.ndarray) -> pa.Array:
+def _encode_long(numbers: np.ndarray) -> pa.Array:
     """Return integers in Avro's encoding."""
     signed = numbers.astype(np.int64)
     left = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
-    sizes = varint_sizes(left)
+    sizes = compute_varint_sizes(left)
     widest = int(sizes.max(initial=1))
     out = np.empty((len(left), widest), np.uint8)
     for digit in range(widest):
         out[:, digit] = (left & np.uint64(0x7F)) | np.where(sizes > digit + 1, np.uint64(0x80), np.uint64(0))
         left = left >> np.uint64(7)
-    return binary_array(sizes, out[np.arange(widest) < sizes[:, None]] if widest > 1 else out)
+    return make_binary_array(sizes, out[np.arange(widest) < sizes[:, None]] if widest > 1 else out)
 
 
-def _fixed_width(size: int, data: np.ndarray) -> pa.Array:
-    return binary_array(np.full(len(data), size, np.int64), data)
+def _encode_fixed_width(size: int, data: np.ndarray) -> pa.Array:
+    return make_binary_array(np.full(len(data), size, np.int64), data)
 
 
-def _boolean(array: pa.Array) -> list[BytesPart]:
-    return [_fixed_width(1, np.asarray(array.cast(pa.uint8())))]
+def _encode_boolean(array: pa.Array) -> list[BytesPart]:
+    return [_encode_fixed_width(1, np.asarray(array.cast(pa.uint8())))]
 
 
-def _float(array: pa.Array) -> list[BytesPart]:
-    return [_fixed_width(4, np.asarray(array.cast(pa.float32())).astype("<f4"))]
+def _encode_float(array: pa.Array) -> list[BytesPart]:
+    return [_encode_fixed_width(4, np.asarray(array.cast(pa.float32())).astype("<f4"))]
 
 
-def _double(array: pa.Array) -> list[BytesPart]:
-    return [_fixed_width(8, np.asarray(array.cast(pa.float64())).astype("<f8"))]
+def _encode_double(array: pa.Array) -> list[BytesPart]:
+    return [_encode_fixed_width(8, np.asarray(array.cast(pa.float64())).astype("<f8"))]
 
 
-def _bytes(array: pa.Array) -> list[BytesPart]:
-    return [_long(np.asarray(pc.binary_length(array))), array.cast(pa.binary())]
+def _encode_bytes(array: pa.Array) -> list[BytesPart]:
+    return [_encode_long(np.asarray(pc.binary_length(array))), array.cast(pa.binary())]
 
 
-def _text(array: pa.Array) -> list[BytesPart]:
+def _encode_text(array: pa.Array) -> list[BytesPart]:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raise NeedsRowWise from None
-    return _bytes(array)
+    return _encode_bytes(array)
 
 
-def _uuid_text(array: pa.Array) -> list[BytesPart]:
+def _encode_uuid_text(array: pa.Array) -> list[BytesPart]:
     if not pc.all(pc.match_substring_regex(array.cast(pa.string()), f"^{UUID}$"), min_count=0).as_py():
         raise NeedsRowWise
-    return _text(array)
+    return _encode_text(array)
 
 
-_LEAVES: dict[str, WriteParts] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+_LEAVES: dict[str, WriteParts] = {
+    "boolean": _encode_boolean,
+    "float": _encode_float,
+    "double": _encode_double,
+    "bytes": _encode_bytes,
+    "string": _encode_text,
+}
 
 
-def _within(numbers: np.ndarray, low: int, high: int) -> None:
+def _check_within(numbers: np.ndarray, low: int, high: int) -> None:
     if len(numbers) and (int(numbers.min()) < low or int(numbers.max()) > high):
         raise NeedsRowWise
 
 
-def _number(kind: str, logical: AvroLogicalType | None) -> WriteParts:
+def _make_number_encoder(kind: str, logical: AvroLogicalType | None) -> WriteParts:
     low, high, factor, wanted = -(1 << 63), (1 << 63) - 1, 1, pa.int64()
     if logical is not None and logical.name == "date":
         low, high, wanted = MIN_DATE, MAX_DATE, pa.int32()
@@ -407,17 +415,17 @@ def _number(kind: str, logical: AvroLogicalType | None) -> WriteParts:
 
     def write(array: pa.Array) -> list[BytesPart]:
         numbers = np.asarray(array.cast(wanted))
-        _within(numbers, low, high)
+        _check_within(numbers, low, high)
         if factor > 1:
             if (numbers % factor).any():
                 raise NeedsRowWise
             numbers = numbers // factor
-        return [_long(numbers)]
+        return [_encode_long(numbers)]
 
     return write
 
 
-def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
+def _make_decimal_encoder(logical: AvroLogicalType, size: int) -> WriteParts:
     wanted = pa.decimal128(logical.precision, logical.scale)
 
     def write(array: pa.Array) -> list[BytesPart]:
@@ -430,14 +438,14 @@ def _decimal(logical: AvroLogicalType, size: int) -> WriteParts:
         out = held[:, ::-1]
         if size:
             sign = np.repeat(np.where(out[:, :1] > 127, 255, 0).astype(np.uint8), max(size - 16, 0), axis=1)
-            return [_fixed_width(size, np.concatenate([sign, out[:, max(16 - size, 0) :]], axis=1))]
-        sizes = _needed(out)
-        return [_long(sizes), binary_array(sizes, out[np.arange(16) >= 16 - sizes[:, None]])]
+            return [_encode_fixed_width(size, np.concatenate([sign, out[:, max(16 - size, 0) :]], axis=1))]
+        sizes = _count_needed_bytes(out)
+        return [_encode_long(sizes), make_binary_array(sizes, out[np.arange(16) >= 16 - sizes[:, None]])]
 
     return write
 
 
-def _needed(numbers: np.ndarray) -> np.ndarray:
+def _count_needed_bytes(numbers: np.ndarray) -> np.ndarray:
     """Return how many of 16 bytes a number needs: without those that only repeat its sign, and at least one."""
     bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
     first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
@@ -446,7 +454,7 @@ def _needed(numbers: np.ndarray) -> np.ndarray:
     return (16 - first + signed).astype(np.int64)
 
 
-def _fixed(size: int) -> WriteParts:
+def _make_fixed_encoder(size: int) -> WriteParts:
     def write(array: pa.Array) -> list[BytesPart]:
         if (np.asarray(pc.binary_length(array)) != size).any():
             raise NeedsRowWise
@@ -455,26 +463,26 @@ def _fixed(size: int) -> WriteParts:
     return write
 
 
-def _uuid(array: pa.Array) -> list[BytesPart]:
+def _encode_uuid(array: pa.Array) -> list[BytesPart]:
     try:
         return [pa.array([uuid.UUID(text).bytes for text in array.to_pylist()], pa.binary())]
     except ValueError:
         raise NeedsRowWise from None
 
 
-def _enum(schema: AvroEnum) -> WriteParts:
+def _make_enum_encoder(schema: AvroEnum) -> WriteParts:
     symbols = pa.array(schema.symbols, pa.string())
 
     def write(array: pa.Array) -> list[BytesPart]:
         numbers = pc.index_in(array, value_set=symbols)
         if numbers.null_count:
             raise NeedsRowWise
-        return [_long(np.asarray(numbers))]
+        return [_encode_long(np.asarray(numbers))]
 
     return write
 
 
-def varint_sizes(numbers: np.ndarray) -> np.ndarray:
+def compute_varint_sizes(numbers: np.ndarray) -> np.ndarray:
     """Return the encoded sizes of unsigned integers."""
     sizes = np.ones(len(numbers), np.int64)
     largest = int(numbers.max(initial=0))

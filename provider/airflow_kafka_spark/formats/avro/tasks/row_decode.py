@@ -32,12 +32,12 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
-    branch_to_read,
+    find_branch_to_read,
     find_reader_field,
+    find_unit_ratio,
     is_readable_as,
-    merged_number_type,
+    merge_number_types,
     read_symbols,
-    unit_ratio,
 )
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 
@@ -52,7 +52,7 @@ class AvroRowReader:
     """
 
     def __init__(self, writer: AvroRecord, reader: AvroRecord) -> None:
-        self._read = value_reader(writer, reader)
+        self._read = make_value_reader(writer, reader)
         self._names = [f.name for f in reader.fields]
 
     def read(self, value: bytes, start: int = 0) -> list[Any]:
@@ -73,31 +73,31 @@ class AvroRowReader:
 # --- a writer's type as a reader's ---------------------------------------------------------------------------------------
 
 
-def value_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
+def make_value_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
     """Return the function that reads values of the writer's type as the reader's; if the types are incompatible, it raises for
     every value.
     """
     if isinstance(writer, AvroUnion):
-        return _of_union([value_reader(branch, reader) for branch in writer.branches])
+        return _make_union_reader([make_value_reader(branch, reader) for branch in writer.branches])
     if isinstance(reader, AvroUnion):
-        at = branch_to_read(writer, reader)
+        at = find_branch_to_read(writer, reader)
         if at is None:
-            return _incompatible(writer, reader)
-        return _member(value_reader(writer, reader.branches[at]), reader, at)
+            return _make_incompatible_reader(writer, reader)
+        return _make_member_reader(make_value_reader(writer, reader.branches[at]), reader, at)
     if not is_readable_as(writer, reader):
-        return _incompatible(writer, reader)
+        return _make_incompatible_reader(writer, reader)
     if isinstance(writer, AvroRecord):
-        return _record(writer, reader)  # type: ignore[arg-type]
+        return _make_record_reader(writer, reader)  # type: ignore[arg-type]
     if isinstance(writer, AvroArray):
-        return _array(writer, reader)  # type: ignore[arg-type]
+        return _make_array_reader(writer, reader)  # type: ignore[arg-type]
     if isinstance(writer, AvroMap):
-        return _map(writer, reader)  # type: ignore[arg-type]
+        return _make_map_reader(writer, reader)  # type: ignore[arg-type]
     if isinstance(writer, AvroEnum):
-        return _enum(writer, reader)  # type: ignore[arg-type]
-    return scalar_reader(writer, reader)  # type: ignore[arg-type]
+        return _make_enum_reader(writer, reader)  # type: ignore[arg-type]
+    return make_scalar_reader(writer, reader)  # type: ignore[arg-type]
 
 
-def _incompatible(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
+def _make_incompatible_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
     was, wanted = str(writer), str(reader)
     if was == wanted:
         was, wanted = f"{was} on {writer.kind}", f"{wanted} on {reader.kind}"
@@ -108,7 +108,7 @@ def _incompatible(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
     return read
 
 
-def _of_union(reads: list[ReadValue]) -> ReadValue:
+def _make_union_reader(reads: list[ReadValue]) -> ReadValue:
     def read(b: bytes, i: int) -> tuple[Any, int]:
         at, i = read_long(b, i)
         if not 0 <= at < len(reads):
@@ -118,11 +118,11 @@ def _of_union(reads: list[ReadValue]) -> ReadValue:
     return read
 
 
-def _member(read_value: ReadValue, union: AvroUnion, at: int) -> ReadValue:
+def _make_member_reader(read_value: ReadValue, union: AvroUnion, at: int) -> ReadValue:
     """Return the reader of one branch's values in the form of the reader's union."""
     if union.branches[at].kind == "null" or len(union.present) == 1:
         return read_value
-    if kind := merged_number_type(union):
+    if kind := merge_number_types(union):
         return promote(read_value, union.branches[at].kind, kind)
     names = [f"member{n}" for n in range(len(union.present))]
     own = names[sum(b.kind != "null" for b in union.branches[:at])]
@@ -135,19 +135,19 @@ def _member(read_value: ReadValue, union: AvroUnion, at: int) -> ReadValue:
     return read
 
 
-def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
+def _make_record_reader(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
     steps: list[tuple[str, ReadValue, bool]] = []
     taken: set[str] = set()
     for written in writer.fields:
         field = find_reader_field(written, writer, reader)
         if field is None:
-            bare = without_logical_types(written.type)
-            steps.append((written.name, value_reader(bare, bare), False))
+            bare = remove_logical_type(written.type)
+            steps.append((written.name, make_value_reader(bare, bare), False))
         else:
             taken.add(field.name)
-            steps.append((field.name, value_reader(written.type, field.type), True))
+            steps.append((field.name, make_value_reader(written.type, field.type), True))
     missing = [f for f in reader.fields if f.name not in taken]
-    defaults = {f.name: default_of(f) for f in missing if f.default}
+    defaults = {f.name: read_default(f) for f in missing if f.default}
     lacking = [f for f in missing if not f.default]
 
     def read(b: bytes, i: int) -> tuple[dict[str, Any], int]:
@@ -168,7 +168,7 @@ def _record(writer: AvroRecord, reader: AvroRecord) -> ReadValue:
     return read
 
 
-def _blocks(b: bytes, i: int, smallest: int) -> tuple[int, int]:
+def _read_block_header(b: bytes, i: int, smallest: int) -> tuple[int, int]:
     """Return the number of items of the next block, and the position after it."""
     count, i = read_long(b, i)
     if count < 0:
@@ -179,13 +179,13 @@ def _blocks(b: bytes, i: int, smallest: int) -> tuple[int, int]:
     return count, i
 
 
-def _array(writer: AvroArray, reader: AvroArray) -> ReadValue:
-    read_item, smallest = value_reader(writer.items, reader.items), smallest_size(writer.items)
+def _make_array_reader(writer: AvroArray, reader: AvroArray) -> ReadValue:
+    read_item, smallest = make_value_reader(writer.items, reader.items), compute_smallest_size(writer.items)
 
     def read(b: bytes, i: int) -> tuple[list[Any], int]:
         items: list[Any] = []
         while True:
-            count, i = _blocks(b, i, smallest)
+            count, i = _read_block_header(b, i, smallest)
             if not count:
                 return items, i
             for _ in range(count):
@@ -200,13 +200,13 @@ def _array(writer: AvroArray, reader: AvroArray) -> ReadValue:
     return read
 
 
-def _map(writer: AvroMap, reader: AvroMap) -> ReadValue:
-    read_item = value_reader(writer.values, reader.values)
+def _make_map_reader(writer: AvroMap, reader: AvroMap) -> ReadValue:
+    read_item = make_value_reader(writer.values, reader.values)
 
     def read(b: bytes, i: int) -> tuple[list[tuple[str, Any]], int]:
         entries: dict[str, Any] = {}
         while True:
-            count, i = _blocks(b, i, 1)
+            count, i = _read_block_header(b, i, 1)
             if not count:
                 return list(entries.items()), i
             for _ in range(count):
@@ -219,20 +219,20 @@ def _map(writer: AvroMap, reader: AvroMap) -> ReadValue:
     return read
 
 
-def without_logical_types(schema: AvroSchema) -> AvroSchema:
+def remove_logical_type(schema: AvroSchema) -> AvroSchema:
     """Return the underlying type, which a field without a column has to fit."""
     if isinstance(schema, AvroRecord):
-        return replace(schema, fields=tuple(replace(f, type=without_logical_types(f.type)) for f in schema.fields))
+        return replace(schema, fields=tuple(replace(f, type=remove_logical_type(f.type)) for f in schema.fields))
     if isinstance(schema, AvroArray):
-        return AvroArray(without_logical_types(schema.items))
+        return AvroArray(remove_logical_type(schema.items))
     if isinstance(schema, AvroMap):
-        return AvroMap(without_logical_types(schema.values))
+        return AvroMap(remove_logical_type(schema.values))
     if isinstance(schema, AvroUnion):
-        return AvroUnion(tuple(map(without_logical_types, schema.branches)))
+        return AvroUnion(tuple(map(remove_logical_type, schema.branches)))
     return replace(schema, logical=None) if isinstance(schema, (AvroPrimitive, AvroFixed)) else schema
 
 
-def _enum(writer: AvroEnum, reader: AvroEnum) -> ReadValue:
+def _make_enum_reader(writer: AvroEnum, reader: AvroEnum) -> ReadValue:
     seen = read_symbols(writer, reader)
 
     def read(b: bytes, i: int) -> tuple[str, int]:
@@ -261,47 +261,47 @@ class BadDefault(Exception):
         self.name = name
 
 
-def default_of(field: AvroField) -> Any:
+def read_default(field: AvroField) -> Any:
     """Return the value of a field that the writer does not have.
 
     :raises BadDefault: the default is not of the field's type.
     """
     try:
-        return _default(field.type, field.default[0])
+        return _convert_default(field.type, field.default[0])
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, BadValue):
         raise BadDefault(field.name) from None
 
 
-def _default(schema: AvroSchema, value: Any) -> Any:
+def _convert_default(schema: AvroSchema, value: Any) -> Any:
     if isinstance(schema, AvroUnion):
-        return _default_of_union(schema, value)
+        return _convert_union_default(schema, value)
     if isinstance(schema, AvroRecord):
-        return {f.name: _default(f.type, value[f.name]) if f.name in value else default_of(f) for f in schema.fields}
+        return {f.name: _convert_default(f.type, value[f.name]) if f.name in value else read_default(f) for f in schema.fields}
     if isinstance(schema, AvroArray):
         if not isinstance(value, list):
             raise TypeError
-        return [_default(schema.items, v) for v in value]
+        return [_convert_default(schema.items, v) for v in value]
     if isinstance(schema, AvroMap):
-        return [(k.encode().decode(), _default(schema.values, v)) for k, v in value.items()]
+        return [(k.encode().decode(), _convert_default(schema.values, v)) for k, v in value.items()]
     if isinstance(schema, AvroEnum):
         if value not in schema.symbols:
             raise ValueError
         return value
-    return _default_scalar(schema, value)
+    return _convert_scalar_default(schema, value)
 
 
-def _default_of_union(schema: AvroUnion, value: object) -> Any:
+def _convert_union_default(schema: AvroUnion, value: object) -> Any:
     # Up to Avro 1.11 a default is of the first branch, since 1.12 of any.
     for at, branch in enumerate(schema.branches):
         try:
-            found = _default(branch, value)
+            found = _convert_default(branch, value)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, BadValue, BadDefault):
             continue
-        return _member(_constant(found), schema, at)(b"", 0)[0]
+        return _make_member_reader(_make_constant_reader(found), schema, at)(b"", 0)[0]
     raise ValueError
 
 
-def _constant(value: object) -> ReadValue:
+def _make_constant_reader(value: object) -> ReadValue:
     return lambda b, i: (value, i)
 
 
@@ -319,7 +319,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: object) -> Any:
+def _convert_scalar_default(schema: AvroPrimitive | AvroFixed, json_value: object) -> Any:
     if not isinstance(json_value, _JSON_TYPES[schema.kind]) or (isinstance(json_value, bool) and schema.kind != "boolean"):
         raise TypeError
     value: Any = json_value
@@ -335,32 +335,32 @@ def _default_scalar(schema: AvroPrimitive | AvroFixed, json_value: object) -> An
         value = value.encode("latin-1")
         if isinstance(schema, AvroFixed) and len(value) != schema.size:
             raise ValueError
-    change = logical_conversion(None, schema.logical, isinstance(schema, AvroFixed))
+    change = make_logical_conversion(None, schema.logical, isinstance(schema, AvroFixed))
     return change(value) if change else value
 
 
-def bad_defaults(schema: AvroSchema, path: str = "") -> list[str]:
+def find_bad_defaults(schema: AvroSchema, path: str = "") -> list[str]:
     """Return the paths of the fields whose defaults do not fit them."""
     if isinstance(schema, AvroUnion):
-        return [bad for b in schema.branches for bad in bad_defaults(b, path)]
+        return [bad for b in schema.branches for bad in find_bad_defaults(b, path)]
     if isinstance(schema, (AvroArray, AvroMap)):
-        return bad_defaults(schema.items if isinstance(schema, AvroArray) else schema.values, f"{path}[]")
+        return find_bad_defaults(schema.items if isinstance(schema, AvroArray) else schema.values, f"{path}[]")
     found: list[str] = []
     for f in schema.fields if isinstance(schema, AvroRecord) else ():
         here = f"{path}.{f.name}" if path else f.name
         try:
             if f.default:
-                default_of(f)
+                read_default(f)
         except BadDefault:
             found.append(here)
-        found += bad_defaults(f.type, here)
+        found += find_bad_defaults(f.type, here)
     return found
 
 
-def smallest_size(schema: AvroSchema) -> int:
+def compute_smallest_size(schema: AvroSchema) -> int:
     """Return the smallest number of bytes of a value."""
     if isinstance(schema, AvroRecord):
-        return sum(smallest_size(f.type) for f in schema.fields)
+        return sum(compute_smallest_size(f.type) for f in schema.fields)
     if isinstance(schema, AvroFixed):
         return schema.size
     return {"null": 0, "float": 4, "double": 8}.get(schema.kind, 1)
@@ -396,14 +396,14 @@ def read_long(b: bytes, i: int) -> tuple[int, int]:
     return (n >> 1) ^ -(n & 1), i
 
 
-def _int(b: bytes, i: int) -> tuple[int, int]:
+def _read_int(b: bytes, i: int) -> tuple[int, int]:
     n, i = read_long(b, i)
     if not -(1 << 31) <= n < 1 << 31:
         raise BadValue(f"found {n}, expected an int of 32 bits")
     return n, i
 
 
-def _bytes(b: bytes, i: int) -> tuple[bytes, int]:
+def _read_bytes(b: bytes, i: int) -> tuple[bytes, int]:
     n, i = read_long(b, i)
     if n < 0 or n > len(b) - i:
         raise BadValue(f"found a length of {n} bytes where {len(b) - i} are left")
@@ -411,36 +411,36 @@ def _bytes(b: bytes, i: int) -> tuple[bytes, int]:
 
 
 def read_string(b: bytes, i: int) -> tuple[str, int]:
-    data, i = _bytes(b, i)
-    return _text(data), i
+    data, i = _read_bytes(b, i)
+    return _decode_text(data), i
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:
         raise BadValue(f"not UTF-8: byte 0x{data[e.start]:02x} at position {e.start}") from None
 
 
-def _boolean(b: bytes, i: int) -> tuple[bool, int]:
+def _read_boolean(b: bytes, i: int) -> tuple[bool, int]:
     if b[i] > 1:
         raise BadValue(f"found the byte 0x{b[i]:02x}, expected a boolean: 0x00 or 0x01")
     return b[i] == 1, i + 1
 
 
-def _float(b: bytes, i: int) -> tuple[float, int]:
+def _read_float(b: bytes, i: int) -> tuple[float, int]:
     return struct.unpack_from("<f", b, i)[0], i + 4
 
 
-def _double(b: bytes, i: int) -> tuple[float, int]:
+def _read_double(b: bytes, i: int) -> tuple[float, int]:
     return struct.unpack_from("<d", b, i)[0], i + 8
 
 
-def _null(b: bytes, i: int) -> tuple[None, int]:
+def _read_null(b: bytes, i: int) -> tuple[None, int]:
     return None, i
 
 
-def _exactly(size: int) -> ReadValue:
+def _make_fixed_reader(size: int) -> ReadValue:
     def read(b: bytes, i: int) -> tuple[bytes, int]:
         if size > len(b) - i:
             raise IndexError
@@ -450,13 +450,13 @@ def _exactly(size: int) -> ReadValue:
 
 
 _LEAVES: dict[str, ReadValue] = {
-    "null": _null,
-    "boolean": _boolean,
-    "int": _int,
+    "null": _read_null,
+    "boolean": _read_boolean,
+    "int": _read_int,
     "long": read_long,
-    "float": _float,
-    "double": _double,
-    "bytes": _bytes,
+    "float": _read_float,
+    "double": _read_double,
+    "bytes": _read_bytes,
     "string": read_string,
 }
 
@@ -464,8 +464,8 @@ _LEAVES: dict[str, ReadValue] = {
 # --- scalars -------------------------------------------------------------------------------------------------------------
 
 
-def scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ReadValue:
-    read_raw = _exactly(writer.size) if isinstance(writer, AvroFixed) else _LEAVES[writer.kind]
+def make_scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | AvroFixed) -> ReadValue:
+    read_raw = _make_fixed_reader(writer.size) if isinstance(writer, AvroFixed) else _LEAVES[writer.kind]
     if writer.kind == "bytes" and reader.kind == "string":
         read_raw = read_string
     elif writer.kind == "string" and reader.kind == "bytes":
@@ -478,11 +478,11 @@ def scalar_reader(writer: AvroPrimitive | AvroFixed, reader: AvroPrimitive | Avr
 
     elif writer.kind != reader.kind:
         read_raw = promote(read_raw, writer.kind, reader.kind)
-    if (by := unit_ratio(writer, reader)) is not None:
+    if (by := find_unit_ratio(writer, reader)) is not None:
         read_raw = _convert_unit(read_raw, *by)
-        change = logical_conversion(reader.logical, reader.logical, isinstance(reader, AvroFixed))
+        change = make_logical_conversion(reader.logical, reader.logical, isinstance(reader, AvroFixed))
     else:
-        change = logical_conversion(writer.logical, reader.logical, isinstance(reader, AvroFixed))
+        change = make_logical_conversion(writer.logical, reader.logical, isinstance(reader, AvroFixed))
     if change is None:
         return read_raw
 
@@ -518,54 +518,54 @@ def _convert_unit(read_raw: ReadValue, more: int, less: int) -> ReadValue:
     return read
 
 
-def logical_conversion(
+def make_logical_conversion(
     writer: AvroLogicalType | None, reader: AvroLogicalType | None, fixed: bool
 ) -> Callable[[Any], Any] | None:
     """Return the conversion from the written bytes or number to the column's value; None if they are equal."""
     if reader is None:
         return None
     if reader.per_day:
-        return partial(_of_day, factor=time_of_day_factor(writer, reader), limit=reader.per_day)
+        return partial(_convert_time_of_day, factor=get_time_of_day_factor(writer, reader), limit=reader.per_day)
     if reader.name == "decimal":
         scale = writer.scale if writer and writer.name == "decimal" else reader.scale
-        return partial(_decimal, scale=scale, wanted=reader)
+        return partial(_convert_decimal, scale=scale, wanted=reader)
     if reader.name == "uuid":
         return (lambda raw: str(uuid.UUID(bytes=raw))) if fixed else None
     if reader.name == "date":
-        return _date
-    return partial(_micros, factor=micros_per_unit(writer, reader))
+        return _convert_date
+    return partial(_to_micros, factor=get_micros_per_unit(writer, reader))
 
 
-def micros_per_unit(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
+def get_micros_per_unit(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
     """Return the microseconds in a unit of the written number: of the writer's type if that has a unit, else of the reader's."""
     return 1_000_000 // ((writer.per_second if writer else 0) or reader.per_second)
 
 
-def time_of_day_factor(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
+def get_time_of_day_factor(writer: AvroLogicalType | None, reader: AvroLogicalType) -> int:
     """Return the factor from the written number to the reader's unit of a time of day."""
     return reader.per_day // ((writer.per_day if writer else 0) or reader.per_day)
 
 
-def _of_day(n: int, factor: int, limit: int) -> int:
+def _convert_time_of_day(n: int, factor: int, limit: int) -> int:
     if not 0 <= n * factor < limit:
         raise BadValue(f"found {n}, expected a time of day: 0 to {limit // factor - 1}")
     return n * factor
 
 
-def _date(days: int) -> int:
+def _convert_date(days: int) -> int:
     if not MIN_DATE <= days <= MAX_DATE:
         raise BadValue(f"found day {days} after 1970-01-01, expected one in the years 1 to 9999")
     return days
 
 
-def _micros(n: int, factor: int) -> int:
+def _to_micros(n: int, factor: int) -> int:
     micros = n * factor
     if not MIN_MICRO <= micros <= MAX_MICRO:
         raise BadValue(f"found {n} {'ms' if factor == 1000 else 'µs'} after 1970, expected a time in the years 1 to 9999")
     return micros
 
 
-def _decimal(raw: bytes, scale: int, wanted: AvroLogicalType) -> Decimal:
+def _convert_decimal(raw: bytes, scale: int, wanted: AvroLogicalType) -> Decimal:
     unscaled = int.from_bytes(raw, "big", signed=True)
     more = wanted.scale - scale
     quotient, rest = (unscaled * 10**more, 0) if more >= 0 else divmod(unscaled, 10**-more)

@@ -26,13 +26,13 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     AvroUnion,
-    branch_to_write,
-    columns_of,
+    find_branch_to_write,
     is_member_struct,
+    list_columns,
 )
-from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, default_of
+from airflow_kafka_spark.formats.avro.tasks.row_decode import UUID, read_default
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, to_arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,29 +56,29 @@ _EXACT = decimal.Context(prec=100)
 _SHOWN = 60
 
 
-def value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
-    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.column_mismatches`."""
+def make_value_writer(schema: AvroSchema, column: DataType) -> WriteValue:
+    """Return the function that writes a column as a type that accepts it, see :func:`.avro.schema.find_column_mismatches`."""
     if isinstance(schema, AvroUnion):
-        return _union(schema, column)
+        return _make_union_writer(schema, column)
     if isinstance(schema, AvroRecord):
         assert isinstance(column, Struct)
-        return _struct(schema, column)
+        return _make_struct_writer(schema, column)
     if isinstance(schema, AvroArray):
         assert isinstance(column, Array)
-        return _array(value_writer(schema.items, column.element))
+        return _make_array_writer(make_value_writer(schema.items, column.element))
     if isinstance(schema, AvroMap):
         assert isinstance(column, Map)
-        return _map(value_writer(schema.values, column.value))
-    return _refuse_null(_scalar(schema), schema)
+        return _make_map_writer(make_value_writer(schema.values, column.value))
+    return _refuse_null(_make_scalar_writer(schema), schema)
 
 
-def default_bytes(field: AvroField) -> bytes:
+def encode_default(field: AvroField) -> bytes:
     """Return a field's default in Avro's encoding."""
     import pyarrow as pa
 
-    (column,) = columns_of(AvroRecord("one", (field,)))
+    (column,) = list_columns(AvroRecord("one", (field,)))
     out = bytearray()
-    value_writer(field.type, column.type)(out, pa.array([default_of(field)], arrow_schema([column]).field(0).type)[0])
+    make_value_writer(field.type, column.type)(out, pa.array([read_default(field)], to_arrow_schema([column]).field(0).type)[0])
     return bytes(out)
 
 
@@ -91,9 +91,11 @@ def _refuse_null(write_value: WriteValue, schema: AvroSchema) -> WriteValue:
     return write
 
 
-def _union(schema: AvroUnion, column: DataType) -> WriteValue:
+def _make_union_writer(schema: AvroUnion, column: DataType) -> WriteValue:
     null = next((at for at, b in enumerate(schema.branches) if b.kind == "null"), None)
-    write_value = _members(schema, column) if is_member_struct(schema, column) else _branch(schema, column)
+    write_value = (
+        _make_members_writer(schema, column) if is_member_struct(schema, column) else _make_branch_writer(schema, column)
+    )
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         if scalar.is_valid:
@@ -106,10 +108,10 @@ def _union(schema: AvroUnion, column: DataType) -> WriteValue:
     return write
 
 
-def _branch(schema: AvroUnion, column: DataType) -> WriteValue:
-    at = branch_to_write(schema, column)
+def _make_branch_writer(schema: AvroUnion, column: DataType) -> WriteValue:
+    at = find_branch_to_write(schema, column)
     assert at is not None
-    number, write_value = encode_long(at), value_writer(schema.branches[at], column)
+    number, write_value = encode_long(at), make_value_writer(schema.branches[at], column)
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         out += number
@@ -118,10 +120,10 @@ def _branch(schema: AvroUnion, column: DataType) -> WriteValue:
     return write
 
 
-def _members(schema: AvroUnion, column: DataType) -> WriteValue:
+def _make_members_writer(schema: AvroUnion, column: DataType) -> WriteValue:
     assert isinstance(column, Struct)
     writers = [
-        (name.name, encode_long(schema.branches.index(branch)), value_writer(branch, name.type))
+        (name.name, encode_long(schema.branches.index(branch)), make_value_writer(branch, name.type))
         for branch, name in zip(schema.present, column.fields, strict=True)
     ]
 
@@ -136,8 +138,8 @@ def _members(schema: AvroUnion, column: DataType) -> WriteValue:
     return write
 
 
-def _struct(schema: AvroRecord, column: Struct) -> WriteValue:
-    fields = record_writer(schema, column.fields)
+def _make_struct_writer(schema: AvroRecord, column: Struct) -> WriteValue:
+    fields = make_record_writer(schema, column.fields)
 
     def write(out: bytearray, scalar: pa.StructScalar) -> None:
         if not scalar.is_valid:
@@ -147,10 +149,10 @@ def _struct(schema: AvroRecord, column: Struct) -> WriteValue:
     return write
 
 
-def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
+def make_record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
     """Return the function that writes a record's fields, of an object with values by name."""
     types = {c.name: c.type for c in columns}
-    steps = [(f.name, value_writer(f.type, types[f.name]) if f.name in types else default_bytes(f)) for f in schema.fields]
+    steps = [(f.name, make_value_writer(f.type, types[f.name]) if f.name in types else encode_default(f)) for f in schema.fields]
 
     def write(out: bytearray, row: Any) -> None:
         for name, step in steps:
@@ -165,7 +167,7 @@ def record_writer(schema: AvroRecord, columns: Sequence[Column]) -> WriteValue:
     return write
 
 
-def _array(write_item: WriteValue) -> WriteValue:
+def _make_array_writer(write_item: WriteValue) -> WriteValue:
     def write(out: bytearray, scalar: pa.ListScalar) -> None:
         if not scalar.is_valid:
             raise BadValue("found null, expected an array")
@@ -181,7 +183,7 @@ def _array(write_item: WriteValue) -> WriteValue:
     return write
 
 
-def _map(write_value: WriteValue) -> WriteValue:
+def _make_map_writer(write_value: WriteValue) -> WriteValue:
     def write(out: bytearray, scalar: pa.MapScalar) -> None:
         if not scalar.is_valid:
             raise BadValue("found null, expected a map")
@@ -189,7 +191,7 @@ def _map(write_value: WriteValue) -> WriteValue:
         if len(entries):
             out += encode_long(len(entries))
         for entry in entries:
-            _text(out, entry[0])
+            _write_text(out, entry[0])
             try:
                 write_value(out, entry[1])
             except BadValue as e:
@@ -202,40 +204,40 @@ def _map(write_value: WriteValue) -> WriteValue:
 # --- scalars -------------------------------------------------------------------------------------------------------------
 
 
-def _scalar(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteValue:
+def _make_scalar_writer(schema: AvroPrimitive | AvroFixed | AvroEnum) -> WriteValue:
     if isinstance(schema, AvroEnum):
-        return _enum(schema)
+        return _make_enum_writer(schema)
     logical = schema.logical
     if logical is not None and logical.name == "decimal":
-        return _decimal(logical, schema.size if isinstance(schema, AvroFixed) else 0)
+        return _make_decimal_writer(logical, schema.size if isinstance(schema, AvroFixed) else 0)
     if logical is not None and logical.name == "uuid" and isinstance(schema, AvroFixed):
-        return _uuid
+        return _write_uuid
     if isinstance(schema, AvroFixed):
-        return _fixed(schema.size)
+        return _make_fixed_writer(schema.size)
     if schema.kind in ("int", "long"):
-        return _number(schema.kind, logical)
-    return _uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
+        return _make_number_writer(schema.kind, logical)
+    return _write_uuid_text if logical is not None and logical.name == "uuid" else _LEAVES[schema.kind]
 
 
-def _boolean(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_boolean(out: bytearray, scalar: pa.Scalar) -> None:
     out.append(scalar.as_py())
 
 
-def _float(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_float(out: bytearray, scalar: pa.Scalar) -> None:
     out += struct.pack("<f", scalar.as_py())
 
 
-def _double(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_double(out: bytearray, scalar: pa.Scalar) -> None:
     out += struct.pack("<d", scalar.as_py())
 
 
-def _bytes(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_bytes(out: bytearray, scalar: pa.Scalar) -> None:
     value = scalar.as_py()
     out += encode_long(len(value))
     out += value
 
 
-def _text(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_text(out: bytearray, scalar: pa.Scalar) -> None:
     value = scalar.as_buffer().to_pybytes()
     try:
         value.decode("utf-8")
@@ -245,16 +247,22 @@ def _text(out: bytearray, scalar: pa.Scalar) -> None:
     out += value
 
 
-_LEAVES: dict[str, WriteValue] = {"boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _text}
+_LEAVES: dict[str, WriteValue] = {
+    "boolean": _write_boolean,
+    "float": _write_float,
+    "double": _write_double,
+    "bytes": _write_bytes,
+    "string": _write_text,
+}
 
 
-def _number(kind: str, logical: AvroLogicalType | None) -> WriteValue:
+def _make_number_writer(kind: str, logical: AvroLogicalType | None) -> WriteValue:
     if logical is not None and logical.name == "date":
-        return _date
+        return _write_date
     if logical is not None and logical.per_second:
-        return _instant(logical)
+        return _make_instant_writer(logical)
     if logical is not None and logical.per_day:
-        return _time_of_day(logical.per_day)
+        return _make_time_writer(logical.per_day)
     bits = 31 if kind == "int" else 63
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
@@ -266,13 +274,13 @@ def _number(kind: str, logical: AvroLogicalType | None) -> WriteValue:
     return write
 
 
-def _date(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_date(out: bytearray, scalar: pa.Scalar) -> None:
     if not MIN_DATE <= scalar.value <= MAX_DATE:
         raise BadValue(f"found day {scalar.value} after 1970-01-01, expected one in the years 1 to 9999")
     out += encode_long(scalar.value)
 
 
-def _time_of_day(limit: int) -> WriteValue:
+def _make_time_writer(limit: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         if not 0 <= scalar.as_py() < limit:
             raise BadValue(f"found {scalar.as_py()}, expected a time of day: 0 to {limit - 1}")
@@ -281,7 +289,7 @@ def _time_of_day(limit: int) -> WriteValue:
     return write
 
 
-def _instant(logical: AvroLogicalType) -> WriteValue:
+def _make_instant_writer(logical: AvroLogicalType) -> WriteValue:
     factor = 1_000_000 // logical.per_second
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:
@@ -295,7 +303,7 @@ def _instant(logical: AvroLogicalType) -> WriteValue:
     return write
 
 
-def _decimal(logical: AvroLogicalType, size: int) -> WriteValue:
+def _make_decimal_writer(logical: AvroLogicalType, size: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         value = scalar.as_py()
         unscaled = value.scaleb(logical.scale, _EXACT)
@@ -308,7 +316,7 @@ def _decimal(logical: AvroLogicalType, size: int) -> WriteValue:
     return write
 
 
-def _fixed(size: int) -> WriteValue:
+def _make_fixed_writer(size: int) -> WriteValue:
     def write(out: bytearray, scalar: pa.Scalar) -> None:
         value = scalar.as_py()
         if len(value) != size:
@@ -318,22 +326,22 @@ def _fixed(size: int) -> WriteValue:
     return write
 
 
-def _uuid_text(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_uuid_text(out: bytearray, scalar: pa.Scalar) -> None:
     value = bytearray()
-    _text(value, scalar)
+    _write_text(value, scalar)
     if not re.fullmatch(UUID, scalar.as_py()):
         raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID")
     out += value
 
 
-def _uuid(out: bytearray, scalar: pa.Scalar) -> None:
+def _write_uuid(out: bytearray, scalar: pa.Scalar) -> None:
     try:
         out += uuid.UUID(scalar.as_py()).bytes
     except ValueError:
         raise BadValue(f"found {scalar.as_py()[:_SHOWN]!r}, expected a UUID") from None
 
 
-def _enum(schema: AvroEnum) -> WriteValue:
+def _make_enum_writer(schema: AvroEnum) -> WriteValue:
     numbers = {symbol: encode_long(n) for n, symbol in enumerate(schema.symbols)}
 
     def write(out: bytearray, scalar: pa.Scalar) -> None:

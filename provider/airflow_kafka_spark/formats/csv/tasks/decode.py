@@ -27,8 +27,8 @@ from airflow_kafka_spark.formats.tasks.base import (
     NeedsRowWise,
     check_length,
     check_within,
-    dates_from_text,
-    timestamps_from_text,
+    parse_dates,
+    parse_timestamps,
 )
 from airflow_kafka_spark.formats.text_values import (
     MAX_MICRO,
@@ -37,15 +37,15 @@ from airflow_kafka_spark.formats.text_values import (
     BadValue,
     CsvDialect,
     FromField,
-    from_base64,
+    decode_base64,
+    make_timestamp_reader,
     parse_day,
     parse_float,
     parse_micros,
     shorten,
-    timestamp_reader,
     to_decimal,
 )
-from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, arrow_schema, arrow_type
+from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, to_arrow_schema, to_arrow_type
 
 FromText = Callable[[pa.Array], pa.Array]
 """Converts a column of texts to the column's own type; raises :class:`.NeedsRowWise` if the result might differ from the row-wise
@@ -66,8 +66,8 @@ class CsvDecoder(BatchDecoder):
         self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None, few: int = FEW_RECORDS
     ) -> None:
         self._columns, self._dialect, self._timestamp_format = tuple(columns), dialect, timestamp_format
-        super().__init__(arrow_schema(self._columns), CsvRowReader(columns, dialect, timestamp_format).read, few)
-        self._converts = [_required(c, _from_text(c.type, timestamp_format)) for c in columns]
+        super().__init__(to_arrow_schema(self._columns), CsvRowReader(columns, dialect, timestamp_format).read, few)
+        self._converts = [_add_null_check(c, _make_text_conversion(c.type, timestamp_format)) for c in columns]
         names = [f"f{n}" for n in range(len(columns))]
         self._parse = pcsv.ParseOptions(
             delimiter=dialect.delimiter,
@@ -152,7 +152,7 @@ def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: CsvDialect) -> 
 # --- columns --------------------------------------------------------------------------------------------------------------
 
 
-def _required(column: Column, convert: FromText) -> FromText:
+def _add_null_check(column: Column, convert: FromText) -> FromText:
     def checked(array: pa.Array) -> pa.Array:
         if array.null_count and not column.nullable:
             raise NeedsRowWise
@@ -161,7 +161,7 @@ def _required(column: Column, convert: FromText) -> FromText:
     return checked
 
 
-def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
+def _make_text_conversion(data_type: DataType, timestamp_format: str | None) -> FromText:
     """Return the conversion of a column of texts to a type."""
     name = str(data_type)
     if isinstance(data_type, Text):
@@ -170,40 +170,40 @@ def _from_text(data_type: DataType, timestamp_format: str | None) -> FromText:
         whole, scale = data_type.precision - data_type.scale, data_type.scale
         digits = f"(?:0|[0-9]{{1,{whole}}})" if whole else "0"
         fraction = rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
-        return _cast(data_type, f"^-?{digits}{fraction}$")
+        return _make_cast(data_type, f"^-?{digits}{fraction}$")
     if name in ("tinyint", "smallint", "int", "bigint"):
-        return _cast(data_type, "^-?[0-9]+$")
+        return _make_cast(data_type, "^-?[0-9]+$")
     if name in ("float", "double"):
-        return _floats(name)
+        return _make_float_conversion(name)
     if name == "timestamp" and timestamp_format is None:
-        return _instants
+        return _convert_instants
     if name == "boolean":
-        return _booleans
+        return _convert_booleans
     if name in ("date", "timestamp_ntz"):
-        return dates_from_text if name == "date" else timestamps_from_text
-    convert, wanted = field_reader(data_type, timestamp_format), arrow_type(data_type)
+        return parse_dates if name == "date" else parse_timestamps
+    convert, wanted = make_field_reader(data_type, timestamp_format), to_arrow_type(data_type)
     return lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
 
 
-def _all(array: pa.Array, pattern: str) -> None:
+def _check_all(array: pa.Array, pattern: str) -> None:
     """Check that all texts match a pattern."""
     if pc.all(pc.match_substring_regex(array, pattern)).as_py() is False:
         raise NeedsRowWise
 
 
-def _cast(data_type: DataType, pattern: str) -> FromText:
-    wanted = arrow_type(data_type)
+def _make_cast(data_type: DataType, pattern: str) -> FromText:
+    wanted = to_arrow_type(data_type)
 
     def convert(array: pa.Array) -> pa.Array:
-        _all(array, pattern)
+        _check_all(array, pattern)
         return array.cast(wanted)
 
     return convert
 
 
-def _floats(name: str) -> FromText:
+def _make_float_conversion(name: str) -> FromText:
     def convert(array: pa.Array) -> pa.Array:
-        _all(array, r"^(?:-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|NaN|-?Infinity)$")
+        _check_all(array, r"^(?:-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|NaN|-?Infinity)$")
         numbers = array.cast(pa.float32() if name == "float" else pa.float64())
         if pc.any(pc.and_(pc.is_inf(numbers), pc.invert(pc.ends_with(array, "y")))).as_py():
             raise NeedsRowWise
@@ -212,14 +212,14 @@ def _floats(name: str) -> FromText:
     return convert
 
 
-def _booleans(array: pa.Array) -> pa.Array:
+def _convert_booleans(array: pa.Array) -> pa.Array:
     lower = pc.ascii_lower(array)
     if pc.all(pc.is_in(lower, pa.array(["true", "false", None]))).as_py() is False:
         raise NeedsRowWise
     return pc.equal(lower, "true")
 
 
-def _instants(array: pa.Array) -> pa.Array:
+def _convert_instants(array: pa.Array) -> pa.Array:
     """Return texts as timestamps: all with a zone, or all without one, which is UTC."""
     zoned = pa.timestamp("us", "UTC")
     try:
@@ -244,13 +244,13 @@ class CsvRowReader:
 
     :param columns: the columns, in the order of the fields.
     :param dialect: how the fields are written.
-    :param timestamp_format: see :func:`.timestamp_reader`.
+    :param timestamp_format: see :func:`.make_timestamp_reader`.
     """
 
     def __init__(self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None) -> None:
         self._columns = tuple(columns)
         self._dialect = dialect
-        self._converts = [field_reader(c.type, timestamp_format) for c in columns]
+        self._converts = [make_field_reader(c.type, timestamp_format) for c in columns]
         q, e, d = (re.escape(c) for c in (dialect.quote, dialect.escape, dialect.delimiter))
         inside = f"[^{q}]*(?:{q}{q}[^{q}]*)*" if dialect.doubled else f"[^{q}{e}]*(?:{e}.[^{q}{e}]*)*"
         self._field = re.compile(f"(?:{q}({inside}){q}|([^{q}{d}\r\n]*))({d}|\\Z)", re.S).match
@@ -320,29 +320,29 @@ def _count(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"
 
 
-def field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
+def make_field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
     """Return the conversion of a field's text to a value."""
     if isinstance(data_type, Text):
-        return _text(data_type)
+        return _make_text_reader(data_type)
     if isinstance(data_type, Decimal):
         return lambda found: to_decimal(found, data_type)
     name = str(data_type)
     if name in _BITS:
-        return _whole(name)
+        return _make_whole_reader(name)
     if name in ("float", "double"):
-        return _floating(name)
+        return _make_float_reader(name)
     if name == "timestamp" and timestamp_format:
-        return timestamp_reader(timestamp_format)
+        return make_timestamp_reader(timestamp_format)
     return {
-        "boolean": _boolean,
-        "binary": from_base64,
+        "boolean": _parse_boolean,
+        "binary": decode_base64,
         "date": parse_day,
         "timestamp": lambda found: parse_micros(found, name, zoned=True),
         "timestamp_ntz": lambda found: parse_micros(found, name, zoned=False),
     }[name]
 
 
-def _text(data_type: Text) -> FromField:
+def _make_text_reader(data_type: Text) -> FromField:
     limit = data_type.max_length
 
     def convert(found: str) -> str:
@@ -353,7 +353,7 @@ def _text(data_type: Text) -> FromField:
     return convert
 
 
-def _whole(name: str) -> FromField:
+def _make_whole_reader(name: str) -> FromField:
     low, high = -(1 << _BITS[name] - 1), (1 << _BITS[name] - 1) - 1
 
     def convert(found: str) -> int:
@@ -369,7 +369,7 @@ def _whole(name: str) -> FromField:
     return convert
 
 
-def _floating(name: str) -> FromField:
+def _make_float_reader(name: str) -> FromField:
     def convert(found: str) -> float:
         if found in NO_FINITE:
             return NO_FINITE[found]
@@ -380,7 +380,7 @@ def _floating(name: str) -> FromField:
     return convert
 
 
-def _boolean(found: str) -> bool:
+def _parse_boolean(found: str) -> bool:
     if found in ("true", "false"):
         return found == "true"
     lower = found.lower() if found.isascii() else ""

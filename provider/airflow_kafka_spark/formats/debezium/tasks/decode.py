@@ -61,7 +61,7 @@ class DebeziumDecoder(Decoder):
             elif kind in ("none", "m") or (kind == "d" and not self.rewrites) or (kind == "t" and self.ignores_truncates):
                 left_out.append(at)
             else:
-                bad[at] = _wrong(kind, values[at])
+                bad[at] = _describe_wrong_operation(kind, values[at])
         columns += [pa.array(np.where(from_before, "true", "false"))] if self.rewrites else []
         if from_before.any():
             before = batch.column("before")
@@ -87,7 +87,7 @@ class DebeziumDecoder(Decoder):
         return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, positions + len(after), positions)))
 
 
-def _wrong(op: str | None, value: bytes | None) -> str:
+def _describe_wrong_operation(op: str | None, value: bytes | None) -> str:
     if op is None:
         missing = "`op` is missing; expected a change event of Debezium"
         envelope = value is not None and _ENVELOPE(value) is not None

@@ -30,13 +30,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_type
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, get_sql_type
 from airflow_kafka_spark.formats.json.tasks.row_decode import (
     MAX_NESTING,
     JsonRowReader,
-    too_deep,
-    unscaled_reader,
-    variable_scale_decimal,
+    convert_variable_scale,
+    is_too_deep,
+    make_unscaled_conversion,
 )
 from airflow_kafka_spark.formats.tasks.base import (
     FEW_RECORDS,
@@ -47,9 +47,9 @@ from airflow_kafka_spark.formats.tasks.base import (
     check_length,
     check_within,
     check_years,
-    dates_from_text,
+    parse_dates,
+    parse_timestamps,
     refuse_nulls,
-    timestamps_from_text,
 )
 from airflow_kafka_spark.formats.text_values import (
     MAX_DATE,
@@ -59,7 +59,7 @@ from airflow_kafka_spark.formats.text_values import (
     MIN_MICRO,
     MIN_SECOND,
     BadValue,
-    from_base64,
+    decode_base64,
 )
 from airflow_kafka_spark.formats.types import (
     Array,
@@ -70,8 +70,8 @@ from airflow_kafka_spark.formats.types import (
     Primitive,
     Struct,
     Text,
-    arrow_schema,
-    arrow_type,
+    to_arrow_schema,
+    to_arrow_type,
 )
 
 _escaped_number = re.compile(rb"\\u00(?:3[0-9]|2[dDeE]|[46]5)").search
@@ -98,11 +98,11 @@ class JsonDecoder(BatchDecoder):
         self._maps = _Maps([c for c in self._wire_columns if _is_map(c.type)])
         others = [c for c in self._wire_columns if c not in self._maps.columns]
         super().__init__(
-            arrow_schema(self._columns),
+            to_arrow_schema(self._columns),
             self._row_reader.read,
             few,
             row_wise_only=any(_contains(c.type, _is_a_map) for c in others) or not self._maps.is_possible,
-            suspect_finders=suspect_finders(self._wire_columns),
+            suspect_finders=make_suspect_finders(self._wire_columns),
         )
 
     def __reduce__(self) -> tuple[type[JsonDecoder], tuple[tuple[Column, ...], int, tuple[Column, ...]]]:
@@ -171,12 +171,12 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
     :param decimals: True if the schema has decimals.
     """
     buffer = b"\n".join(records)
-    ends = _separators(buffer, len(records))
+    ends = _find_separators(buffer, len(records))
     if ends is None:
         # Records contain newlines. JSON treats a carriage return like a newline, also where it is not allowed.
         records = [r.replace(b"\n", b"\r").strip(b" \t\r") for r in records]
         buffer = b"\n".join(records)
-        ends = _separators(buffer, len(records))
+        ends = _find_separators(buffer, len(records))
     if ends is None or b"\0" in buffer:
         raise NeedsRowWise
     if not buffer.isascii():
@@ -189,7 +189,7 @@ def _join(records: Sequence[bytes], decimals: bool) -> bytes:
     if decimals and _has_negative_exponent(buffer):
         raise NeedsRowWise
     long = np.flatnonzero(np.diff(ends, prepend=-1) > 2 * MAX_NESTING)
-    if any(too_deep(records[at]) for at in long.tolist()):
+    if any(is_too_deep(records[at]) for at in long.tolist()):
         raise NeedsRowWise
     return buffer
 
@@ -209,7 +209,7 @@ def _has_negative_exponent(buffer: bytes) -> bool:
     return False
 
 
-def _separators(buffer: bytes, count: int) -> np.ndarray | None:
+def _find_separators(buffer: bytes, count: int) -> np.ndarray | None:
     """Return the end of each record, if every newline stands between ``}`` and ``{`` and their number is right; else None."""
     view = np.frombuffer(buffer, np.uint8)
     if len(view) < 2 or view[0] != ord("{") or view[-1] != ord("}"):
@@ -246,14 +246,14 @@ class _Maps:
         """Return the function that finds the maps of each record, as JSON."""
         import msgspec
 
-        return _careful(msgspec, _struct_type(self.columns, msgspec, lambda *_: msgspec.Raw))
+        return _make_careful_decoder(msgspec, _make_struct_type(self.columns, msgspec, lambda *_: msgspec.Raw))
 
     @cached_property
     def _values_of(self) -> Callable[[Sequence[bytes]], list[Any]]:
         """Return the function that finds the values of each map, as JSON, by name."""
         import msgspec
 
-        return _careful(msgspec, dict[str, msgspec.Raw] | None)
+        return _make_careful_decoder(msgspec, dict[str, msgspec.Raw] | None)
 
     @cached_property
     def _readers(self) -> dict[str, _ArrowReader]:
@@ -278,7 +278,7 @@ class _Maps:
 
     def _array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
         assert isinstance(column.type, Map)
-        wanted, is_text = arrow_type(column.type), column.type.value == Text()
+        wanted, is_text = to_arrow_type(column.type), column.type.value == Text()
         entries = [_pairs(str(raw, "utf-8")) or () for raw in found]
         names = [name for pairs in entries for name, _ in pairs]
         ends = np.cumsum([0, *map(len, entries)], dtype=np.int32)
@@ -309,7 +309,7 @@ class _Maps:
         return self._readers[name].read(lines, len(raw))["v"]
 
 
-def _careful(msgspec: ModuleType, kind: Any) -> Callable[[Sequence[bytes]], list[Any]]:
+def _make_careful_decoder(msgspec: ModuleType, kind: Any) -> Callable[[Sequence[bytes]], list[Any]]:
     """Return the function that reads JSON texts as a type of msgspec; it raises NeedsRowWise if msgspec refuses one."""
     parse = msgspec.json.Decoder(kind).decode
 
@@ -365,21 +365,21 @@ class _ArrowReader:
         if isinstance(data_type, Array):
             return self._array(data_type)
         if isinstance(data_type, Map):
-            return pa.struct([]), _unchanged
+            return pa.struct([]), _keep_unchanged
         if isinstance(data_type, Decimal):
-            return _decimal(data_type)
+            return _make_decimal_conversion(data_type)
         if isinstance(data_type, LogicalType):
-            return _logical(data_type, next(self._as_numbers))
+            return _make_logical_conversion(data_type, next(self._as_numbers))
         if isinstance(data_type, Text):
-            return pa.string(), _unchanged if data_type.max_length is None else check_length(data_type.max_length)
+            return pa.string(), _keep_unchanged if data_type.max_length is None else check_length(data_type.max_length)
         assert isinstance(data_type, Primitive)
         if data_type.name == "timestamp":
-            return (pa.int64(), _from_seconds) if next(self._as_numbers) else (arrow_type(data_type), check_years)
-        return _READ_AS.get(data_type.name) or (arrow_type(data_type), _unchanged)
+            return (pa.int64(), _convert_seconds) if next(self._as_numbers) else (to_arrow_type(data_type), check_years)
+        return _READ_AS.get(data_type.name) or (to_arrow_type(data_type), _keep_unchanged)
 
     def _struct(self, data_type: Struct) -> tuple[pa.DataType, ArrayFunction]:
         compiled = [self._column(f.type, True) for f in data_type.fields]
-        wanted = arrow_type(sql_type(data_type))
+        wanted = to_arrow_type(get_sql_type(data_type))
         read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
 
         def restore(array: pa.Array) -> pa.Array:
@@ -396,7 +396,7 @@ class _ArrowReader:
 
     def _array(self, data_type: Array) -> tuple[pa.DataType, ArrayFunction]:
         element, restore_element = self._column(data_type.element, data_type.contains_null)
-        wanted = arrow_type(sql_type(data_type))
+        wanted = to_arrow_type(get_sql_type(data_type))
 
         def restore(array: pa.Array) -> pa.Array:
             if array.offset:
@@ -409,12 +409,12 @@ class _ArrowReader:
         return pa.list_(pa.field("item", element)), restore
 
 
-def _unchanged(array: pa.Array) -> pa.Array:
+def _keep_unchanged(array: pa.Array) -> pa.Array:
     return array
 
 
-def _decimal(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
-    wanted = arrow_type(data_type)
+def _make_decimal_conversion(data_type: Decimal) -> tuple[pa.DataType, ArrayFunction]:
+    wanted = to_arrow_type(data_type)
     if data_type.precision + data_type.scale <= 38:
         return wanted, _check_digits
     # Arrow rescales decimals without checking for overflow; 256 bits cannot overflow.
@@ -427,23 +427,23 @@ def _check_digits(array: pa.Array) -> pa.Array:
     return array
 
 
-def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
+def _make_logical_conversion(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
     """Return how Arrow reads a logical type, and the conversion to the column."""
-    wanted = arrow_type(kind.of)
+    wanted = to_arrow_type(kind.of)
     if kind.unit == "unscaled":
         assert isinstance(kind.of, Decimal)
         if number:
-            return _decimal(kind.of)
-        convert = unscaled_reader(kind)
+            return _make_decimal_conversion(kind.of)
+        convert = make_unscaled_conversion(kind)
         return pa.string(), lambda array: pa.array([None if v is None else convert(v) for v in array.to_pylist()], wanted)
     if kind.unit == "variable":
-        return _VARIABLE, lambda array: pa.array([_variable(v, kind) for v in array.to_pylist()], wanted)
+        return _VARIABLE, lambda array: pa.array([_parse_variable_decimal(v, kind) for v in array.to_pylist()], wanted)
     if kind.unit == "iso":
-        return pa.string(), _without_zulu(str(kind.of))
+        return pa.string(), _make_zulu_conversion(str(kind.of))
     if not number:
         return (pa.string(), _READ_AS[str(kind.of)][1]) if str(kind.of) in _READ_AS else (wanted, check_years)
     if kind.unit == "days":
-        return pa.int64(), _from_days
+        return pa.int64(), _convert_days
     times, per = kind.factor
 
     def restore(array: pa.Array) -> pa.Array:
@@ -459,48 +459,48 @@ def _logical(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunctio
 _VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
 
 
-def _variable(found: dict[str, Any] | None, kind: LogicalType) -> decimal.Decimal | None:
+def _parse_variable_decimal(found: dict[str, Any] | None, kind: LogicalType) -> decimal.Decimal | None:
     if found is None:
         return None
     if found["scale"] is None or found["value"] is None:
         raise NeedsRowWise
-    return variable_scale_decimal(from_base64(found["value"]), found["scale"], kind)
+    return convert_variable_scale(decode_base64(found["value"]), found["scale"], kind)
 
 
-def _without_zulu(name: str) -> ArrayFunction:
+def _make_zulu_conversion(name: str) -> ArrayFunction:
     """Return the conversion of texts that may end in ``Z``: days, or times with at least minutes."""
     _, change = _READ_AS[name]
     pattern = "^(....-..-..)Z$" if name == "date" else "^(.*[0-9]:[0-9].*)Z$"
     return lambda array: change(pc.replace_substring_regex(array, pattern, "\\1"))
 
 
-def _from_days(array: pa.Array) -> pa.Array:
+def _convert_days(array: pa.Array) -> pa.Array:
     check_within(array, MIN_DATE, MAX_DATE)
     return array.cast(pa.int32()).cast(pa.date32())
 
 
-def _from_seconds(array: pa.Array) -> pa.Array:
+def _convert_seconds(array: pa.Array) -> pa.Array:
     check_within(array, MIN_SECOND, MAX_SECOND)
     return pc.multiply(array, 1_000_000).cast(pa.timestamp("us", "UTC"))
 
 
-def _finite(array: pa.Array) -> pa.Array:
+def _check_finite(array: pa.Array) -> pa.Array:
     # Arrow reads numbers that are too large as infinite, like those that are written so.
     if pc.any(pc.is_inf(array)).as_py():
         raise NeedsRowWise
     return array
 
 
-def _from_base64_text(array: pa.Array) -> pa.Array:
-    return pa.array([None if v is None else from_base64(v) for v in array.to_pylist()], pa.binary())
+def _decode_base64_text(array: pa.Array) -> pa.Array:
+    return pa.array([None if v is None else decode_base64(v) for v in array.to_pylist()], pa.binary())
 
 
 _READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
-    "float": (pa.float32(), _finite),
-    "double": (pa.float64(), _finite),
-    "date": (pa.string(), dates_from_text),
-    "timestamp_ntz": (pa.string(), timestamps_from_text),
-    "binary": (pa.string(), _from_base64_text),
+    "float": (pa.float32(), _check_finite),
+    "double": (pa.float64(), _check_finite),
+    "date": (pa.string(), parse_dates),
+    "timestamp_ntz": (pa.string(), parse_timestamps),
+    "binary": (pa.string(), _decode_base64_text),
 }
 
 
@@ -523,7 +523,7 @@ _NOTATIONS = {
 """The notations of a type's values, as regular expressions."""
 
 
-def suspect_finders(columns: Sequence[Column]) -> tuple[SuspectFinder, ...]:
+def make_suspect_finders(columns: Sequence[Column]) -> tuple[SuspectFinder, ...]:
     """Return the suspect finders for records of these columns, the faster one first.
 
     The first has msgspec read each record as the types of the columns, which is faster than Arrow. It refuses some notations
@@ -559,7 +559,7 @@ class _LazyFinder:
 
 
 def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
-    parse = msgspec.json.Decoder(_struct_type(columns, msgspec, _checked_type)).decode
+    parse = msgspec.json.Decoder(_make_struct_type(columns, msgspec, _find_checked_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
     def suspects(records: Sequence[bytes]) -> list[int]:
@@ -577,9 +577,9 @@ def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFind
 
 
 def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
-    parse = msgspec.json.Decoder(_struct_type(columns, msgspec, _raw_type)).decode
+    parse = msgspec.json.Decoder(_make_struct_type(columns, msgspec, _find_raw_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-    checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _notations(columns)]
+    checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _list_notations(columns)]
 
     def suspects(records: Sequence[bytes]) -> list[int]:
         found, rows, places = [], [], []
@@ -596,7 +596,7 @@ def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> Suspect
     return suspects
 
 
-def _struct_type(columns: Sequence[Column], msgspec: ModuleType, type_of: Callable[[DataType, Any], Any]) -> Any:
+def _make_struct_type(columns: Sequence[Column], msgspec: ModuleType, type_of: Callable[[DataType, Any], Any]) -> Any:
     """Return the msgspec class for one record."""
     fields = []
     for at, column in enumerate(columns):
@@ -608,14 +608,14 @@ def _struct_type(columns: Sequence[Column], msgspec: ModuleType, type_of: Callab
     return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
 
 
-def _checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
+def _find_checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
     """Return the type as which the first finder reads a value."""
     if isinstance(data_type, LogicalType | Map):
         return msgspec.Raw
     if isinstance(data_type, Struct):
-        return _struct_type(data_type.fields, msgspec, _checked_type)
+        return _make_struct_type(data_type.fields, msgspec, _find_checked_type)
     if isinstance(data_type, Array):
-        element = _checked_type(data_type.element, msgspec)
+        element = _find_checked_type(data_type.element, msgspec)
         nullable = element if element is msgspec.Raw or not data_type.contains_null else element | None
         return list[nullable]  # type: ignore[valid-type]
     if isinstance(data_type, Text):
@@ -637,21 +637,23 @@ def _checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
     }[data_type.name]
 
 
-def _raw_type(data_type: DataType, msgspec: ModuleType) -> Any:
+def _find_raw_type(data_type: DataType, msgspec: ModuleType) -> Any:
     """Return the type as which the second finder reads a value."""
     return (
-        msgspec.Raw if _notation(data_type) or not isinstance(data_type, Primitive | Text) else _checked_type(data_type, msgspec)
+        msgspec.Raw
+        if _find_notation(data_type) or not isinstance(data_type, Primitive | Text)
+        else _find_checked_type(data_type, msgspec)
     )
 
 
-def _notations(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
+def _list_notations(columns: Sequence[Column]) -> Iterator[tuple[int, bytes]]:
     """Yield position and notation of each column whose values the second finder compares as text."""
     for at, column in enumerate(columns):
-        if form := _notation(column.type):
+        if form := _find_notation(column.type):
             yield at, f"{form}|null".encode() if column.nullable else form.encode()
 
 
-def _notation(data_type: DataType) -> str | None:
+def _find_notation(data_type: DataType) -> str | None:
     if isinstance(data_type, Decimal):
         before, after = data_type.precision - data_type.scale, data_type.scale
         digits = rf"0*[0-9]{{0,{before}}}(?:\.[0-9]{{0,{after}}}0*)?|[0-9.]+[eE][-+]?[0-9]+"

@@ -18,27 +18,27 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.formats.base import Decoded, Decoder, Encoder, Kind
 from airflow_kafka_spark.formats.json.connect_schema import (
     TimestampPrecision,
-    columns_as_written,
+    get_sql_type,
     is_optional,
-    named_fields,
-    sql_columns,
-    sql_type,
+    list_sql_columns,
+    list_written_columns,
+    map_fields_by_name,
 )
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 from airflow_kafka_spark.formats.json.tasks.row_decode import (
     MAX_NESTING,
+    describe_token,
+    find_next_item,
     find_token,
-    found_at,
-    next_item,
+    is_too_deep,
     read_key,
     skip_space,
     skip_value,
-    too_deep,
 )
 from airflow_kafka_spark.formats.tasks.base import FEW_RECORDS
 from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 from airflow_kafka_spark.formats.text_values import BadValue
-from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, arrow_schema, arrow_type
+from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, to_arrow_schema, to_arrow_type
 
 _SCHEMAS = 64
 """The number of schemas that are kept."""
@@ -79,7 +79,7 @@ class EnvelopeDecoder(Decoder):
 
     def __init__(self, columns: Sequence[Column], few: int = FEW_RECORDS, defaults: bool = False) -> None:
         self._columns, self._few, self._defaults = tuple(columns), few, defaults
-        self._schema = arrow_schema(self._columns)
+        self._schema = to_arrow_schema(self._columns)
         self._plans: dict[str, _PayloadReader] = {}
         self._prefixes: dict[bytes, _PayloadReader] = {}
         self._prefix: bytes | None = None
@@ -135,7 +135,7 @@ class EnvelopeDecoder(Decoder):
             assert decoder is not None, "payloads without a decoder are bad records"
             decoded = decoder.decode_row_wise(group.payloads) if row_wise else decoder.decode(group.payloads)
             for n, reason in decoded.bad:
-                bad[group.places[n]] = _reason(values[group.places[n]], reason)
+                bad[group.places[n]] = _find_reason(values[group.places[n]], reason)
             rows_of = self._filled(decoded.batch, group.plan)
             if len(group.places) == len(values):
                 return rows_of
@@ -191,13 +191,13 @@ class EnvelopeDecoder(Decoder):
         except ValueError as e:
             return _PayloadReader(None, f"its schema cannot be read: {e}")
         try:
-            wire_columns = columns_as_written(self._columns, schema)
+            wire_columns = list_written_columns(self._columns, schema)
             found: tuple[DefaultFill | None, ...] = ()
             if self._defaults:
-                wire_columns, found = default_fills(wire_columns, schema)
+                wire_columns, found = make_default_fills(wire_columns, schema)
         except BadValue as e:
             return _PayloadReader(None, e.reason, is_optional(schema))
-        columns = sql_columns(wire_columns) if any(found) else self._columns
+        columns = list_sql_columns(wire_columns) if any(found) else self._columns
         return _PayloadReader(JsonDecoder(columns, self._few, wire_columns), optional=is_optional(schema), fills=found)
 
 
@@ -206,7 +206,7 @@ def _check_null(plan: _PayloadReader) -> None:
         raise BadValue("its payload is null, and its schema is not optional")
 
 
-def _reason(value: bytes | None, reason: str) -> str:
+def _find_reason(value: bytes | None, reason: str) -> str:
     """Return why a record is bad; a problem of its envelope comes first."""
     try:
         split_envelope(value or b"")
@@ -224,11 +224,11 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
         text = value.decode("utf-8")
     except UnicodeDecodeError as e:
         raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
-    if too_deep(value):
+    if is_too_deep(value):
         raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
     i = skip_space(text).end()  # type: ignore[union-attr]
     if not text.startswith("{", i):
-        raise BadValue(f"expected an object with `schema` and `payload`, found {found_at(text, i)}")
+        raise BadValue(f"expected an object with `schema` and `payload`, found {describe_token(text, i)}")
     found: dict[str, tuple[int, int]] = {}
     try:
         i = find_token(text, i + 1)
@@ -239,12 +239,12 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
                 raise BadValue(f"found {ascii(name)[:60]} {what}, expected an object with these two")
             end = skip_value(text, start)
             found[name] = (start, end)
-            i = next_item(text, end, "}")
+            i = find_next_item(text, end, "}")
     except IndexError:
         raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
     rest = skip_space(text, i + 1).end()  # type: ignore[union-attr]
     if rest != len(text):
-        raise BadValue(f"expected one JSON object, found {found_at(text, rest)} after it, at character {rest + 1}")
+        raise BadValue(f"expected one JSON object, found {describe_token(text, rest)} after it, at character {rest + 1}")
     if len(found) < 2:
         missing = "payload" if "schema" in found else "schema"
         raise BadValue(f"`{missing}` is missing, expected an object with `schema` and `payload`")
@@ -283,7 +283,7 @@ class EnvelopeEncoder(Encoder):
             elif kind == "date":
                 array, kind = array.cast(pa.int32()), "integer"
             elif kind == "integer":
-                array = array.cast(arrow_type(column.type))
+                array = array.cast(to_arrow_type(column.type))
             kinds.append((column.name, kind))
             arrays[column.name] = array
         payload = JsonEncoder(tuple(kinds)).encode(arrays).cast(pa.string())
@@ -356,7 +356,7 @@ def _starts(array: pa.Array) -> pa.Array:
     return pc.if_else(gone, pa.scalar(None, pa.int32()), array.offsets)
 
 
-def default_fills(
+def make_default_fills(
     columns: Sequence[Column], schema: Mapping[str, Any] | None
 ) -> tuple[tuple[Column, ...], tuple[DefaultFill | None, ...]]:
     """Return the columns as a payload may leave them, and the defaults that replace their nulls.
@@ -365,11 +365,11 @@ def default_fills(
     :param schema: the schema of the record's struct, in which numbers are :class:`NumberText`; None has no defaults.
     :raises BadValue: a default does not fit its field.
     """
-    known = named_fields(schema or {})
+    known = map_fields_by_name(schema or {})
     lenient, found = [], []
     for column in columns:
         try:
-            data_type, filling = _default_fill(column.type, known.get(column.name, {}))
+            data_type, filling = _make_default_fill(column.type, known.get(column.name, {}))
         except BadValue as e:
             raise e.prepend(f".{column.name}") from None
         lenient.append(replace(column, type=data_type, nullable=column.nullable or _has_default(filling)))
@@ -377,22 +377,24 @@ def default_fills(
     return tuple(lenient), tuple(found)
 
 
-def _default_fill(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataType, DefaultFill | None]:
+def _make_default_fill(data_type: DataType, schema: Mapping[str, Any]) -> tuple[DataType, DefaultFill | None]:
     parts: tuple[DefaultFill | None, ...] = ()
-    wanted = arrow_type(sql_type(data_type))
+    wanted = to_arrow_type(get_sql_type(data_type))
     if isinstance(data_type, Struct):
-        fields, parts = default_fills(data_type.fields, schema)
+        fields, parts = make_default_fills(data_type.fields, schema)
         data_type = Struct(fields)
     elif isinstance(data_type, Array):
-        element, part = _default_fill(data_type.element, schema.get("items") or {})
+        element, part = _make_default_fill(data_type.element, schema.get("items") or {})
         data_type, parts = Array(element, data_type.contains_null or _has_default(part)), (part,)
     elif isinstance(data_type, Map):
-        value, part = _default_fill(data_type.value, schema.get("values") or {})
+        value, part = _make_default_fill(data_type.value, schema.get("values") or {})
         data_type, parts = Map(data_type.key, value, data_type.value_contains_null or _has_default(part)), (part,)
     inner = DefaultFill(parts=parts) if any(parts) else None
     if schema.get("default") is None:
         return data_type, inner
-    return data_type, DefaultFill(fill_nulls(inner, _decoded(data_type, schema["default"]), wanted), parts if inner else ())
+    return data_type, DefaultFill(
+        fill_nulls(inner, _decode_default(data_type, schema["default"]), wanted), parts if inner else ()
+    )
 
 
 def _has_default(filling: DefaultFill | None) -> bool:
@@ -400,23 +402,23 @@ def _has_default(filling: DefaultFill | None) -> bool:
     return filling is not None and filling.default is not None
 
 
-def _decoded(data_type: DataType, default: object) -> pa.Array:
+def _decode_default(data_type: DataType, default: object) -> pa.Array:
     """Return a default, which is written as in a payload, as an array of one."""
     column = Column("default", data_type)
     try:
-        text = _json({"default": default})
+        text = _format_json({"default": default})
     except RecursionError:
         raise BadValue("its schema's default is nested too deep") from None
-    decoded = JsonDecoder(sql_columns([column]), wire_columns=[column]).decode([text.encode()])
+    decoded = JsonDecoder(list_sql_columns([column]), wire_columns=[column]).decode([text.encode()])
     if decoded.bad:
         raise BadValue(f"its schema's default does not fit: {decoded.bad[0][1]}")
     return decoded.batch.column(0)
 
 
-def _json(value: object) -> str:
+def _format_json(value: object) -> str:
     """Return parsed JSON as text, with numbers as they were written."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{_json(one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{json.dumps(name)}:{_format_json(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_json, value)) + "]"
+        return "[" + ",".join(map(_format_json, value)) + "]"
     return str(value) if isinstance(value, NumberText) else json.dumps(value)

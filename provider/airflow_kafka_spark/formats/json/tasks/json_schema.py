@@ -15,16 +15,22 @@ import pyarrow as pa
 
 from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.base import Decoded, Decoder
-from airflow_kafka_spark.formats.json.connect_schema import LogicalType, sql_columns
+from airflow_kafka_spark.formats.json.connect_schema import LogicalType, list_sql_columns
 from airflow_kafka_spark.formats.json.schema import Property
 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
-from airflow_kafka_spark.formats.registry import HEADER_BYTES, INTEGER_BITS, schema_id_of, unknown_schema_id, wire_header
+from airflow_kafka_spark.formats.registry import (
+    HEADER_BYTES,
+    INTEGER_BITS,
+    describe_unknown_schema_id,
+    make_wire_header,
+    read_schema_id,
+)
 from airflow_kafka_spark.formats.tasks.base import (
     RowEncoder,
     ValueDoesNotFit,
-    map_items,
+    list_map_items,
     to_java_big_integer,
-    unscaled_integer,
+    to_unscaled,
 )
 from airflow_kafka_spark.formats.text_values import MAX_DATE, MAX_MICRO, MIN_DATE, MIN_MICRO, BadValue
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text
@@ -57,8 +63,10 @@ class RegisteredJsonDecoder(Decoder):
     ) -> None:
         self._given = (tuple(wire_columns), dict(known), dict(unusable), span, framed, checks, dict(others))
         self._known, self._unusable, self._span, self._framed, self._checks = known, unusable, span, framed, checks
-        self._json = JsonDecoder(sql_columns(wire_columns), wire_columns=wire_columns)
-        self._others = {wire_header(n): JsonDecoder(sql_columns(columns), wire_columns=columns) for n, columns in others.items()}
+        self._json = JsonDecoder(list_sql_columns(wire_columns), wire_columns=wire_columns)
+        self._others = {
+            make_wire_header(n): JsonDecoder(list_sql_columns(columns), wire_columns=columns) for n, columns in others.items()
+        }
         self._known_headers: set[bytes] = set()
         self._validators: dict[int, Callable[[bytes], str]] = {}
 
@@ -105,9 +113,9 @@ class RegisteredJsonDecoder(Decoder):
         return found
 
     def _admit(self, value: bytes) -> None:
-        number = schema_id_of(value)
+        number = read_schema_id(value)
         if number not in self._known:
-            raise BadValue(unknown_schema_id(number, self._span, self._unusable))
+            raise BadValue(describe_unknown_schema_id(number, self._span, self._unusable))
         self._known_headers.add(value[:HEADER_BYTES])
 
     def _checked(
@@ -117,7 +125,7 @@ class RegisteredJsonDecoder(Decoder):
         for at, text in enumerate(texts):
             if text is None or at in bad:
                 continue
-            number = schema_id_of(values[at] or b"") if self._framed else 0
+            number = read_schema_id(values[at] or b"") if self._framed else 0
             if reason := self._validator(number)(text):
                 bad[at] = reason
                 wrong.append(at)
@@ -131,11 +139,11 @@ class RegisteredJsonDecoder(Decoder):
 
     def _validator(self, number: int) -> Callable[[bytes], str]:
         if number not in self._validators:
-            self._validators[number] = _validator(json.loads(self._known[number]))
+            self._validators[number] = _make_validator(json.loads(self._known[number]))
         return self._validators[number]
 
 
-def _validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
+def _make_validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
     from jsonschema.exceptions import best_match
     from jsonschema.validators import validator_for
 
@@ -174,7 +182,7 @@ class JsonSchemaEncoder(RowEncoder):
         super().__init__(columns)
         self._given, self._header = tuple(fields), header
         known = {f.name: f for f in fields}
-        self._object = _object([known[name] for name in columns], "")
+        self._object = _make_object_writer([known[name] for name in columns], "")
 
     def __reduce__(self) -> tuple[type[JsonSchemaEncoder], tuple[Any, ...]]:
         return type(self), (self._given, self._columns, self._header)
@@ -187,8 +195,8 @@ class JsonSchemaEncoder(RowEncoder):
             raise ValueDoesNotFit(f"no UTF-8: {e}") from None
 
 
-def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
-    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _writer(f.type, f"{path}{f.name}"), f) for f in fields]
+def _make_object_writer(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
+    parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _make_writer(f.type, f"{path}{f.name}"), f) for f in fields]
 
     def text(row: Mapping[str, Any]) -> str:
         found = []
@@ -208,29 +216,29 @@ def _object(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]]
     return text
 
 
-def _writer(data_type: DataType, path: str) -> _Write:
+def _make_writer(data_type: DataType, path: str) -> _Write:
     if isinstance(data_type, Struct):
-        return _object(data_type.fields, f"{path}.")
+        return _make_object_writer(data_type.fields, f"{path}.")
     if isinstance(data_type, Array):
-        write = _or_null(_writer(data_type.element, f"{path}[]"), data_type.contains_null)
+        write = _make_nullable_writer(_make_writer(data_type.element, f"{path}[]"), data_type.contains_null)
         return lambda found: "[" + ",".join(map(write, found)) + "]"
     if isinstance(data_type, Map):
-        of_map = _or_null(_writer(data_type.value, f"{path}[]"), data_type.value_contains_null)
-        return lambda found: "{" + ",".join(f"{_string(key)}:{of_map(value)}" for key, value in map_items(found)) + "}"
+        of_map = _make_nullable_writer(_make_writer(data_type.value, f"{path}[]"), data_type.value_contains_null)
+        return lambda found: "{" + ",".join(f"{_write_string(key)}:{of_map(value)}" for key, value in list_map_items(found)) + "}"
     if isinstance(data_type, LogicalType):
         return _LOGICAL_WRITERS[data_type.unit](data_type)
     if isinstance(data_type, types.Decimal):
         wanted = data_type
-        return lambda value: _number(Decimal(value), wanted)
+        return lambda value: _write_number(Decimal(value), wanted)
     if isinstance(data_type, Text):
-        return _string
+        return _write_string
     if data_type.name in INTEGER_BITS:
         limit = 1 << (INTEGER_BITS[data_type.name] - 1)
-        return lambda value: _integer(value, limit)
+        return lambda value: _write_integer(value, limit)
     return _SCALAR_WRITERS[data_type.name]
 
 
-def _or_null(write: _Write, nullable: bool) -> _Write:
+def _make_nullable_writer(write: _Write, nullable: bool) -> _Write:
     def text(value: object) -> str:
         if value is None and not nullable:
             raise ValueError("it holds a null, and the schema has none there")
@@ -239,59 +247,59 @@ def _or_null(write: _Write, nullable: bool) -> _Write:
     return text
 
 
-def _string(value: str) -> str:
+def _write_string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _integer(value: int, limit: int) -> str:
+def _write_integer(value: int, limit: int) -> str:
     if not -limit <= value < limit:
         raise ValueError(f"found {value}, expected {-limit} to {limit - 1}")
     return str(value)
 
 
-def _double(value: float) -> str:
+def _write_double(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"found {value}, which JSON has not")
     return repr(float(value))
 
 
-def _float(value: float) -> str:
-    _double(value)
+def _write_float(value: float) -> str:
+    _write_double(value)
     return str(np.float32(value))
 
 
-def _number(value: Decimal, wanted: types.Decimal) -> str:
-    unscaled_integer(value, wanted)
+def _write_number(value: Decimal, wanted: types.Decimal) -> str:
+    to_unscaled(value, wanted)
     return format(value, "f")
 
 
-def _base64(value: bytes) -> str:
+def _write_base64(value: bytes) -> str:
     return f'"{base64.b64encode(value).decode()}"'
 
 
-def _day(value: int) -> str:
+def _write_day(value: int) -> str:
     if not MIN_DATE <= value <= MAX_DATE:
         raise ValueError(f"found day {value} after 1970, expected one in the years 1 to 9999")
     return f'"{np.datetime64(value, "D")}"'
 
 
-def _clock(value: int, zone: str) -> str:
+def _write_clock(value: int, zone: str) -> str:
     if not MIN_MICRO <= value <= MAX_MICRO:
         raise ValueError(f"found {value} µs after 1970, expected a time in the years 1 to 9999")
     return f'"{np.datetime64(value, "us")}{zone}"'
 
 
-def _days(_: LogicalType) -> _Write:
+def _make_days_writer(_: LogicalType) -> _Write:
     def text(value: int) -> str:
-        _day(value)
+        _write_day(value)
         return str(value)
 
     return text
 
 
-def _millis(_: LogicalType) -> _Write:
+def _make_millis_writer(_: LogicalType) -> _Write:
     def text(value: int) -> str:
-        _clock(value, "")
+        _write_clock(value, "")
         if value % 1000:
             raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp have not")
         return str(value // 1000)
@@ -299,15 +307,15 @@ def _millis(_: LogicalType) -> _Write:
     return text
 
 
-def _micros(_: LogicalType) -> _Write:
+def _make_micros_writer(_: LogicalType) -> _Write:
     def text(value: int) -> str:
-        _clock(value, "")
+        _write_clock(value, "")
         return str(value)
 
     return text
 
 
-def _nanos(_: LogicalType) -> _Write:
+def _make_nanos_writer(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         if abs(value) > _MOST_NANOS:
             raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
@@ -316,25 +324,25 @@ def _nanos(_: LogicalType) -> _Write:
     return text
 
 
-def _unscaled(kind: LogicalType) -> _Write:
+def _make_unscaled_writer(kind: LogicalType) -> _Write:
     assert isinstance(kind.of, types.Decimal)
     sent = types.Decimal(kind.of.precision, kind.scale)
-    return lambda value: _base64(to_java_big_integer(unscaled_integer(Decimal(value), sent)))
+    return lambda value: _write_base64(to_java_big_integer(to_unscaled(Decimal(value), sent)))
 
 
 _LOGICAL_WRITERS: Mapping[str, Callable[[LogicalType], _Write]] = {
-    "days": _days,
-    "millis": _millis,
-    "micros": _micros,
-    "nanos": _nanos,
-    "unscaled": _unscaled,
+    "days": _make_days_writer,
+    "millis": _make_millis_writer,
+    "micros": _make_micros_writer,
+    "nanos": _make_nanos_writer,
+    "unscaled": _make_unscaled_writer,
 }
 _SCALAR_WRITERS: Mapping[str, _Write] = {
-    "float": _float,
-    "double": _double,
+    "float": _write_float,
+    "double": _write_double,
     "boolean": lambda value: "true" if value else "false",
-    "binary": _base64,
-    "date": _day,
-    "timestamp": lambda value: _clock(value, "Z"),
-    "timestamp_ntz": lambda value: _clock(value, ""),
+    "binary": _write_base64,
+    "date": _write_day,
+    "timestamp": lambda value: _write_clock(value, "Z"),
+    "timestamp_ntz": lambda value: _write_clock(value, ""),
 }

@@ -26,8 +26,8 @@ from airflow_kafka_spark.formats.text_values import (
     MIN_SECOND,
     NO_FINITE,
     BadValue,
-    _exact,
-    from_base64,
+    _parse_exact_decimal,
+    decode_base64,
     match_decimal,
     parse_day,
     parse_float,
@@ -54,7 +54,7 @@ _steps = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _scan_once: JsonReader = JSONDecoder(parse_float=str, parse_int=str, strict=True).scan_once  # type: ignore[attr-defined]
 
 
-def too_deep(value: bytes) -> bool:
+def is_too_deep(value: bytes) -> bool:
     """Return True if objects and arrays are nested deeper than :data:`MAX_NESTING`."""
     if value.count(b"{") + value.count(b"[") <= MAX_NESTING:
         return False
@@ -67,31 +67,31 @@ def find_token(text: str, i: int) -> int:
     return skip_space(text, i).end() if text[i] in _SPACE else i  # type: ignore[union-attr]
 
 
-def not_json(text: str, i: int, expected: str) -> BadValue:
+def make_syntax_error(text: str, i: int, expected: str) -> BadValue:
     """Return the error for a character that JSON's grammar does not allow at an index."""
-    return BadValue(f"not JSON: found {found_at(text, i)} at character {i + 1}, expected {expected}")
+    return BadValue(f"not JSON: found {describe_token(text, i)} at character {i + 1}, expected {expected}")
 
 
 def read_key(text: str, i: int) -> tuple[str, int]:
     """Return the key at an index, and the index of its value."""
     if text[i] != '"':
-        raise not_json(text, i, "a name in double quotes")
+        raise make_syntax_error(text, i, "a name in double quotes")
     name, i = read_string(text, i)
     i = find_token(text, i)
     if text[i] != ":":
-        raise not_json(text, i, "`:`")
+        raise make_syntax_error(text, i, "`:`")
     return name, find_token(text, i + 1)
 
 
-def next_item(text: str, i: int, closing: str) -> int:
+def find_next_item(text: str, i: int, closing: str) -> int:
     """Return the index of the next value after an index, or of the closing bracket."""
     i = find_token(text, i)
     if text[i] == ",":
         i = find_token(text, i + 1)
         if text[i] == closing:
-            raise not_json(text, i, "another value after `,`")
+            raise make_syntax_error(text, i, "another value after `,`")
     elif text[i] != closing:
-        raise not_json(text, i, f"`,` or `{closing}`")
+        raise make_syntax_error(text, i, f"`,` or `{closing}`")
     return i
 
 
@@ -110,10 +110,10 @@ def skip_value(text: str, i: int) -> int:
     except JSONDecodeError as e:
         raise BadValue(f"not JSON: {e.msg} (character {e.pos + 1})") from None
     except StopIteration as e:
-        raise not_json(text, int(e.value), "a value") from None
+        raise make_syntax_error(text, int(e.value), "a value") from None
 
 
-def found_at(text: str, i: int) -> str:
+def describe_token(text: str, i: int) -> str:
     """Return the token at an index, for a message."""
     if i >= len(text):
         return "nothing"
@@ -123,11 +123,11 @@ def found_at(text: str, i: int) -> str:
         return f"{ascii(text[i])}"
 
 
-def unexpected(text: str, i: int, expected: str) -> BadValue:
+def make_type_error(text: str, i: int, expected: str) -> BadValue:
     """Return the error for a value whose type is not that of its column, or for a missing value."""
     end = skip_value(text, i)
     if end < len(text) and text[end] not in " \t\n\r,]}":
-        return not_json(text, end, f"the end of the value {shorten(text[i:end])}")
+        return make_syntax_error(text, end, f"the end of the value {shorten(text[i:end])}")
     return BadValue(f"found {shorten(text[i:end])}, expected {expected}")
 
 
@@ -139,7 +139,7 @@ def check_unicode(text: str) -> None:
         raise BadValue(f"found the lone surrogate {ascii(text[e.start])}, which is no character") from None
 
 
-def text_reader(data_type: Text) -> JsonReader:
+def make_text_reader(data_type: Text) -> JsonReader:
     limit = data_type.max_length
 
     def read(text: str, i: int) -> tuple[Any, int]:
@@ -157,13 +157,13 @@ def text_reader(data_type: Text) -> JsonReader:
     return read
 
 
-def _integer_reader(name: str, bits: int) -> JsonReader:
+def _make_integer_reader(name: str, bits: int) -> JsonReader:
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def read(text: str, i: int) -> tuple[Any, int]:
         match = match_integer(text, i)
         if match is None:
-            raise unexpected(text, i, name)
+            raise make_type_error(text, i, name)
         # More digits exceed every range, and Python refuses to convert thousands of them.
         number = int(match.group()) if len(match.group()) <= 20 else None
         if number is None or not low <= number <= high:
@@ -173,7 +173,7 @@ def _integer_reader(name: str, bits: int) -> JsonReader:
     return read
 
 
-def decimal_reader(data_type: Decimal) -> JsonReader:
+def make_decimal_reader(data_type: Decimal) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
@@ -182,70 +182,70 @@ def decimal_reader(data_type: Decimal) -> JsonReader:
             fits = _number(text, i)
             found, end = (fits.group(), fits.end()) if fits else ("", i)
         if fits is None:
-            raise unexpected(text, i, f"{data_type}, a number or a numeric string")
-        return _exact(found, data_type), end
+            raise make_type_error(text, i, f"{data_type}, a number or a numeric string")
+        return _parse_exact_decimal(found, data_type), end
 
     return read
 
 
-def _float_reader(name: str, single: bool) -> JsonReader:
+def _make_float_reader(name: str, single: bool) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
             found, end = read_string(text, i)
             if found not in NO_FINITE:
-                raise unexpected(text, i, f"{name}, a number or one of the strings NaN, Infinity, -Infinity")
+                raise make_type_error(text, i, f"{name}, a number or one of the strings NaN, Infinity, -Infinity")
             return NO_FINITE[found], end
         match = _number(text, i)
         if match is None:
             end = skip_value(text, i)
             if text[i:end] in NO_FINITE:
                 return NO_FINITE[text[i:end]], end
-            raise unexpected(text, i, name)
+            raise make_type_error(text, i, name)
         return parse_float(match.group(), name, single), match.end()
 
     return read
 
 
-def _boolean(text: str, i: int) -> tuple[Any, int]:
+def _read_boolean(text: str, i: int) -> tuple[Any, int]:
     if text.startswith("true", i):
         return True, i + 4
     if text.startswith("false", i):
         return False, i + 5
-    raise unexpected(text, i, "boolean")
+    raise make_type_error(text, i, "boolean")
 
 
-def _binary(text: str, i: int) -> tuple[Any, int]:
+def _read_binary(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
-        raise unexpected(text, i, "binary, as a base64 string")
+        raise make_type_error(text, i, "binary, as a base64 string")
     found, end = read_string(text, i)
-    return from_base64(found), end
+    return decode_base64(found), end
 
 
-def _day(text: str, i: int) -> tuple[Any, int]:
+def _read_day(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
-        raise unexpected(text, i, "date")
+        raise make_type_error(text, i, "date")
     found, end = read_string(text, i)
     return parse_day(found), end
 
 
-def _wall_clock(text: str, i: int) -> tuple[Any, int]:
+def _read_wall_clock(text: str, i: int) -> tuple[Any, int]:
     if text[i] != '"':
-        raise unexpected(text, i, "timestamp_ntz")
+        raise make_type_error(text, i, "timestamp_ntz")
     found, end = read_string(text, i)
     return parse_micros(found, "timestamp_ntz", zoned=False), end
 
 
 PRIMITIVES: dict[str, JsonReader] = {
-    "tinyint": _integer_reader("tinyint", 8),
-    "smallint": _integer_reader("smallint", 16),
-    "int": _integer_reader("int", 32),
-    "bigint": _integer_reader("bigint", 64),
-    "float": _float_reader("float", single=True),
-    "double": _float_reader("double", single=False),
-    "boolean": _boolean,
-    "binary": _binary,
-    "date": _day,
-    "timestamp_ntz": _wall_clock,
+    "tinyint": _make_integer_reader("tinyint", 8),
+    "smallint": _make_integer_reader("smallint", 16),
+    "int": _make_integer_reader("int", 32),
+    "bigint": _make_integer_reader("bigint", 64),
+    "float": _make_float_reader("float", single=True),
+    "double": _make_float_reader("double", single=False),
+    "boolean": _read_boolean,
+    "binary": _read_binary,
+    "date": _read_day,
+    "timestamp_ntz": _read_wall_clock,
 }
 
 
@@ -273,17 +273,17 @@ class JsonRowReader:
         except UnicodeDecodeError as e:
             raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
         start = skip_space(text).end()  # type: ignore[union-attr]
-        if too_deep(value):
+        if is_too_deep(value):
             raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
         if not text.startswith("{", start):
-            raise BadValue(f"expected a JSON object, found {found_at(text, start)}")
+            raise BadValue(f"expected a JSON object, found {describe_token(text, start)}")
         try:
             row, end = self._read(text, start)
         except IndexError:
             raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
         end = skip_space(text, end).end()  # type: ignore[union-attr]
         if end != len(text):
-            raise BadValue(f"expected one JSON object, found {found_at(text, end)} after it, at character {end + 1}")
+            raise BadValue(f"expected one JSON object, found {describe_token(text, end)} after it, at character {end + 1}")
         return [row[name] for name in self._names]
 
     # --- values of any type ------------------------------------------------------------------------------------------
@@ -309,9 +309,9 @@ class JsonRowReader:
         if isinstance(data_type, Map):
             return self._map(data_type)
         if isinstance(data_type, Text):
-            return text_reader(data_type)
+            return make_text_reader(data_type)
         if isinstance(data_type, Decimal):
-            return decimal_reader(data_type)
+            return make_decimal_reader(data_type)
         if isinstance(data_type, LogicalType):
             return self._wire_columns(data_type)
         if data_type.name == "timestamp":
@@ -319,7 +319,7 @@ class JsonRowReader:
         return PRIMITIVES[data_type.name]
 
     def _wire_columns(self, kind: LogicalType) -> JsonReader:
-        read = logical_reader(kind, self._expected())
+        read = make_logical_reader(kind, self._expected())
         if kind.unit not in ("unscaled", "variable"):
             return read
         read_parts = self._object(VARIABLE_SCALE_DECIMAL)
@@ -328,7 +328,7 @@ class JsonRowReader:
             if text[i] != "{":
                 return read(text, i)
             parts, end = read_parts(text, i)
-            return variable_scale_decimal(parts["value"], parts["scale"], kind), end
+            return convert_variable_scale(parts["value"], parts["scale"], kind), end
 
         return decimal
 
@@ -339,7 +339,7 @@ class JsonRowReader:
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
-                raise unexpected(text, i, "a JSON object")
+                raise make_type_error(text, i, "a JSON object")
             row: dict[str, Any] = {}
             i = find_token(text, i + 1)
             while text[i] != "}":
@@ -354,7 +354,7 @@ class JsonRowReader:
                         row[name], i = reader(text, i)
                     except BadValue as e:
                         raise e.prepend(f".{name}") from None
-                i = next_item(text, i, "}")
+                i = find_next_item(text, i, "}")
             for name in required:
                 if name not in row:
                     raise BadValue(f"missing, expected {required[name]} NOT NULL").prepend(f".{name}")
@@ -367,7 +367,7 @@ class JsonRowReader:
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "[":
-                raise unexpected(text, i, str(data_type))
+                raise make_type_error(text, i, str(data_type))
             items: list[Any] = []
             i = find_token(text, i + 1)
             while text[i] != "]":
@@ -376,7 +376,7 @@ class JsonRowReader:
                 except BadValue as e:
                     raise e.prepend(f"[{len(items)}]") from None
                 items.append(item)
-                i = next_item(text, i, "]")
+                i = find_next_item(text, i, "]")
             return items, i + 1
 
         return read
@@ -386,7 +386,7 @@ class JsonRowReader:
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
-                raise unexpected(text, i, str(data_type))
+                raise make_type_error(text, i, str(data_type))
             entries: dict[str, Any] = {}
             i = find_token(text, i + 1)
             while text[i] != "}":
@@ -398,7 +398,7 @@ class JsonRowReader:
                     entries[name], i = read_value(text, i)
                 except BadValue as e:
                     raise e.prepend(f"[{shorten(ascii(name))}]") from None
-                i = next_item(text, i, "}")
+                i = find_next_item(text, i, "}")
             return list(entries.items()), i + 1
 
         return read
@@ -423,7 +423,7 @@ class JsonRowReader:
                 return parse_micros(found, "timestamp", zoned=True), end
             match = match_integer(text, i)
             if match is None:
-                raise unexpected(text, i, "timestamp")
+                raise make_type_error(text, i, "timestamp")
             seen(True)
             if len(match.group()) > 20 or not MIN_SECOND <= int(match.group()) <= MAX_SECOND:
                 expected = "timestamp: an integer is seconds since 1970, in the years 0001 to 9999"
@@ -436,16 +436,18 @@ class JsonRowReader:
 _LARGEST_SCALE = 1000
 
 
-def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
+def make_logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
     """Return the reader of a logical type.
 
     :param seen: called with True if a value was a number, else with False.
     """
     if kind.unit in ("unscaled", "variable"):
-        return _unscaled(kind, seen)
+        return _make_unscaled_reader(kind, seen)
     name = str(kind.of)
-    from_text = _iso_text(name) if kind.unit == "iso" else PRIMITIVES["date"] if name == "date" else _instant_text(name)
-    from_number = _from_number(kind)
+    from_text = (
+        _make_iso_reader(name) if kind.unit == "iso" else PRIMITIVES["date"] if name == "date" else _make_instant_reader(name)
+    )
+    from_number = _make_number_conversion(kind)
 
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] == '"':
@@ -453,14 +455,14 @@ def logical_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReade
             return from_text(text, i)
         match = match_integer(text, i)
         if match is None or kind.unit in ("text", "iso"):
-            raise unexpected(text, i, name)
+            raise make_type_error(text, i, name)
         seen(True)
         return from_number(match.group()), match.end()
 
     return read
 
 
-def _instant_text(name: str) -> JsonReader:
+def _make_instant_reader(name: str) -> JsonReader:
     def read(text: str, i: int) -> tuple[Any, int]:
         found, end = read_string(text, i)
         return parse_micros(found, name, zoned=name == "timestamp"), end
@@ -468,7 +470,7 @@ def _instant_text(name: str) -> JsonReader:
     return read
 
 
-def _iso_text(name: str) -> JsonReader:
+def _make_iso_reader(name: str) -> JsonReader:
     """Return the reader of dates and local timestamps that Debezium writes with ``time.precision.mode=isostring``, as if in
     UTC.
     """
@@ -482,7 +484,7 @@ def _iso_text(name: str) -> JsonReader:
     return read
 
 
-def _from_number(kind: LogicalType) -> Callable[[str], int]:
+def _make_number_conversion(kind: LogicalType) -> Callable[[str], int]:
     if kind.unit in ("text", "iso"):
         return int
     times, per = (1, 1) if kind.unit == "days" else kind.factor
@@ -500,9 +502,9 @@ def _from_number(kind: LogicalType) -> Callable[[str], int]:
     return convert
 
 
-def _unscaled(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
+def _make_unscaled_reader(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
     assert isinstance(kind.of, Decimal)
-    as_number, convert = decimal_reader(kind.of), unscaled_reader(kind)
+    as_number, convert = make_decimal_reader(kind.of), make_unscaled_conversion(kind)
 
     def read(text: str, i: int) -> tuple[Any, int]:
         if text[i] != '"':
@@ -515,22 +517,22 @@ def _unscaled(kind: LogicalType, seen: Callable[[bool], None]) -> JsonReader:
     return read
 
 
-def unscaled_reader(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
+def make_unscaled_conversion(kind: LogicalType) -> Callable[[str], decimal.Decimal]:
     """Return the conversion from base64 of Connect's Decimal (big-endian two's complement) to the column's decimal."""
     assert isinstance(kind.of, Decimal)
     wanted, scale = kind.of, kind.scale
 
     def convert(found: str) -> decimal.Decimal:
         try:
-            data = from_base64(found)
+            data = decode_base64(found)
         except BadValue:
             raise BadValue(f'found "{shorten(found)}", expected {wanted}: base64 of its unscaled value') from None
-        return _scaled(data, scale, wanted, f'"{shorten(found)}"')
+        return _rescale(data, scale, wanted, f'"{shorten(found)}"')
 
     return convert
 
 
-def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decimal.Decimal:
+def convert_variable_scale(data: bytes, scale: int, kind: LogicalType) -> decimal.Decimal:
     """Return the column's decimal of a VariableScaleDecimal.
 
     :param data: the unscaled value, in big-endian two's complement.
@@ -540,10 +542,10 @@ def variable_scale_decimal(data: bytes, scale: int, kind: LogicalType) -> decima
     assert isinstance(kind.of, Decimal)
     if not -_LARGEST_SCALE < scale < _LARGEST_SCALE:
         raise BadValue(f"found a scale of {scale}, which no column has")
-    return _scaled(data, scale, kind.of, f"an unscaled value of {len(data)} bytes")
+    return _rescale(data, scale, kind.of, f"an unscaled value of {len(data)} bytes")
 
 
-def _scaled(data: bytes, sent: int, wanted: Decimal, found: str) -> decimal.Decimal:
+def _rescale(data: bytes, sent: int, wanted: Decimal, found: str) -> decimal.Decimal:
     """Return an unscaled value of one scale as a decimal of another, without rounding."""
     if len(data) > 64:
         raise BadValue(f"found {found}, expected {wanted}: it has too many digits")

@@ -20,11 +20,11 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
-from airflow_kafka_spark.formats.registry import HEADER_BYTES, schema_id_of, unknown_schema_id
+from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, make_pool
+from airflow_kafka_spark.formats.registry import HEADER_BYTES, describe_unknown_schema_id, read_schema_id
 from airflow_kafka_spark.formats.tasks.base import BatchDecoder, DecodedPart
 from airflow_kafka_spark.formats.text_values import MAX_SECOND, MIN_SECOND, BadValue
-from airflow_kafka_spark.formats.types import Struct, arrow_schema, arrow_type
+from airflow_kafka_spark.formats.types import Struct, to_arrow_schema, to_arrow_type
 
 Path = tuple[int, ...]
 Writers = Mapping[int, Mapping[Path, str]]
@@ -80,12 +80,12 @@ class ProtobufDecoder(BatchDecoder):
         self._files, self._layout, self._known = files, layout, known
         self._writers = None if writers is None else {number: dict(paths) for number, paths in writers.items()}
         self._unusable, self._cut = dict(unusable), cut_nanoseconds
-        pool, _ = pool_of(files)
+        pool, _ = make_pool(files)
         self._parse: Callable[[bytes], Any] = GetMessageClass(pool.FindMessageTypeByName(layout.full_name)).FromString
         assert isinstance(layout.type, Struct)
         self._columns = _MessageColumns(layout, cut_nanoseconds)
         self._known_headers: set[bytes] = set()
-        super().__init__(arrow_schema(layout.type.fields), self._read_value, few=0)
+        super().__init__(to_arrow_schema(layout.type.fields), self._read_value, few=0)
 
     def __reduce__(self) -> tuple[type[ProtobufDecoder], tuple[Any, ...]]:
         return type(self), (self._files, self._layout, self._writers, self._unusable, self._known, self._cut)
@@ -112,12 +112,12 @@ class ProtobufDecoder(BatchDecoder):
 
         :raises BadValue: the header names no message that can be read.
         """
-        number = schema_id_of(record)
+        number = read_schema_id(record)
         assert self._writers is not None
         paths = self._writers.get(number)
         if paths is None:
-            raise BadValue(unknown_schema_id(number, self._known, self._unusable))
-        path, at = message_indexes(record, HEADER_BYTES)
+            raise BadValue(describe_unknown_schema_id(number, self._known, self._unusable))
+        path, at = read_message_indexes(record, HEADER_BYTES)
         wrong = paths.get(path)
         if wrong is None:
             raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} has not")
@@ -142,7 +142,7 @@ class ProtobufDecoder(BatchDecoder):
                 bad.append((at, e.reason))
             except (pa.ArrowException, OverflowError) as e:
                 bad.append((at, f"no columns: {e}"))
-        return pa.Table.from_batches(pieces, self._schema).combine_chunks().to_batches()[0] if pieces else _empty(
+        return pa.Table.from_batches(pieces, self._schema).combine_chunks().to_batches()[0] if pieces else _make_empty_batch(
             self._schema
         ), bad
 
@@ -150,28 +150,28 @@ class ProtobufDecoder(BatchDecoder):
         return [column[0].as_py() for column in self._batch([value]).columns]
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
+def _make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
 
 
-def message_indexes(record: bytes, at: int) -> tuple[Path, int]:
+def read_message_indexes(record: bytes, at: int) -> tuple[Path, int]:
     """Return the indexes of the message of a record in its schema, and the position after them: Confluent's zigzag varints.
 
     :raises BadValue: there are no message indexes.
     """
     if record[at : at + 1] == _ONE_PATH:
         return (0,), at + 1
-    count, at = _varint(record, at)
+    count, at = _read_varint(record, at)
     if not 0 < count <= 100:
         raise BadValue(f"found {count} message indexes, expected 1 to 100")
     path = []
     for _ in range(count):
-        index, at = _varint(record, at)
+        index, at = _read_varint(record, at)
         path.append(index)
     return tuple(path), at
 
 
-def _varint(record: bytes, at: int) -> tuple[int, int]:
+def _read_varint(record: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(record) or shift > 28:
@@ -196,7 +196,7 @@ class _MessageColumns:
     def __init__(self, message: FieldLayout, cut: bool) -> None:
         self._numbers = message.numbers
         self._names = {f.name for f in message.fields}
-        self._fields = [(f.name, _field(f, cut)) for f in message.fields]
+        self._fields = [(f.name, _make_field_conversion(f, cut)) for f in message.fields]
 
     def of(self, messages: Sequence[Any]) -> list[pa.Array]:
         """Return one array per field."""
@@ -226,17 +226,17 @@ class _MessageColumns:
                 raise BadValue(f"found {what}, which the schema does not have").prepend(f".{known.name}")
 
 
-def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+def _make_field_conversion(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
     get = attrgetter(node.name)
     if node.many == "map":
-        return _map(node, get, cut)
-    convert = _values(node, cut)
+        return _make_map_conversion(node, get, cut)
+    convert = _make_value_conversion(node, cut)
     if node.many == "list":
-        wanted = arrow_type(node.column.type)
+        wanted = to_arrow_type(node.column.type)
 
         def lists(messages: Sequence[Any]) -> pa.Array:
             found = list(map(get, messages))
-            return pa.ListArray.from_arrays(_offsets(found), convert(list(chain.from_iterable(found))), type=wanted)
+            return pa.ListArray.from_arrays(_compute_offsets(found), convert(list(chain.from_iterable(found))), type=wanted)
 
         return lists
     if not node.nullable:
@@ -254,13 +254,13 @@ def _field(node: FieldLayout, cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
     return optional
 
 
-def _offsets(found: Sequence[Any]) -> pa.Array:
+def _compute_offsets(found: Sequence[Any]) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))]), pa.int32())
 
 
-def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
-    keys, values = (_values(part, cut) for part in node.inner)
-    wanted = arrow_type(node.column.type)
+def _make_map_conversion(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[Sequence[Any]], pa.Array]:
+    keys, values = (_make_value_conversion(part, cut) for part in node.inner)
+    wanted = to_arrow_type(node.column.type)
 
     def maps(messages: Sequence[Any]) -> pa.Array:
         found = list(map(get, messages))
@@ -268,42 +268,42 @@ def _map(node: FieldLayout, get: Callable[[Any], Any], cut: bool) -> Callable[[S
         order = [sorted(one) for one in found]
         flat = [one[key] for one, names in zip(found, order, strict=True) for key in names]
         keyed = keys(list(chain.from_iterable(order)))
-        array = pa.MapArray.from_arrays(_offsets(found), keyed, values(flat))
+        array = pa.MapArray.from_arrays(_compute_offsets(found), keyed, values(flat))
         return array if array.type.equals(wanted) else array.cast(wanted)
 
     return maps
 
 
-def _values(node: FieldLayout, cut: bool) -> _FieldConvert:
-    wanted = arrow_type(node.type)
+def _make_value_conversion(node: FieldLayout, cut: bool) -> _FieldConvert:
+    wanted = to_arrow_type(node.type)
     if node.how == "message":
         columns, fields = _MessageColumns(node, cut), list(wanted)
         return lambda values: pa.StructArray.from_arrays(columns.of(values), fields=fields)
     if node.how == "wrapper":
         (inner,) = node.inner
-        convert, get = _values(inner, cut), attrgetter("value")
+        convert, get = _make_value_conversion(inner, cut), attrgetter("value")
         return lambda values: convert(list(map(get, values)))
     if node.how == "unsigned":
         return lambda values: pa.array(values, pa.uint64()).cast(wanted)
     if node.how == "enum":
-        return _enum(dict(node.symbols))
+        return _make_enum_conversion(dict(node.symbols))
     if node.how == "decimal":
         assert isinstance(node.type, types.Decimal)
         decimal = node.type
-        return lambda values: pa.array([_decimal(v, decimal) for v in values], wanted)
+        return lambda values: pa.array([_convert_decimal(v, decimal) for v in values], wanted)
     if node.how in _CONVERT:
         change = _CONVERT[node.how]
         return lambda values: pa.array([change(v, cut) for v in values], pa.int64()).cast(wanted)
     if node.how == "date":
-        return lambda values: pa.array([_date(v) for v in values], pa.int32()).cast(wanted)
+        return lambda values: pa.array([_convert_date(v) for v in values], pa.int32()).cast(wanted)
     if node.how == "json":
-        return lambda values: pa.array([_json(v) for v in values], wanted)
+        return lambda values: pa.array([_format_json(v) for v in values], wanted)
     if isinstance(node.type, types.Text):
-        return _texts
+        return _convert_texts
     return lambda values: pa.array(values, wanted)
 
 
-def _texts(values: Sequence[Any]) -> pa.Array:
+def _convert_texts(values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except pa.ArrowInvalid:
@@ -312,7 +312,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
         raise BadValue(f"not UTF-8: {odd[:20]!r}") from None
 
 
-def _enum(symbols: Mapping[int, str]) -> _FieldConvert:
+def _make_enum_conversion(symbols: Mapping[int, str]) -> _FieldConvert:
     def convert(values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([symbols[v] for v in values], pa.string())
@@ -323,38 +323,38 @@ def _enum(symbols: Mapping[int, str]) -> _FieldConvert:
     return convert
 
 
-def _micros(seconds: int, nanos: int, cut: bool) -> int:
+def _compute_micros(seconds: int, nanos: int, cut: bool) -> int:
     if nanos % 1000 and not cut:
         raise BadValue(f'found {nanos} nanoseconds, expected whole microseconds; nanoseconds="cut" leaves the rest out')
     return seconds * 1_000_000 + nanos // 1000
 
 
-def _timestamp(value: _SecondsAndNanos, cut: bool) -> int:
+def _convert_timestamp(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if not MIN_SECOND <= seconds <= MAX_SECOND or not 0 <= nanos < 1_000_000_000:
         raise BadValue(f"found {seconds} s and {nanos} ns after 1970, expected a time in the years 1 to 9999")
-    return _micros(seconds, nanos, cut)
+    return _compute_micros(seconds, nanos, cut)
 
 
-def _duration(value: _SecondsAndNanos, cut: bool) -> int:
+def _convert_duration(value: _SecondsAndNanos, cut: bool) -> int:
     seconds, nanos = value.seconds, value.nanos
     if abs(seconds) > 315_576_000_000 or abs(nanos) > 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise BadValue(f"found {seconds} s and {nanos} ns, expected a length of time within 10 000 years")
     # Digits are cut off towards zero.
-    return _micros(seconds, nanos, cut) if nanos >= 0 else -_micros(-seconds, -nanos, cut)
+    return _compute_micros(seconds, nanos, cut) if nanos >= 0 else -_compute_micros(-seconds, -nanos, cut)
 
 
-_CONVERT: Mapping[str, Callable[[_SecondsAndNanos, bool], int]] = {"timestamp": _timestamp, "duration": _duration}
+_CONVERT: Mapping[str, Callable[[_SecondsAndNanos, bool], int]] = {"timestamp": _convert_timestamp, "duration": _convert_duration}
 
 
-def _date(value: _Date) -> int:
+def _convert_date(value: _Date) -> int:
     try:
         return datetime.date(value.year, value.month, value.day).toordinal() - _EPOCH
     except (ValueError, OverflowError):
         raise BadValue(f"found year {value.year}, month {value.month}, day {value.day}, expected a day of the calendar") from None
 
 
-def _decimal(value: _DecimalValue, wanted: types.Decimal) -> Decimal:
+def _convert_decimal(value: _DecimalValue, wanted: types.Decimal) -> Decimal:
     shown = f"a number of {len(value.value)} bytes and scale {value.scale}"
     if len(value.value) > 64 or abs(value.scale) > 100:
         raise BadValue(f"found {shown}, expected {wanted}")
@@ -365,7 +365,7 @@ def _decimal(value: _DecimalValue, wanted: types.Decimal) -> Decimal:
     return Decimal((quotient < 0, tuple(map(int, str(abs(quotient)))), -wanted.scale))
 
 
-def _json(value: Message) -> str:
+def _format_json(value: Message) -> str:
     import json
 
     try:

@@ -13,13 +13,13 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from airflow_kafka_spark.formats import types
-from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, pool_of
+from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, make_pool
 from airflow_kafka_spark.formats.tasks.base import (
     RowEncoder,
     ValueDoesNotFit,
-    map_items,
+    list_map_items,
     to_java_big_integer,
-    unscaled_integer,
+    to_unscaled,
 )
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
@@ -43,7 +43,7 @@ class ProtobufEncoder(RowEncoder):
     def __init__(self, files: bytes, layout: FieldLayout, columns: Sequence[str], header: bytes) -> None:
         super().__init__(columns)
         self._files, self._layout, self._header = files, layout, header
-        self._pool, _ = pool_of(files)
+        self._pool, _ = make_pool(files)
         self._class = GetMessageClass(self._pool.FindMessageTypeByName(layout.full_name))
         known = {node.name: node for node in layout.fields}
         self._message = self._fields([known[name] for name in columns])
@@ -91,79 +91,81 @@ class ProtobufEncoder(RowEncoder):
     def _field(self, node: FieldLayout, path: str) -> _Set:
         if node.many == "map":
             keys, values = (self._value(part, path) for part in node.inner)
-            return lambda found: {keys(_there(key)): values(_there(value)) for key, value in map_items(found)}
+            return lambda found: {
+                keys(_check_present(key)): values(_check_present(value)) for key, value in list_map_items(found)
+            }
         convert = self._value(node, path)
         if node.many == "list":
-            return lambda found: [convert(_there(value)) for value in found]
+            return lambda found: [convert(_check_present(value)) for value in found]
         return convert
 
     def _value(self, node: FieldLayout, path: str) -> _Set:
         if not node.full_name:
-            return _scalar(node)
+            return _make_scalar_conversion(node)
         made = GetMessageClass(self._pool.FindMessageTypeByName(node.full_name))
         if node.how == "message":
             fields = self._fields(node.fields, f"{path}.")
             return lambda value: made(**fields(value))
         if node.how == "wrapper":
-            inner = _scalar(node.inner[0])
+            inner = _make_scalar_conversion(node.inner[0])
             return lambda value: made(value=inner(value))
         if node.how == "json":
             return lambda value: json_format.ParseDict(json.loads(value), made())
         if node.how == "decimal":
             assert isinstance(node.type, types.Decimal)
             wanted = node.type
-            return lambda value: made(**_decimal(value, wanted))
+            return lambda value: made(**_convert_decimal(value, wanted))
         parts = _PARTS[node.how]
         return lambda value: made(**parts(value))
 
 
-def _scalar(node: FieldLayout) -> _Set:
+def _make_scalar_conversion(node: FieldLayout) -> _Set:
     """Return the conversion of a value that is no message; the message's constructor checks its type."""
     if node.how == "enum":
         symbols = {name: number for number, name in node.symbols}
-        return lambda value: _symbol(value, symbols)
+        return lambda value: _convert_symbol(value, symbols)
     if node.how == "unsigned":
-        return lambda value: _within(int(value), 0, (1 << 64) - 1)
+        return lambda value: _check_within(int(value), 0, (1 << 64) - 1)
     kind = str(node.type)
     if node.how == "plain" and node.bounds:
         low, high = node.bounds
-        return lambda value: _within(value, low, high)
-    return _AS.get(kind, _same)
+        return lambda value: _check_within(value, low, high)
+    return _AS.get(kind, _keep_unchanged)
 
 
 _AS: Mapping[str, _Set] = {"float": float, "double": float, "binary": bytes}
 
 
-def _same(value: T) -> T:
+def _keep_unchanged(value: T) -> T:
     return value
 
 
-def _within(value: int, low: int, high: int) -> int:
+def _check_within(value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise ValueError(f"found {value}, expected {low} to {high}")
     return value
 
 
-def _there(value: T | None) -> T:
+def _check_present(value: T | None) -> T:
     if value is None:
         raise ValueError("it holds a null, and lists and maps of Protobuf have none")
     return value
 
 
-def _symbol(value: str, symbols: Mapping[str, int]) -> int:
+def _convert_symbol(value: str, symbols: Mapping[str, int]) -> int:
     if value not in symbols:
         raise ValueError(f"found `{value}`, expected one of {', '.join(list(symbols)[:20])}")
     return symbols[value]
 
 
-def _timestamp(micros: int) -> dict[str, int]:
+def _convert_timestamp(micros: int) -> dict[str, int]:
     seconds, rest = divmod(micros, 1_000_000)
     if not _MIN_DAY * 86_400 <= seconds < (_MAX_DAY + 1) * 86_400:
         raise ValueError(f"found {micros} µs after 1970, expected a time in the years 1 to 9999")
     return {"seconds": seconds, "nanos": rest * 1000}
 
 
-def _duration(micros: int) -> dict[str, int]:
+def _convert_duration(micros: int) -> dict[str, int]:
     seconds, rest = divmod(abs(micros), 1_000_000)
     if seconds > 315_576_000_000:
         raise ValueError(f"found {micros} µs, expected a length of time within 10 000 years")
@@ -171,32 +173,36 @@ def _duration(micros: int) -> dict[str, int]:
     return {"seconds": sign * seconds, "nanos": sign * rest * 1000}
 
 
-def _date(day: int) -> dict[str, int]:
-    date = datetime.date.fromordinal(_within(day, _MIN_DAY, _MAX_DAY) + _EPOCH)
+def _convert_date(day: int) -> dict[str, int]:
+    date = datetime.date.fromordinal(_check_within(day, _MIN_DAY, _MAX_DAY) + _EPOCH)
     return {"year": date.year, "month": date.month, "day": date.day}
 
 
-_PARTS: Mapping[str, Callable[[int], dict[str, int]]] = {"timestamp": _timestamp, "duration": _duration, "date": _date}
+_PARTS: Mapping[str, Callable[[int], dict[str, int]]] = {
+    "timestamp": _convert_timestamp,
+    "duration": _convert_duration,
+    "date": _convert_date,
+}
 
 
-def _decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
+def _convert_decimal(value: decimal.Decimal, wanted: types.Decimal) -> dict[str, Any]:
     return {
-        "value": to_java_big_integer(unscaled_integer(decimal.Decimal(value), wanted)),
+        "value": to_java_big_integer(to_unscaled(decimal.Decimal(value), wanted)),
         "precision": wanted.precision,
         "scale": wanted.scale,
     }
 
 
-def message_header(prefix: bytes, path: Sequence[int]) -> bytes:
+def make_message_header(prefix: bytes, path: Sequence[int]) -> bytes:
     """Return the header of a message in Confluent's wire format.
 
     :param prefix: the magic byte and the schema id.
     :param path: the message's indexes.
     """
-    return prefix + (b"\0" if tuple(path) == (0,) else b"".join(map(_varint, (len(path), *path))))
+    return prefix + (b"\0" if tuple(path) == (0,) else b"".join(map(_encode_varint, (len(path), *path))))
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     number <<= 1  # zigzag, of what is never below 0
     found = bytearray()
     while number > 0x7F:

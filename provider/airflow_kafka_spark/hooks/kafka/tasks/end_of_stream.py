@@ -29,12 +29,12 @@ def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
     :raises RowsCutOff: the stream is truncated, or cannot be checked.
     """
     yield from batches
-    stream = _stream()
+    stream = _find_stream()
     if stream is None or not stream.peek(1):
         raise RowsCutOff(known=stream is not None)
 
 
-def _stream() -> BufferedReader | None:
+def _find_stream() -> BufferedReader | None:
     frame = sys._getframe()
     while frame is not None:
         stream = frame.f_locals.get(_STREAM)

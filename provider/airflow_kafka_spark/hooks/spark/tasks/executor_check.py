@@ -86,10 +86,10 @@ class Package:
         on_driver = f"driver: {self.driver}" if self.driver else "not on the driver either"
         if not self.is_there:
             return f"{self.name} is missing ({on_driver})"
-        found = installed_version(self.name)
-        if found and self.minimum and _numbers(found) < _numbers(self.minimum):
+        found = find_installed_version(self.name)
+        if found and self.minimum and _parse_version(found) < _parse_version(self.minimum):
             return f"{self.name} is {found}, older than {self.minimum} ({on_driver})"
-        if found and self.below and _numbers(found) >= _numbers(self.below):
+        if found and self.below and _parse_version(found) >= _parse_version(self.below):
             return f"{self.name} is {found}, not older than {self.below} ({on_driver})"
         return ""
 
@@ -113,13 +113,15 @@ class Requirements:
 
         :param parts: keys of :data:`PACKAGES`.
         """
-        ranges = supported_versions()
+        ranges = find_supported_versions()
         found = [
-            Package(name, module, ranges.get(name, ("", ""))[0], installed_version(name), part, ranges.get(name, ("", ""))[1])
+            Package(
+                name, module, ranges.get(name, ("", ""))[0], find_installed_version(name), part, ranges.get(name, ("", ""))[1]
+            )
             for part in ("spark", *sorted(set(parts) - {"spark"}))
             for name, module in (*PACKAGES[part], *((INSTEAD[part],) if part in INSTEAD else ()))
         ]
-        return cls(tuple(found), __version__, host_and_prefix())
+        return cls(tuple(found), __version__, describe_host_and_prefix())
 
     def find_obstacles(self) -> list[str]:
         """Return the reasons why this process cannot run the task, one for each package."""
@@ -139,9 +141,9 @@ class Requirements:
 
         :raises ExecutorLacks: names everything that is missing or too old.
         """
-        if self.environment != host_and_prefix() and (lacks := self.find_obstacles()):
+        if self.environment != describe_host_and_prefix() and (lacks := self.find_obstacles()):
             # This becomes the last line of the traceback, which the driver parses.
-            raise ExecutorLacks(f"on executor {socket.gethostname()}, {_python()}, {'; '.join(lacks)}")
+            raise ExecutorLacks(f"on executor {socket.gethostname()}, {_describe_python()}, {'; '.join(lacks)}")
 
 
 class _Pickling(threading.local):
@@ -169,7 +171,7 @@ class CheckedOnExecutors:
             pickled = cloudpickle.dumps((type(self), self.__dict__))
         finally:
             _pickling.is_nested = False
-        return load, (Requirements.of({*self.needs, *parts_of(pickled)}), pickled)
+        return load, (Requirements.of({*self.needs, *find_parts(pickled)}), pickled)
 
 
 def load(needs: Requirements, pickled: bytes) -> Any:
@@ -187,13 +189,13 @@ def _make(kind: type[Any], state: Mapping[str, Any]) -> Any:
     return task
 
 
-def parts_of(pickled: bytes) -> set[str]:
+def find_parts(pickled: bytes) -> set[str]:
     """Return the parts (:data:`PACKAGES`) whose modules a pickled object refers to."""
     return {part for module, part in _PARTS if module.encode() in pickled}
 
 
 @functools.cache
-def installed_version(name: str) -> str:
+def find_installed_version(name: str) -> str:
     """Return the version of an installed distribution; "" if it is not installed or has no metadata."""
     try:
         return metadata.version(name)
@@ -202,7 +204,7 @@ def installed_version(name: str) -> str:
 
 
 @functools.cache
-def supported_versions() -> Mapping[str, tuple[str, str]]:
+def find_supported_versions() -> Mapping[str, tuple[str, str]]:
     """Return the oldest supported version of each package that this package requires, and the first one that is too new; "" for
     none. They are read from its metadata. Of several ranges of a package, the widest counts.
     """
@@ -217,21 +219,21 @@ def supported_versions() -> Mapping[str, tuple[str, str]]:
         least, most = re.search(r">=\s*([\d.]+)", wanted), re.search(r"<\s*([\d.]+)", wanted)
         if name and least:
             first, last = found.get(name[0].lower(), (least[1], most[1] if most else ""))
-            end = max(last, most[1], key=_numbers) if last and most else ""
-            found[name[0].lower()] = min(first, least[1], key=_numbers), end
+            end = max(last, most[1], key=_parse_version) if last and most else ""
+            found[name[0].lower()] = min(first, least[1], key=_parse_version), end
     return found
 
 
-def host_and_prefix() -> tuple[str, str]:
+def describe_host_and_prefix() -> tuple[str, str]:
     """Return the host and the prefix of this Python."""
     return socket.gethostname(), sys.prefix
 
 
-def _python() -> str:
+def _describe_python() -> str:
     return f"Python {platform.python_version()} at {sys.executable}"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 

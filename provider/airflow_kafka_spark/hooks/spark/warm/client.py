@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.spark.class_archive import available_memory
-from airflow_kafka_spark.hooks.spark.health import java_session_class
+from airflow_kafka_spark.hooks.spark.class_archive import find_available_memory
+from airflow_kafka_spark.hooks.spark.health import get_java_session_class
 from airflow_kafka_spark.hooks.spark.warm.process import (
     ProcessFiles,
     WarmSettings,
     WarmUnavailable,
     connect,
     is_readable,
+    list_process_environment,
+    make_private_directory,
     open_sockets,
-    private_directory,
-    process_environment,
-    receive,
+    receive_message,
     send,
 )
 
@@ -100,7 +100,7 @@ def open_session(settings: WarmSettings, name: str) -> SparkSession:
         "%s warm Spark process %d on %s after %.1f s (%.0f s old, %d tasks and %d jobs before this one); its log is %s",
         "Started the" if started else "Reusing the",
         answer["jvm"], settings.master, time.monotonic() - begun, answer["age"], answer["tasks"], answer["jobs"],
-        ProcessFiles(private_directory(), settings.key).log,
+        ProcessFiles(make_private_directory(), settings.key).log,
     )  # fmt: skip
     return session
 
@@ -119,13 +119,13 @@ def detach() -> str:
     """
     if _attached is None:
         return ""
-    used = ProcessFiles(private_directory(), _attached.key)
+    used = ProcessFiles(make_private_directory(), _attached.key)
     _attached.connection.close()
     _detach()
     return str(used.log)
 
 
-def session() -> SparkSession | None:
+def get_session() -> SparkSession | None:
     """Return the session of this process in a warm process; None if it uses none."""
     return None if _attached is None else _attached.session
 
@@ -152,21 +152,21 @@ def end_leftovers(context: SparkContext, group: str) -> None:
 
 def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any], bool]:
     """Return a connection to the warm process, its answer, and True if this call has started it."""
-    files = ProcessFiles(private_directory(), settings.key)
-    if entered := _hello(files, settings, name):
+    files = ProcessFiles(make_private_directory(), settings.key)
+    if entered := _greet(files, settings, name):
         return (*entered, False)
     with files.locked():
         # Another task may have started the process meanwhile.
-        if entered := _hello(files, settings, name):
+        if entered := _greet(files, settings, name):
             return (*entered, False)
         files.socket.unlink(missing_ok=True)
         _start(files, settings)
-        if entered := _hello(files, settings, name):
+        if entered := _greet(files, settings, name):
             return (*entered, True)
     raise WarmUnavailable(f"it ended as soon as it was started; {files.log} may contain the reason")
 
 
-def _hello(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
+def _greet(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, Any]] | None:
     connection = connect(files.socket)
     if connection is None:
         return None
@@ -189,7 +189,7 @@ def _hello(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[sock
 def _answer(connection: socket.socket) -> dict[str, Any] | None:
     connection.settimeout(START_SECONDS)
     try:
-        return receive(connection)
+        return receive_message(connection)
     except TimeoutError:
         raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s") from None
     finally:
@@ -200,7 +200,7 @@ def _start(files: ProcessFiles, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
     if (others := open_sockets(files.directory, files.socket)) >= MAX_PROCESSES:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")
-    if available_memory() < _MEMORY_NEEDED:
+    if find_available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
     read_end, write_end = os.pipe()
@@ -217,7 +217,7 @@ def _start(files: ProcessFiles, settings: WarmSettings) -> None:
             # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(
                 [sys.executable, "-m", "airflow_kafka_spark.hooks.spark.warm.server", str(write_end)],
-                env=process_environment(), start_new_session=True, pass_fds=[write_end],
+                env=list_process_environment(), start_new_session=True, pass_fds=[write_end],
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         except OSError as error:
@@ -249,7 +249,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
             del os.environ[name]
     jvm: Any = SparkContext._jvm
     running = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive().get()
-    with _unchanged_process():
+    with _restore_process():
         context = SparkContext(
             conf=SparkConf(_jconf=running.conf()), gateway=SparkContext._gateway,
             jsc=jvm.JavaSparkContext.fromSparkContext(running),
@@ -257,7 +257,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
     # The values of accumulators go to the warm process instead of this one: the thread that schedules all jobs sends them, and
     # would block all tasks while this process is stopped.
     context._javaAccumulator = getattr(jvm, "org.apache.spark.util.AccumulatorContext").get(answer["accumulator"]).get()
-    classes = java_session_class(jvm)
+    classes = get_java_session_class(jvm)
     root = classes.getDefaultSession().get()
     session = SparkSession(context, root.newSession())
     # The session of this process must not become the JVM's default session, which other tasks would get.
@@ -266,7 +266,7 @@ def _open(answer: dict[str, Any]) -> SparkSession:
 
 
 @contextlib.contextmanager
-def _unchanged_process() -> Iterator[None]:
+def _restore_process() -> Iterator[None]:
     """Undo what a new ``SparkContext`` changes in this process."""
     path, handler = list(sys.path), signal.getsignal(signal.SIGINT)
     try:
@@ -300,7 +300,7 @@ def _detach() -> None:
             gateway.shutdown()
 
 
-def _after_fork() -> None:
+def _close_after_fork() -> None:
     """Close this process's copy of the connection after a fork: the warm process detects the end of a task by its closing."""
     global _attached
     if _attached is not None:
@@ -308,4 +308,4 @@ def _after_fork() -> None:
         _attached = None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import airflow_kafka_spark
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
-from airflow_kafka_spark.hooks.spark.jars import find_java, lock_file, pyspark_jars
+from airflow_kafka_spark.hooks.spark.jars import find_java, find_pyspark_jars, lock_file
 
 _JAVA = "spark.driver.extraJavaOptions"
 
@@ -79,7 +79,7 @@ class ProcessFiles:
             yield lock is not None
 
 
-def private_directory() -> Path:
+def make_private_directory() -> Path:
     """Return the user's directory, which no other user can enter. It is created if it does not exist.
 
     :raises WarmUnavailable: it belongs to another user, or others can enter it.
@@ -126,13 +126,13 @@ def connect(path: Path) -> socket.socket | None:
     except OSError:
         connection.close()
         return None
-    if peer_credentials(connection)[1] != os.getuid():
+    if read_peer_credentials(connection)[1] != os.getuid():
         connection.close()
         raise WarmUnavailable(f"{path} is another user's")
     return connection
 
 
-def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return process id and user id of the other end of a connection."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
@@ -150,7 +150,7 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def receive(connection: socket.socket) -> dict[str, Any] | None:
+def receive_message(connection: socket.socket) -> dict[str, Any] | None:
     """Return the next message; None if the other end has closed the connection."""
     received = b""
     try:
@@ -171,13 +171,13 @@ def parse_duration(value: object) -> float | None:
     return seconds if 1 <= seconds <= LONGEST_SECONDS else None
 
 
-def process_environment() -> dict[str, str]:
+def list_process_environment() -> dict[str, str]:
     """Return the environment variables of a warm process: this process's, without those that concern one task only."""
     kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.match(name)}
-    return kept | {"PYTHONPATH": os.pathsep.join(_search_path())}
+    return kept | {"PYTHONPATH": os.pathsep.join(_list_search_path())}
 
 
-def _search_path() -> list[str]:
+def _list_search_path() -> list[str]:
     # Without the directory that pyspark adds for each session.
     return [path for path in sys.path if path and "/userFiles-" not in path]
 
@@ -219,22 +219,24 @@ class WarmSettings:
             "master": self.master,
             "spark": dict(self.spark),
             "java": str(find_java().resolve()),
-            "jvm": archive.file.name if archive else _changes(pyspark_jars()),
+            "jvm": archive.file.name if archive else _list_changes(find_pyspark_jars()),
             "python": [sys.executable, sys.version],
-            "provider": [__version__, *_changes(Path(airflow_kafka_spark.__file__).parent, "**/*.py")],
-            "installed": [_change(Path(path)) for path in _search_path() if "site-packages" in path or "dist-packages" in path],
-            "environment": process_environment(),
+            "provider": [__version__, *_list_changes(Path(airflow_kafka_spark.__file__).parent, "**/*.py")],
+            "installed": [
+                _describe_change(Path(path)) for path in _list_search_path() if "site-packages" in path or "dist-packages" in path
+            ],
+            "environment": list_process_environment(),
             "user": [os.getuid(), os.getgid(), sorted(os.getgroups())],
             "directory": os.getcwd(),
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _changes(directory: Path, pattern: str = "*") -> list[str]:
-    return sorted(map(_change, directory.glob(pattern)))
+def _list_changes(directory: Path, pattern: str = "*") -> list[str]:
+    return sorted(map(_describe_change, directory.glob(pattern)))
 
 
-def _change(path: Path) -> str:
+def _describe_change(path: Path) -> str:
     """Return a text that changes when a file is modified, or when something is installed into a directory."""
     try:
         found = path.stat()

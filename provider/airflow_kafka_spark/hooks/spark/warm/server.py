@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.spark.warm.process import ProcessFiles, is_readable, peer_credentials, receive, send
+from airflow_kafka_spark.hooks.spark.warm.process import ProcessFiles, is_readable, read_peer_credentials, receive_message, send
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -154,7 +154,7 @@ class Server:
             if self._closed:
                 return
             self._closed = reason
-        say(f"no more tasks are accepted: {reason}")
+        write_line(f"no more tasks are accepted: {reason}")
         # In a thread, because a task that waits for an answer may hold the lock.
         threading.Thread(target=self._remove_socket_locked, daemon=True).start()
 
@@ -164,7 +164,7 @@ class Server:
 
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
-        if peer_credentials(connection)[1] != os.getuid():
+        if read_peer_credentials(connection)[1] != os.getuid():
             connection.close()
             return
         with self._changed:
@@ -176,7 +176,7 @@ class Server:
     def _serve(self, client: Client) -> None:
         gateway = None
         try:
-            hello = receive(client.connection)
+            hello = receive_message(client.connection)
             if hello is None:
                 return
             if refused := self._wait_for_leftovers(client):
@@ -185,10 +185,10 @@ class Server:
                 # A task that gets no answer starts another process.
                 return
             gateway = self._open_gateway(client, hello)
-            while (request := receive(client.connection)) is not None:
+            while (request := receive_message(client.connection)) is not None:
                 send(client.connection, self._end_group(client, request["end"]))
         except Exception:
-            say(f"task {client.number}:\n{traceback.format_exc()}")
+            write_line(f"task {client.number}:\n{traceback.format_exc()}")
         finally:
             self._part(client, gateway)
 
@@ -202,7 +202,10 @@ class Server:
             self.keep_alive = float(hello["keep_alive"])
             before, self._tasks = self._tasks, self._tasks + 1
         jobs = self._spark.dagScheduler().numTotalJobs()
-        say(f"task {client.number} ({hello['name']}, process {peer_credentials(client.connection)[0]}) begins, after {jobs} jobs")
+        write_line(
+            f"task {client.number} ({hello['name']}, process {read_peer_credentials(client.connection)[0]}) begins, "
+            f"after {jobs} jobs"
+        )
         answer = {
             "port": gateway.getListeningPort(),
             "secret": gateway.secret(),
@@ -215,7 +218,7 @@ class Server:
         try:
             send(client.connection, answer)
         except OSError:
-            say(f"task {client.number} has not waited")
+            write_line(f"task {client.number} has not waited")
         return gateway
 
     def _wait_for_leftovers(self, client: Client) -> str:
@@ -238,7 +241,7 @@ class Server:
             if gateway is not None:
                 ended = end_jobs(self._spark, TAGS, client.tag, seconds=LEFTOVER_SECONDS, gateway=gateway)
                 gateway.shutdown()
-                say(f"task {client.number} has ended" + (f", {ended} of its jobs were cancelled" if ended else ""))
+                write_line(f"task {client.number} has ended" + (f", {ended} of its jobs were cancelled" if ended else ""))
         except Exception as error:
             # If the JVM is dead, so are the jobs.
             if self._process.poll() is None:
@@ -281,14 +284,14 @@ def end_jobs(spark: JavaObject, name: str, value: str, *, seconds: float, gatewa
     deadline = time.monotonic() + seconds
     found: set[int] = set()
     while True:
-        connected = gateway is not None and _connections(gateway) > 0
-        jobs = {int(job.jobId()) for job in _active_jobs(spark, name, value)}
+        connected = gateway is not None and _count_connections(gateway) > 0
+        jobs = {int(job.jobId()) for job in _list_active_jobs(spark, name, value)}
         found |= jobs
         if jobs and name == TAGS:
             spark.cancelJobsWithTag(value)
         elif jobs:
             spark.cancelJobGroup(value)
-        if not (connected or jobs or any(_task_sets(spark, name, value))):
+        if not (connected or jobs or any(_list_task_sets(spark, name, value))):
             return len(found)
         if time.monotonic() > deadline:
             raise TimeoutError(f"jobs {sorted(found)} did not end within {seconds:g} s")
@@ -299,14 +302,14 @@ def open_gateway(spark: JavaObject, jvm: JVMView) -> JavaObject:
     """Return a new gateway to a JVM (``Py4JServer``), with a port and a secret of its own, whose connections can be counted."""
     gateway = getattr(jvm, "org.apache.spark.api.python.Py4JServer")(spark.conf())
     # The gateway removes closed connections from its list only if it is registered as its own listener.
-    server = _java_server(gateway)
+    server = _get_java_server(gateway)
     server.addListener(server)
     gateway.start()
     return gateway
 
 
-def _connections(gateway: JavaObject) -> int:
-    server = _java_server(gateway)
+def _count_connections(gateway: JavaObject) -> int:
+    server = _get_java_server(gateway)
     declared = server.getClass()
     while declared.getSimpleName() != "GatewayServer":
         declared = declared.getSuperclass()
@@ -315,28 +318,28 @@ def _connections(gateway: JavaObject) -> int:
     return int(field.get(server).size())
 
 
-def _java_server(gateway: JavaObject) -> JavaObject:
+def _get_java_server(gateway: JavaObject) -> JavaObject:
     return gateway.server().getJavaServer()
 
 
-def _active_jobs(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
-    return (job for job in _scala(spark.dagScheduler().activeJobs()) if _has(job.properties(), name, value))
+def _list_active_jobs(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
+    return (job for job in _convert_scala_list(spark.dagScheduler().activeJobs()) if _has(job.properties(), name, value))
 
 
-def _task_sets(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
+def _list_task_sets(spark: JavaObject, name: str, value: str) -> Iterator[JavaObject]:
     """Return the task sets that have not ended. The task set of a cancelled job is included until its last task has ended."""
-    return (tasks for tasks in _queued(spark.taskScheduler().rootPool()) if _has(tasks.taskSet().properties(), name, value))
+    return (tasks for tasks in _list_queued(spark.taskScheduler().rootPool()) if _has(tasks.taskSet().properties(), name, value))
 
 
-def _queued(pool: JavaObject) -> Iterator[JavaObject]:
+def _list_queued(pool: JavaObject) -> Iterator[JavaObject]:
     for one in pool.schedulableQueue().toArray():
         if one.getClass().getSimpleName() == "Pool":
-            yield from _queued(one)
+            yield from _list_queued(one)
         else:
             yield one
 
 
-def _scala(collection: JavaObject) -> list[JavaObject]:
+def _convert_scala_list(collection: JavaObject) -> list[JavaObject]:
     iterator, found = collection.toSeq().iterator(), []
     while iterator.hasNext():
         found.append(iterator.next())
@@ -359,7 +362,7 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line to the log of the process."""
     print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} warm Spark: {text}", flush=True)
 
@@ -395,10 +398,10 @@ def main() -> None:
             listening.bind(str(files.socket))
             listening.listen(100)
             server = Server(files, listening, start_spark(given["master"], given["spark"]), given["keep_alive"])
-            say(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
+            write_line(f"process {os.getpid()} has started JVM {server.jvm} on {given['master']}")
             _report(write_end, "ready")
             os.close(write_end)
-            say(f"ends: {server.run()}")
+            write_line(f"ends: {server.run()}")
         code = 0
     except SystemExit:
         code = 0

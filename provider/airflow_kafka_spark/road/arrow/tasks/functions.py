@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.tasks.text import TextEncoder, plain_decimals, timestamp_texts
+from airflow_kafka_spark.formats.tasks.text import TextEncoder, format_plain_decimals, format_timestamps
 
 Value = Any
 """A ``pyarrow.Array``, or a ``pyarrow.Scalar`` with the value of all rows."""
@@ -48,7 +48,7 @@ def negated(_: pa.DataType, value: Value) -> Value:
     return pc.invert(value)
 
 
-def _compared(compare: Callable[[Value, Value], Value], beside: Callable[[Value, Value], Value]) -> Function:
+def _make_comparison(compare: Callable[[Value, Value], Value], beside: Callable[[Value, Value], Value]) -> Function:
     """Compare floats as Spark does: NaN equals NaN, and is larger than every other number (SPARK-9079).
 
     :param beside: returns the rows for which the comparison is true in addition to Arrow's result, from whether each operand is
@@ -68,11 +68,11 @@ def _and_not(one: Value, other: Value) -> Value:
     return pc.and_kleene(one, pc.invert(other))
 
 
-equal = _compared(pc.equal, pc.and_kleene)
-less = _compared(pc.less, lambda left, right: _and_not(right, left))
-less_or_equal = _compared(pc.less_equal, lambda left, right: right)
-greater = _compared(pc.greater, lambda left, right: _and_not(left, right))
-greater_or_equal = _compared(pc.greater_equal, lambda left, right: left)
+equal = _make_comparison(pc.equal, pc.and_kleene)
+less = _make_comparison(pc.less, lambda left, right: _and_not(right, left))
+less_or_equal = _make_comparison(pc.less_equal, lambda left, right: right)
+greater = _make_comparison(pc.greater, lambda left, right: _and_not(left, right))
+greater_or_equal = _make_comparison(pc.greater_equal, lambda left, right: left)
 
 
 def equal_or_both_null(kind: pa.DataType, left: Value, right: Value) -> Value:
@@ -175,7 +175,7 @@ def number_of(kind: pa.DataType, moment: Value) -> Value:
 _MICROS = pa.scalar(1000, pa.int64())
 
 
-def _rounded_down(moment: Value, micros: int) -> Value:
+def _round_down(moment: Value, micros: int) -> Value:
     """Return the number of units of time since 1970, rounded down, before 1970 as well.
 
     :param micros: the number of microseconds of a unit.
@@ -186,11 +186,11 @@ def _rounded_down(moment: Value, micros: int) -> Value:
 
 
 def milliseconds_of(_: pa.DataType, moment: Value) -> Value:
-    return _rounded_down(moment, 1000)
+    return _round_down(moment, 1000)
 
 
 def seconds_of(_: pa.DataType, moment: Value) -> Value:
-    return _rounded_down(moment, 1_000_000)
+    return _round_down(moment, 1_000_000)
 
 
 def moment_of(kind: pa.DataType, micros: Value) -> Value:
@@ -260,7 +260,7 @@ def whole_number(kind: pa.DataType, text: Value) -> Value:
         return whole_number(kind, pa.array([text.as_py()], text.type))[0]
     plain = pc.match_substring_regex(text, _PLAIN)
     if plain.true_count + plain.null_count < len(text):
-        others = {row: _parsed(text[row].as_py()) for row in pc.indices_nonzero(pc.invert(plain)).to_pylist()}
+        others = {row: _parse_whole(text[row].as_py()) for row in pc.indices_nonzero(pc.invert(plain)).to_pylist()}
         plain_ones = pc.cast(pc.if_else(plain, text, pa.scalar(None, text.type)), pa.int64())
         numbers = plain_ones.to_pylist()
         for row, number in others.items():
@@ -271,7 +271,7 @@ def whole_number(kind: pa.DataType, text: Value) -> Value:
     return wide if kind == pa.int64() else narrowed(kind, wide)
 
 
-def _parsed(text: str) -> int | None:
+def _parse_whole(text: str) -> int | None:
     stripped = text.encode().strip(_STRIPPED)
     if not _WHOLE.fullmatch(stripped):
         return None
@@ -281,14 +281,14 @@ def _parsed(text: str) -> int | None:
     return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
-def _per_value(kind: pa.DataType, value: Value, convert: Callable[[Any], Any]) -> Value:
+def _apply_per_value(kind: pa.DataType, value: Value, convert: Callable[[Any], Any]) -> Value:
     """Return the results of a Python function for the values that are not null."""
     if isinstance(value, pa.Scalar):
         return pa.scalar(convert(value.as_py()) if value.is_valid else None, kind)
     return pa.array([None if one is None else convert(one) for one in value.to_pylist()], kind)
 
 
-def _refused(where: Value) -> bool:
+def _has_any(where: Value) -> bool:
     """Return True if a condition is true for any row."""
     return bool(where.as_py()) if isinstance(where, pa.Scalar) else bool(where.true_count)
 
@@ -303,7 +303,7 @@ _MALFORMED = "CAST_INVALID_INPUT: a text is not a value of the type it is cast t
 _CAST_RANGE = "CAST_OVERFLOW: a number does not fit into the type it is cast to"
 
 
-def _checked(kernel: Callable[..., Value]) -> Function:
+def _make_checked(kernel: Callable[..., Value]) -> Function:
     """Return a function of whole numbers that fails for a result that does not fit. Spark has a second name for the error."""
 
     def function(kind: pa.DataType, *values: Value) -> Value:
@@ -333,34 +333,34 @@ def opposite(_: pa.DataType, value: Value) -> Value:
     return pc.negate(value)
 
 
-def _divisor(value: Value, by: Value) -> Value:
+def _replace_zero_divisor(value: Value, by: Value) -> Value:
     """Return divisors, null instead of 0.
 
     :raises ExpressionFailed: there is a 0 beside a value.
     """
     zero = pc.equal(by, pa.scalar(0, by.type))
-    if _refused(pc.and_(pc.fill_null(zero, False), pc.is_valid(value))):
+    if _has_any(pc.and_(pc.fill_null(zero, False), pc.is_valid(value))):
         raise ExpressionFailed(_ZERO)
     return pc.if_else(pc.fill_null(zero, False), pa.scalar(None, by.type), by)
 
 
 def ratio(_: pa.DataType, value: Value, by: Value) -> Value:
     """Divide floats."""
-    return pc.divide(value, _divisor(value, by))
+    return pc.divide(value, _replace_zero_divisor(value, by))
 
 
 def whole_ratio(kind: pa.DataType, value: Value, by: Value) -> Value:
     """Divide whole numbers, rounding towards 0."""
-    by = _divisor(value, by)
+    by = _replace_zero_divisor(value, by)
     smallest = pc.and_kleene(pc.equal(value, pa.scalar(-(2 ** _LIMITS[kind]), kind)), pc.equal(by, pa.scalar(-1, kind)))
-    if _refused(pc.fill_null(smallest, False)):
+    if _has_any(pc.fill_null(smallest, False)):
         raise ExpressionFailed(_OVERFLOW)
     return pc.divide(value, by)
 
 
 def whole_remainder(kind: pa.DataType, value: Value, by: Value) -> Value:
     """Return the remainder of a division that rounds towards 0. It has the sign of the dividend."""
-    by = _divisor(value, by)
+    by = _replace_zero_divisor(value, by)
     # Divided by -1 there is no remainder, and the quotient of the smallest number does not fit.
     by = pc.if_else(pc.equal(by, pa.scalar(-1, kind)), pa.scalar(1, kind), by)
     return pc.subtract(value, pc.multiply(pc.divide(value, by), by))
@@ -368,14 +368,14 @@ def whole_remainder(kind: pa.DataType, value: Value, by: Value) -> Value:
 
 def largest(kind: pa.DataType, *values: Value) -> Value:
     """Return the largest value that is not null."""
-    return pc.cast(pc.max_element_wise(*map(_without_zone, values)), kind)
+    return pc.cast(pc.max_element_wise(*map(_remove_zone, values)), kind)
 
 
 def smallest(kind: pa.DataType, *values: Value) -> Value:
-    return pc.cast(pc.min_element_wise(*map(_without_zone, values)), kind)
+    return pc.cast(pc.min_element_wise(*map(_remove_zone, values)), kind)
 
 
-def _without_zone(value: Value) -> Value:
+def _remove_zone(value: Value) -> Value:
     """Return moments in UTC without their zone, with which many of Arrow's functions do not work."""
     return pc.cast(value, pa.timestamp("us")) if pa.types.is_timestamp(value.type) else value
 
@@ -383,12 +383,12 @@ def _without_zone(value: Value) -> Value:
 # --- casts of numbers and texts to numbers --------------------------------------------------------------------------------------
 
 
-def _or_fail(tries: Function, message: str) -> Function:
+def _make_failing(tries: Function, message: str) -> Function:
     """Return a cast that fails where another one returns null for a value."""
 
     def function(kind: pa.DataType, value: Value) -> Value:
         found = tries(kind, value)
-        if _refused(pc.and_(pc.is_null(found), pc.is_valid(value))):
+        if _has_any(pc.and_(pc.is_null(found), pc.is_valid(value))):
             raise ExpressionFailed(message)
         return found
 
@@ -444,7 +444,7 @@ def _split_plain(text: Value, plain: str) -> tuple[Value, list[int]]:
     return pc.if_else(matched, text, pa.scalar(None, text.type)), others
 
 
-def _with_others(plain: pa.Array, text: pa.Array, others: list[int], parse: Callable[[str], Any]) -> pa.Array:
+def _fill_in_others(plain: pa.Array, text: pa.Array, others: list[int], parse: Callable[[str], Any]) -> pa.Array:
     if not others:
         return plain
     values = plain.to_pylist()
@@ -458,10 +458,10 @@ def float_of_text(kind: pa.DataType, text: Value) -> Value:
     if isinstance(text, pa.Scalar):
         return float_of_text(kind, pa.array([text.as_py()], text.type))[0]
     plain, others = _split_plain(text, _PLAIN_NUMBER)
-    return _with_others(pc.cast(plain, kind), text, others, _parsed_float)
+    return _fill_in_others(pc.cast(plain, kind), text, others, _parse_float)
 
 
-def _parsed_float(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     """Return the double that Java's ``Double.valueOf`` makes of a text, or that Spark makes of the words for special values."""
     stripped = text.strip(_JAVA_SPACE)
     if _FLOAT_TEXT.fullmatch(stripped):
@@ -483,7 +483,7 @@ def decimal_of_text(kind: pa.DataType, text: Value) -> Value:
     fraction = rf"(\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
     digits = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else rf"^-?0{fraction}$"
     plain, others = _split_plain(text, digits)
-    return _with_others(pc.cast(plain, kind), text, others, lambda one: _parsed_decimal(one, kind))
+    return _fill_in_others(pc.cast(plain, kind), text, others, lambda one: _parse_decimal(one, kind))
 
 
 def decimal_of_text_or_fail(kind: pa.DataType, text: Value) -> Value:
@@ -500,7 +500,7 @@ def decimal_of_text_or_fail(kind: pa.DataType, text: Value) -> Value:
     return found
 
 
-def _parsed_decimal(text: str, kind: pa.DataType) -> Decimal | None:
+def _parse_decimal(text: str, kind: pa.DataType) -> Decimal | None:
     stripped = text.strip(_JAVA_SPACE)
     if not _DECIMAL_TEXT.fullmatch(stripped):
         return None
@@ -516,23 +516,23 @@ def _parsed_decimal(text: str, kind: pa.DataType) -> Decimal | None:
 # --- more of texts ------------------------------------------------------------------------------------------------------------
 
 
-def _cased(ascii_only: Callable[[Value], Value], convert: Callable[[str], str]) -> Function:
+def _make_case_change(ascii_only: Callable[[Value], Value], convert: Callable[[str], str]) -> Function:
     """Return a function that changes the case of letters. Letters that Python's Unicode does not have stay as they are."""
 
     def function(kind: pa.DataType, text: Value) -> Value:
         if isinstance(text, pa.Scalar):
-            return _per_value(kind, text, convert)
+            return _apply_per_value(kind, text, convert)
         changed, plain = ascii_only(text), pc.string_is_ascii(text)
         if plain.true_count + plain.null_count == len(text):
             return changed
         others = pc.invert(plain)
-        return pc.replace_with_mask(changed, pc.fill_null(others, False), _per_value(kind, text.filter(others), convert))
+        return pc.replace_with_mask(changed, pc.fill_null(others, False), _apply_per_value(kind, text.filter(others), convert))
 
     return function
 
 
-upper = _cased(pc.ascii_upper, str.upper)
-lower = _cased(pc.ascii_lower, str.lower)
+upper = _make_case_change(pc.ascii_upper, str.upper)
+lower = _make_case_change(pc.ascii_lower, str.lower)
 
 
 def trimmed(_: pa.DataType, text: Value) -> Value:
@@ -583,9 +583,9 @@ def joined(_: pa.DataType, separator: pa.Scalar, *texts: Value) -> Value:
     return pc.binary_join_element_wise(*texts, separator, null_handling="skip")
 
 
-def _hashed(name: str) -> Function:
+def _make_hash(name: str) -> Function:
     def function(kind: pa.DataType, value: Value) -> Value:
-        return _per_value(kind, value, lambda data: hashlib.new(name, data, usedforsecurity=False).hexdigest())
+        return _apply_per_value(kind, value, lambda data: hashlib.new(name, data, usedforsecurity=False).hexdigest())
 
     return function
 
@@ -605,16 +605,16 @@ def count_of_items(kind: pa.DataType, value: Value) -> Value:
 # --- parts of dates and moments -----------------------------------------------------------------------------------------------
 
 
-def _part_of_moment(kernel: Callable[..., Value], **options: Any) -> Function:
+def _make_moment_part(kernel: Callable[..., Value], **options: Any) -> Function:
     def function(kind: pa.DataType, value: Value) -> Value:
-        return pc.cast(kernel(_without_zone(value), **options), kind)
+        return pc.cast(kernel(_remove_zone(value), **options), kind)
 
     return function
 
 
 def day_of(kind: pa.DataType, moment: Value) -> Value:
     """Return the date (UTC) of a timestamp."""
-    return pc.cast(pc.floor_temporal(_without_zone(moment), unit="day"), kind)
+    return pc.cast(pc.floor_temporal(_remove_zone(moment), unit="day"), kind)
 
 
 def later_day(kind: pa.DataType, day: Value, days: Value) -> Value:
@@ -631,7 +631,7 @@ def days_between(_: pa.DataType, end: Value, start: Value) -> Value:
 
 def beginning_of(kind: pa.DataType, moment: Value, unit: pa.Scalar) -> Value:
     """Return the beginning (UTC) of the unit of time in which a date or a timestamp lies."""
-    return pc.cast(pc.floor_temporal(_without_zone(moment), unit=unit.as_py()), kind)
+    return pc.cast(pc.floor_temporal(_remove_zone(moment), unit=unit.as_py()), kind)
 
 
 def _as_text_of(kind: Kind) -> Function:
@@ -681,16 +681,18 @@ def formatted(kind: pa.DataType, moment: Value, pattern: pa.Scalar) -> Value:
         return formatted(kind, pa.array([moment.as_py()], moment.type), pattern)[0]
     parts = parse_pattern(pattern.as_py()) or []
     # Without a zone, and to the microsecond.
-    whole = timestamp_texts(_without_zone(moment), " ")
+    whole = format_timestamps(_remove_zone(moment), " ")
     usual = pc.match_substring_regex(whole, r"^[0-9]{4}-")
-    made = _in_pattern(pc.if_else(usual, whole, pa.scalar(None, whole.type)), parts)
+    made = _format_in_pattern(pc.if_else(usual, whole, pa.scalar(None, whole.type)), parts)
     if usual.true_count + usual.null_count == len(whole):
         return made
     unusual = pc.fill_null(pc.invert(usual), False)
-    return pc.replace_with_mask(made, unusual, _per_value(kind, whole.filter(unusual), lambda text: _far_in_pattern(text, parts)))
+    return pc.replace_with_mask(
+        made, unusual, _apply_per_value(kind, whole.filter(unusual), lambda text: _format_far_in_pattern(text, parts))
+    )
 
 
-def _in_pattern(texts: pa.Array, parts: list[str | tuple[str, int, int]]) -> pa.Array:
+def _format_in_pattern(texts: pa.Array, parts: list[str | tuple[str, int, int]]) -> pa.Array:
     made = []
     for found in parts:
         if isinstance(found, str):
@@ -702,7 +704,7 @@ def _in_pattern(texts: pa.Array, parts: list[str | tuple[str, int, int]]) -> pa.
     return pc.binary_join_element_wise(*made, pc.utf8_slice_codeunits(texts, 0, 0), pa.scalar("", texts.type))
 
 
-def _far_in_pattern(text: str, parts: list[str | tuple[str, int, int]]) -> str:
+def _format_far_in_pattern(text: str, parts: list[str | tuple[str, int, int]]) -> str:
     """Return a timestamp outside of the years 1 to 9999, whose year has a sign."""
     at = text.index("-", 1)
     year, rest = text[:at], text[at:]
@@ -721,7 +723,11 @@ def _far_in_pattern(text: str, parts: list[str | tuple[str, int, int]]) -> str:
 
 def decimal_text(_: pa.DataType, value: Value) -> Value:
     """Return decimals in plain notation, with all digits of their scale."""
-    return plain_decimals(pa.array([value.as_py()], value.type))[0] if isinstance(value, pa.Scalar) else plain_decimals(value)
+    return (
+        format_plain_decimals(pa.array([value.as_py()], value.type))[0]
+        if isinstance(value, pa.Scalar)
+        else format_plain_decimals(value)
+    )
 
 
 FUNCTIONS: Mapping[str, Any] = {
@@ -747,33 +753,33 @@ FUNCTIONS: Mapping[str, Any] = {
     "date_text": date_text,
     "moment_text": moment_text,
     "local_text": local_text,
-    "md5": _hashed("md5"),
-    "sha224": _hashed("sha224"),
-    "sha256": _hashed("sha256"),
-    "sha384": _hashed("sha384"),
-    "sha512": _hashed("sha512"),
-    "year": _part_of_moment(pc.year),
-    "quarter": _part_of_moment(pc.quarter),
-    "month": _part_of_moment(pc.month),
-    "week": _part_of_moment(pc.iso_week),
-    "day_of_month": _part_of_moment(pc.day),
-    "day_of_year": _part_of_moment(pc.day_of_year),
-    "day_of_week": _part_of_moment(pc.day_of_week, count_from_zero=False, week_start=7),
-    "week_day": _part_of_moment(pc.day_of_week, count_from_zero=True, week_start=1),
-    "hour": _part_of_moment(pc.hour),
-    "minute": _part_of_moment(pc.minute),
-    "second": _part_of_moment(pc.second),
-    "plus_or_fail": _checked(pc.add_checked),
-    "minus_or_fail": _checked(pc.subtract_checked),
-    "times_or_fail": _checked(pc.multiply_checked),
-    "opposite_or_fail": _checked(pc.negate_checked),
-    "magnitude_or_fail": _checked(pc.abs_checked),
-    "narrowed_or_fail": _or_fail(narrowed, _CAST_RANGE),
-    "cut_off_or_fail": _or_fail(cut_off, _CAST_RANGE),
-    "whole_number_or_fail": _or_fail(whole_number, _MALFORMED),
-    "fitting_decimal_or_fail": _or_fail(fitting_decimal, _RANGE),
-    "whole_part_or_fail": _or_fail(whole_part, _CAST_RANGE),
-    "float_of_text_or_fail": _or_fail(float_of_text, _MALFORMED),
+    "md5": _make_hash("md5"),
+    "sha224": _make_hash("sha224"),
+    "sha256": _make_hash("sha256"),
+    "sha384": _make_hash("sha384"),
+    "sha512": _make_hash("sha512"),
+    "year": _make_moment_part(pc.year),
+    "quarter": _make_moment_part(pc.quarter),
+    "month": _make_moment_part(pc.month),
+    "week": _make_moment_part(pc.iso_week),
+    "day_of_month": _make_moment_part(pc.day),
+    "day_of_year": _make_moment_part(pc.day_of_year),
+    "day_of_week": _make_moment_part(pc.day_of_week, count_from_zero=False, week_start=7),
+    "week_day": _make_moment_part(pc.day_of_week, count_from_zero=True, week_start=1),
+    "hour": _make_moment_part(pc.hour),
+    "minute": _make_moment_part(pc.minute),
+    "second": _make_moment_part(pc.second),
+    "plus_or_fail": _make_checked(pc.add_checked),
+    "minus_or_fail": _make_checked(pc.subtract_checked),
+    "times_or_fail": _make_checked(pc.multiply_checked),
+    "opposite_or_fail": _make_checked(pc.negate_checked),
+    "magnitude_or_fail": _make_checked(pc.abs_checked),
+    "narrowed_or_fail": _make_failing(narrowed, _CAST_RANGE),
+    "cut_off_or_fail": _make_failing(cut_off, _CAST_RANGE),
+    "whole_number_or_fail": _make_failing(whole_number, _MALFORMED),
+    "fitting_decimal_or_fail": _make_failing(fitting_decimal, _RANGE),
+    "whole_part_or_fail": _make_failing(whole_part, _CAST_RANGE),
+    "float_of_text_or_fail": _make_failing(float_of_text, _MALFORMED),
 }  # fmt: skip
 
 FALLIBLE = frozenset({"ratio", "whole_ratio", "whole_remainder", *(name for name in FUNCTIONS if name.endswith("_or_fail"))})

@@ -17,14 +17,14 @@ import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.delta.log import DataFile
 from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
-from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, partition_directory
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, make_partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     PartitionKey,
     StoreFile,
     StoreSplitWriter,
     StoreTarget,
-    footer_of,
-    partition_values,
+    format_partition_values,
+    read_footer,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DeltaDataFile(StoreFile):
 
     def add(self, batch: pa.RecordBatch) -> None:
         super().add(batch)
-        self.nan |= columns_with_nan(batch)
+        self.nan |= find_columns_with_nan(batch)
 
 
 class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
@@ -71,7 +71,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 
     def describe(self, file: DeltaDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values and Delta's statistics."""
-        statistics = file_statistics(footer_of(file), self.schema, self.target.statistics, file.nan)
+        statistics = collect_file_statistics(read_footer(file), self.schema, self.target.statistics, file.nan)
         partition = dict(zip(self.target.partition_by, key, strict=True))
         return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
 
@@ -82,14 +82,14 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         """
         columns = self.target.partition_by
         # deltalake escapes `~` in one place and not in another.
-        found = [partition_directory(name, value).replace("~", "%7E") for name, value in zip(columns, key, strict=True)]
+        found = [make_partition_directory(name, value).replace("~", "%7E") for name, value in zip(columns, key, strict=True)]
         pairs = zip(columns, found, strict=True)
         return found if all(d.startswith(f"{name}=") and len(d.encode()) <= LONGEST_NAME for name, d in pairs) else ()
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
         """Return the values of a partition column as Delta's log has them. Delta takes an empty text for a null."""
         encoded = values.dictionary_encode(null_encoding="encode")
-        names = [value or None for value in partition_values(encoded.dictionary)]
+        names = [value or None for value in format_partition_values(encoded.dictionary)]
         return names, encoded.indices.to_numpy(zero_copy_only=False)
 
 
@@ -103,7 +103,7 @@ _EXACT_DIGITS = 15
 _LAST_CHARACTER = "\U0010ffff"
 
 
-def file_statistics(
+def collect_file_statistics(
     footer: pyarrow.parquet.FileMetaData, schema: pa.Schema, columns: Set[str], unbounded: Set[str]
 ) -> dict[str, Any]:
     """Return ``numRecords``, ``minValues``, ``maxValues`` and ``nullCount`` of a file.
@@ -119,7 +119,7 @@ def file_statistics(
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     for index, dotted in enumerate(paths):
         path = dotted.split(".")
-        kind = _leaf_type(schema, path)
+        kind = _find_leaf_type(schema, path)
         # A column `a.b` and the member `b` of a column `a` have the same path.
         if kind is None or path[0] not in columns or paths.count(dotted) > 1:
             continue
@@ -131,14 +131,14 @@ def file_statistics(
         filled = [one for one, chunk in zip(found, (c for c in chunks if c.num_values), strict=True) if one.num_values]
         if not filled or not all(one.has_min_max for one in filled) or path[0] in unbounded:
             continue
-        low, high = _bounds(kind, filled)
+        low, high = _format_bounds(kind, filled)
         if low is not None and high is not None:
             _put(lows, path, low)
             _put(highs, path, high)
     return {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
 
 
-def columns_with_nan(batch: pa.RecordBatch) -> set[str]:
+def find_columns_with_nan(batch: pa.RecordBatch) -> set[str]:
     """Return the columns of floating point numbers, at any depth, that hold a NaN or are nested."""
     found = set()
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -150,7 +150,7 @@ def columns_with_nan(batch: pa.RecordBatch) -> set[str]:
     return found
 
 
-def _leaf_type(schema: pa.Schema, path: list[str]) -> pa.DataType | None:
+def _find_leaf_type(schema: pa.Schema, path: list[str]) -> pa.DataType | None:
     """Return the type of a column that is not within a list or a map, else None."""
     index = schema.get_field_index(path[0])
     if index < 0:
@@ -173,7 +173,7 @@ Statistic: TypeAlias = str | int | float | None
 """A minimum or maximum of a column, as the log writes it in JSON. It is None if the column has no such bound."""
 
 
-def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statistic]:
+def _format_bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statistic]:
     """Return the bounds of a column as JSON has them; None for one that is not sure."""
     if pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_large_binary(kind):
         return None, None
@@ -183,18 +183,18 @@ def _bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statist
         low, high = min(one.min for one in found), max(one.max for one in found)
     except (OverflowError, ValueError, TypeError):  # an instant outside of Python's years
         return None, None
-    return _low(low), _high(high)
+    return _format_lower_bound(low), _format_upper_bound(high)
 
 
-def _low(value: object) -> Statistic:
+def _format_lower_bound(value: object) -> Statistic:
     if isinstance(value, str):
         return value[:LONGEST_TEXT]
     if isinstance(value, dt.datetime):
-        return _instant(value - dt.timedelta(microseconds=value.microsecond % 1000))
-    return _plain(value)
+        return _format_instant(value - dt.timedelta(microseconds=value.microsecond % 1000))
+    return _format_plain(value)
 
 
-def _high(value: object) -> Statistic:
+def _format_upper_bound(value: object) -> Statistic:
     if isinstance(value, str):
         if len(value) <= LONGEST_TEXT:
             return value
@@ -202,18 +202,18 @@ def _high(value: object) -> Statistic:
     if isinstance(value, dt.datetime):
         over = value.microsecond % 1000
         try:
-            return _instant(value + dt.timedelta(microseconds=1000 - over if over else 0))
+            return _format_instant(value + dt.timedelta(microseconds=1000 - over if over else 0))
         except OverflowError:
             return None
-    return _plain(value)
+    return _format_plain(value)
 
 
-def _instant(value: dt.datetime) -> str:
+def _format_instant(value: dt.datetime) -> str:
     text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
     return text + "Z" if value.tzinfo else text
 
 
-def _plain(value: object) -> Statistic:
+def _format_plain(value: object) -> Statistic:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -223,7 +223,7 @@ def _plain(value: object) -> Statistic:
     return value if isinstance(value, (int, float)) else None
 
 
-def skipping_columns(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
+def list_skipping_columns(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
     """Return the columns that have statistics, as the table's properties say; the first 32 by default.
 
     :param schema: the table's columns without those it is partitioned by.
@@ -258,7 +258,7 @@ class DeltaFile(TableFile):
         yield from self.fragment.to_batches(schema=self.schema, columns=wanted, batch_readahead=4)
 
 
-def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
+def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
     """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns.
 
     Not by deltalake's `to_pyarrow_dataset`, which cannot read negative decimals as partition values.
@@ -271,10 +271,10 @@ def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[l
     parquet = ParquetFileFormat(**READ_PARQUET)
     actions = pa.table(table.get_add_actions(flatten=True))
     columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
-    texts = {name: partition_values(column) for name, column in columns.items()}
+    texts = {name: format_partition_values(column) for name, column in columns.items()}
     paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
     files = []
-    for at in map(int, np.flatnonzero(_within(actions, upsert))):
+    for at in map(int, np.flatnonzero(_find_candidates(actions, upsert))):
         # Without the escapes that Delta's log has in paths.
         path = urllib.parse.unquote(paths[at])
         within = pc.scalar(True)
@@ -287,7 +287,7 @@ def table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[l
     return files, schema
 
 
-def _within(actions: pa.Table, upsert: Upsert) -> np.ndarray:
+def _find_candidates(actions: pa.Table, upsert: Upsert) -> np.ndarray:
     """Return which files may hold a key. A file without a bound may, and so may one whose bound is not exact.
 
     deltalake's own filter passes over the files that have no bound for a column that has one in others.

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.files.directory import TASKS, make_below
 from airflow_kafka_spark.sinks.storage.objects import UploadStore
-from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, file_stem, flush, partition_directory
+from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, flush, make_file_stem, make_partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.storage.tasks.write import (
     BufferedFile,
@@ -27,7 +27,7 @@ from airflow_kafka_spark.sinks.storage.tasks.write import (
     StoreFile,
     StoreSplitWriter,
     StoreTarget,
-    partition_values,
+    format_partition_values,
 )
 from airflow_kafka_spark.windows.model import Split
 
@@ -105,7 +105,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
-        return unfit_rows(self.target.spec, self.schema, self.target.partition_by, rows)
+        return find_unfit_rows(self.target.spec, self.schema, self.target.partition_by, rows)
 
     def close(self) -> Mapping[str, Any]:
         """Flush all files to disk.
@@ -133,7 +133,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def open_file(self, key: PartitionKey, part: int) -> _LocalFile:
         assert self.directory is not None
-        name = file_stem(self.split.range, part) + self.target.spec.suffix
+        name = make_file_stem(self.split.range, part) + self.target.spec.suffix
         return _LocalFile(make_below(self.directory, key) / name, self.target.spec, self.schema)
 
     def finish_file(self, file: _LocalFile, key: PartitionKey) -> Mapping[str, Any]:
@@ -142,10 +142,10 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
         """Return the directories of a partition column's values, and the index of the directory of each row."""
-        return directory_names(column, values)
+        return make_directory_names(column, values)
 
     def misplaced(self, key: PartitionKey) -> str:
-        return misplaced_reason(key)
+        return find_misplaced_reason(key)
 
     def failed(self, error: OSError) -> Exception:
         """Return the error to raise for an error of the file system."""
@@ -187,10 +187,10 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
 
     def unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
-        return unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
+        return find_unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
 
     def open_file(self, key: PartitionKey, part: int) -> ObjectT:
-        name = f"{file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
+        name = f"{make_file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
         directory = "/".join([self.target.attempt, *key])
         self.target.store.make(directory)
         return self.new_file(f"{directory}/{name}")
@@ -201,10 +201,10 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
         """Return the directories of a partition column's values, and the index of the directory of each row."""
-        return directory_names(column, values)
+        return make_directory_names(column, values)
 
     def misplaced(self, key: PartitionKey) -> str:
-        return misplaced_reason(key)
+        return find_misplaced_reason(key)
 
 
 class ObjectsSplitWriter(HiddenFilesWriter[StoreFile]):
@@ -257,19 +257,19 @@ class UploadsSplitWriter(HiddenFilesWriter[UploadFile]):
             self.token = ""
 
 
-def directory_names(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
+def make_directory_names(column: str, values: pa.Array) -> tuple[list[str], np.ndarray]:
     """Return the directories of a partition column's values, and the index of the directory of each row."""
     encoded = values.dictionary_encode(null_encoding="encode")
-    names = [partition_directory(column, value) for value in partition_values(encoded.dictionary)]
+    names = [make_partition_directory(column, value) for value in format_partition_values(encoded.dictionary)]
     return names, encoded.indices.to_numpy(zero_copy_only=False)
 
 
-def misplaced_reason(key: PartitionKey) -> str:
+def find_misplaced_reason(key: PartitionKey) -> str:
     """Return why there can be no file below these directories; "" if there can."""
-    return next((_too_long(name) for name in key if len(name.encode()) > LONGEST_NAME), "")
+    return next((_describe_too_long(name) for name in key if len(name.encode()) > LONGEST_NAME), "")
 
 
-def unfit_rows(spec: FileSpec, schema: pa.Schema, partition_by: Sequence[str], rows: Rows) -> dict[int, str]:
+def find_unfit_rows(spec: FileSpec, schema: pa.Schema, partition_by: Sequence[str], rows: Rows) -> dict[int, str]:
     """Return rows with a value that the format cannot hold, or that is too long for the name of a directory.
 
     :param schema: the columns of the files.
@@ -280,12 +280,12 @@ def unfit_rows(spec: FileSpec, schema: pa.Schema, partition_by: Sequence[str], r
     for row, reason in spec.unfit(rows.batch.select(schema.names)):
         found.setdefault(row, reason)
     for column in partition_by:
-        names, codes = directory_names(column, rows.batch.column(column))
+        names, codes = make_directory_names(column, rows.batch.column(column))
         for code in (code for code, name in enumerate(names) if len(name.encode()) > LONGEST_NAME):
             for row in np.flatnonzero(codes == code).tolist():
-                found.setdefault(row, _too_long(names[code]))
+                found.setdefault(row, _describe_too_long(names[code]))
     return found
 
 
-def _too_long(name: str) -> str:
+def _describe_too_long(name: str) -> str:
     return f"the partition directory {name[:40]}... has more than {LONGEST_NAME} bytes"

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget, footer_of
+from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget, read_footer
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class IcebergTarget(StoreTarget):
             return pa.nulls(batch.num_rows, pa.int32())
         column = batch.column(name)
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        return transformed(column, wanted.transform)
+        return apply_transform(column, wanted.transform)
 
 
 class IcebergDataFile(StoreFile):
@@ -106,7 +106,7 @@ class IcebergDataFile(StoreFile):
         if self.waiting:
             self.groups += 1
             if self.target.order:
-                self.waiting = _sorted(pa.Table.from_batches(self.waiting, self.schema), self.target).to_batches()
+                self.waiting = _sort_rows(pa.Table.from_batches(self.waiting, self.schema), self.target).to_batches()
         super().write()
 
     @property
@@ -115,7 +115,7 @@ class IcebergDataFile(StoreFile):
         return self.target.order_id if self.groups == 1 and self.target.order else None
 
 
-def _sorted(table: pa.Table, target: IcebergTarget) -> pa.Table:
+def _sort_rows(table: pa.Table, target: IcebergTarget) -> pa.Table:
     """Return rows in the table's sort order; equal ones stay in offset order."""
     keys: dict[str, pa.Array] = {}
     order: list[tuple[str, str]] = []
@@ -140,7 +140,7 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
 
     def describe(self, file: IcebergDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values, sort order and statistics."""
-        statistics = file_statistics(footer_of(file), self.target.metrics)
+        statistics = collect_file_statistics(read_footer(file), self.target.metrics)
         return {"partition": partition_to_json(key), "sort_order": file.sort_order, "statistics": statistics}
 
     def _groups(
@@ -167,7 +167,7 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-def file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, ColumnMetrics]) -> dict[str, Any]:
+def collect_file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, ColumnMetrics]) -> dict[str, Any]:
     """Return counts and bounds of a file's columns, as JSON has them: column ids are texts, and bounds are hexadecimal.
 
     :param footer: the file's footer.
@@ -191,8 +191,8 @@ def file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, 
         if not wanted.bounds or not filled or not all(one.has_min_max for one in filled):
             continue
         try:
-            low = _bound(wanted, min(one.min for one in filled), above=False)
-            high = _bound(wanted, max(one.max for one in filled), above=True)
+            low = _encode_bound(wanted, min(one.min for one in filled), above=False)
+            high = _encode_bound(wanted, max(one.max for one in filled), above=True)
         except (OverflowError, ValueError):  # an instant outside of Python's years
             continue
         if low is not None and high is not None:
@@ -200,7 +200,7 @@ def file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, 
     return {**found, "split_offsets": sorted(_begin_of(group.column(0)) for group in groups)}
 
 
-def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
+def _encode_bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
     """Return a bound in the form of Iceberg's metadata; None if no bound has the wanted length.
 
     :param above: True for an upper bound.
@@ -208,12 +208,12 @@ def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
     if isinstance(value, (str, bytes)):
         kept = value[: column.length]
         if above and len(kept) < len(value):
-            return _next_text(kept) if isinstance(kept, str) else _next_bytes(kept)
+            return _find_next_text(kept) if isinstance(kept, str) else _find_next_bytes(kept)
         return kept.encode() if isinstance(kept, str) else kept
     if isinstance(value, uuid.UUID):
         return value.bytes
     if column.kind == "decimal":
-        return _signed(value if isinstance(value, int) else unscaled(value, column.scale))
+        return _encode_signed(value if isinstance(value, int) else to_unscaled(value, column.scale))
     if isinstance(value, dt.datetime):
         return struct.pack("<q", (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND)
     if isinstance(value, dt.date):
@@ -223,7 +223,7 @@ def _bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | None:
     return struct.pack(_NUMBERS[column.kind], value)
 
 
-def _next_text(text: str) -> bytes | None:
+def _find_next_text(text: str) -> bytes | None:
     """Return the lowest text of at most this length that is greater than every text with the same beginning; None without one."""
     for end in range(len(text), 0, -1):
         code = ord(text[end - 1]) + 1
@@ -233,17 +233,17 @@ def _next_text(text: str) -> bytes | None:
     return None
 
 
-def _next_bytes(value: bytes) -> bytes | None:
+def _find_next_bytes(value: bytes) -> bytes | None:
     short = value.rstrip(b"\xff")
     return short[:-1] + bytes([short[-1] + 1]) if short else None
 
 
-def unscaled(value: Decimal, scale: int) -> int:
+def to_unscaled(value: Decimal, scale: int) -> int:
     """Return a decimal as a number of its smallest unit."""
     return int(value.scaleb(scale, _EXACT))
 
 
-def _signed(value: int) -> bytes:
+def _encode_signed(value: int) -> bytes:
     """Return a number in the fewest bytes of two's complement."""
     return value.to_bytes((~value if value < 0 else value).bit_length() // 8 + 1, "big", signed=True)
 
@@ -268,14 +268,14 @@ _DAY = 86_400_000_000
 _HOUR = 3_600_000_000
 
 
-def transformed(values: pa.Array, transform: str) -> pa.Array:
+def apply_transform(values: pa.Array, transform: str) -> pa.Array:
     """Return the result of a transform for each value: dates and instants as numbers, as Iceberg's metadata has them.
 
     :param values: a column of the rows, in the type that files have.
     :param transform: the transform as Iceberg's metadata has it.
     :raises ValueError: the transform is not known.
     """
-    plain = _numbers(values)
+    plain = _to_numbers(values)
     parts = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", transform)
     name, number = (parts[1], int(parts[2] or 0)) if parts else ("", 0)
     if name == "identity":
@@ -283,59 +283,59 @@ def transformed(values: pa.Array, transform: str) -> pa.Array:
     if name == "void":
         return pa.nulls(len(values), pa.int32())
     if name in ("year", "month", "day", "hour"):
-        return _time(plain, name, pa.types.is_date(values.type))
+        return _convert_time(plain, name, pa.types.is_date(values.type))
     if name not in ("truncate", "bucket") or not number:
         raise ValueError(f"the transform `{transform}` is not known")
     if pa.types.is_integer(plain.type):
         numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False)
         if name == "bucket":
-            return _masked(((_murmur3(numbers) & 0x7FFFFFFF) % number).astype(np.int32), plain)
+            return _mask_nulls(((_compute_murmur3(numbers) & 0x7FFFFFFF) % number).astype(np.int32), plain)
         with np.errstate(over="ignore"):
-            return _masked(numbers - numbers % numbers.dtype.type(number), plain)
+            return _mask_nulls(numbers - numbers % numbers.dtype.type(number), plain)
     encoded = plain.dictionary_encode()
-    compute = _bucket if name == "bucket" else _truncate
+    compute = _compute_bucket if name == "bucket" else _truncate
     scale = plain.type.scale if pa.types.is_decimal(plain.type) else 0
     found = [None if value is None else compute(value, number, scale) for value in encoded.dictionary.to_pylist()]
     return pa.array(found, pa.int32() if name == "bucket" else plain.type).take(encoded.indices)
 
 
-def _bucket(value: Any, count: int, scale: int) -> int:
+def _compute_bucket(value: Any, count: int, scale: int) -> int:
     import mmh3
 
     if isinstance(value, Decimal):
-        value = _signed(unscaled(value, scale))
+        value = _encode_signed(to_unscaled(value, scale))
     return (mmh3.hash(value.bytes if isinstance(value, uuid.UUID) else value) & 0x7FFFFFFF) % count
 
 
 def _truncate(value: Any, width: int, scale: int) -> Any:
     if isinstance(value, Decimal):
-        number = unscaled(value, scale)
+        number = to_unscaled(value, scale)
         return Decimal(number - number % width).scaleb(-scale, _EXACT)
     return value[:width]
 
 
-def _numbers(values: pa.Array) -> pa.Array:
+def _to_numbers(values: pa.Array) -> pa.Array:
     if pa.types.is_date32(values.type):
         return values.cast(pa.int32())
     return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
-def _time(plain: pa.Array, unit: str, is_date: bool) -> pa.Array:
+def _convert_time(plain: pa.Array, unit: str, is_date: bool) -> pa.Array:
     numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     if unit == "hour":
-        return _masked((numbers // _HOUR).astype(np.int32), plain)
+        return _mask_nulls((numbers // _HOUR).astype(np.int32), plain)
     days = numbers if is_date else numbers // _DAY
     if unit == "day":
-        return _masked(days.astype(np.int32), plain)
-    return _masked(days.astype("datetime64[D]").astype(f"datetime64[{unit[0].upper()}]").astype(np.int32), plain)
+        return _mask_nulls(days.astype(np.int32), plain)
+    return _mask_nulls(days.astype("datetime64[D]").astype(f"datetime64[{unit[0].upper()}]").astype(np.int32), plain)
 
 
-def _masked(numbers: np.ndarray, like: pa.Array) -> pa.Array:
+def _mask_nulls(numbers: np.ndarray, like: pa.Array) -> pa.Array:
     """Return numbers, null where ``like`` is."""
     return pa.array(numbers, mask=like.is_null().to_numpy(zero_copy_only=False))
 
 
-def _murmur3(longs: np.ndarray) -> np.ndarray:
+def _compute_murmur3(longs: np.ndarray) -> np.ndarray:
     """Return the 32 bit Murmur3 hash of each number's eight bytes."""
 
     def turned(words: np.ndarray, by: int) -> np.ndarray:

@@ -37,7 +37,7 @@ from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile,
 # --- what tasks need --------------------------------------------------------------------------------------------------
 
 
-def written_as(table: Table, columns: Schema) -> dict[str, Any]:
+def describe_layout(table: Table, columns: Schema) -> dict[str, Any]:
     """Return the parameters of an :class:`.IcebergTarget` that say how the table's files are written.
 
     :param columns: the files' columns with the table's ids.
@@ -56,11 +56,11 @@ def written_as(table: Table, columns: Schema) -> dict[str, Any]:
             for found in order.fields
         ),
         "order_id": order.order_id,
-        "metrics": column_metrics(columns, table.properties),
+        "metrics": make_column_metrics(columns, table.properties),
     }
 
 
-def column_metrics(columns: Schema, properties: Mapping[str, str]) -> dict[str, ColumnMetrics]:
+def make_column_metrics(columns: Schema, properties: Mapping[str, str]) -> dict[str, ColumnMetrics]:
     """Return the metadata that files have for each column, by its path in Parquet's schema.
 
     :param columns: the files' columns with the table's ids.
@@ -94,7 +94,7 @@ def _partition_from_json(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
+def make_data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
     """Return the data file that a token names.
 
     :param path: its path as Iceberg's metadata has it.
@@ -177,22 +177,22 @@ class _Projection(ArrowProjectionVisitor):
     """Keeps the nulls of lists and maps of structures, which pyiceberg 0.12 reads as empty ones."""
 
     def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
-        return _with_nulls(super().list(list_type, list_array, value_array), list_array)
+        return _restore_nulls(super().list(list_type, list_array, value_array), list_array)
 
     def map(
         self, map_type: MapType, map_array: pa.Array | None, key_result: pa.Array | None, value_result: pa.Array | None
     ) -> pa.Array | None:
-        return _with_nulls(super().map(map_type, map_array, key_result, value_result), map_array)
+        return _restore_nulls(super().map(map_type, map_array, key_result, value_result), map_array)
 
 
-def _with_nulls(found: pa.Array | None, like: pa.Array | None) -> pa.Array | None:
+def _restore_nulls(found: pa.Array | None, like: pa.Array | None) -> pa.Array | None:
     """Return values, null where ``like`` is."""
     if found is None or like is None or found.null_count == like.null_count:
         return found
     return pc.if_else(like.is_valid(), found, pa.scalar(None, found.type))
 
 
-def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
+def list_table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
     """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
 
     :param names: the table's columns by the names that the rows have for them.
@@ -202,7 +202,7 @@ def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Ma
         return []
     within: BooleanExpression = AlwaysTrue()
     for name in upsert.key:
-        low, high = (_json_value(bound) for bound in upsert.bounds(name))
+        low, high = (_to_json_value(bound) for bound in upsert.bounds(name))
         if isinstance(low, (int, str)) and not isinstance(low, bool):
             column = Reference(names[name])
             bounds: tuple[Any, Any] = (literal(low), literal(high))
@@ -211,5 +211,5 @@ def table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Ma
     return [IcebergFile(table, task, names) for task in tasks]
 
 
-def _json_value(value: object) -> Any:
+def _to_json_value(value: object) -> Any:
     return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers
-from airflow_kafka_spark.windows.dead_letters import Runs, runs_of
+from airflow_kafka_spark.windows.dead_letters import Runs, group_into_runs
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 
 SCHEMA = pa.schema(
@@ -107,7 +107,7 @@ def to_bytes(letters: pa.Table) -> bytes:
     return stream.getvalue().to_pybytes()
 
 
-def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table:
+def read_letters(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Return the letters of several splits, sorted by topic, partition and offset.
 
     :param schema: :data:`SCHEMA` or :data:`ROUTED`.
@@ -121,7 +121,7 @@ def from_bytes(streams: Iterable[bytes], schema: pa.Schema = SCHEMA) -> pa.Table
 def join_streams(*streams: bytes) -> bytes:
     """Return several streams as one; empty if all are."""
     found = [stream for stream in streams if stream]
-    return to_bytes(from_bytes(found)) if len(found) > 1 else b"".join(found)
+    return to_bytes(read_letters(found)) if len(found) > 1 else b"".join(found)
 
 
 def drop_sent(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) -> pa.Table:
@@ -133,12 +133,12 @@ def drop_sent(letters: pa.Table, sent: Mapping[TopicPartition, frozenset[int]]) 
     return letters.filter(pa.array(new, pa.bool_()))
 
 
-def offsets_of(letters: pa.Table) -> dict[TopicPartition, Runs]:
+def collect_offsets(letters: pa.Table) -> dict[TopicPartition, Runs]:
     """Return the offsets of the letters' records, by partition."""
     found: dict[TopicPartition, list[int]] = {}
     for topic, partition, offset in zip(*(letters[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True):
         found.setdefault(TopicPartition(topic, partition), []).append(offset)
-    return {tp: runs_of(offsets) for tp, offsets in found.items()}
+    return {tp: group_into_runs(offsets) for tp, offsets in found.items()}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Envelope:
 
     def records(self, letters: pa.Table) -> pa.RecordBatch:
         """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
-        return _records(letters, self._context if self.with_context else None)
+        return _make_records(letters, self._context if self.with_context else None)
 
     def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the headers that say where the record of a letter was read.
@@ -167,7 +167,7 @@ class Envelope:
         return {PREFIX + name: value for name, value in locate_record(row).items()}
 
     def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        stages, reasons = row["stage"].dictionary_encode(), _shortened(row["reason"])
+        stages, reasons = row["stage"].dictionary_encode(), _shorten(row["reason"])
         known = stages.dictionary.to_pylist()
         facts = {
             "connector.name": self.connector,
@@ -197,7 +197,7 @@ class RowEnvelope(Envelope):
         return {ROW_PREFIX + name: value for name, value in locate_row(self.source, self.window, row).items()}
 
 
-def _shortened(reasons: pa.StringArray) -> pa.StringArray:
+def _shorten(reasons: pa.StringArray) -> pa.StringArray:
     long = pc.greater(pc.utf8_length(reasons), LONGEST_REASON)
     if not pc.any(long).as_py():
         return reasons
@@ -230,10 +230,10 @@ def make_routed_records(
         facts = locate(row) | {"pipeline": pipeline, "reason": row["reason"]}
         return {ROUTED_PREFIX + name: value for name, value in facts.items()}
 
-    return _records(routed, context)
+    return _make_records(routed, context)
 
 
-def _records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None) -> pa.RecordBatch:
+def _make_records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None) -> pa.RecordBatch:
     batch = letters.combine_chunks().to_batches()[0]
     headers = batch.column("headers")
     if context is not None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoded, Encoder, StructEncoder
-from airflow_kafka_spark.formats.tasks.text import plain_decimals
+from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
 from airflow_kafka_spark.windows.model import KEY_CONVERTER, VALUE_CONVERTER
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -34,7 +34,7 @@ def extend_headers(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListAr
     own_names, own_values = headers.flatten().flatten()
     own = len(own_names)
     # The position at which each record's facts begin: after its own headers and everything before them.
-    ends = np.cumsum(_lengths(headers)) + np.arange(count) * width
+    ends = np.cumsum(_compute_lengths(headers)) + np.arange(count) * width
     places = ends[:, None] + np.arange(width)
     names = np.empty(own + count * width, np.int64)
     names[places] = own + np.arange(width)
@@ -45,27 +45,27 @@ def extend_headers(headers: pa.ListArray, facts: Mapping[str, Any]) -> pa.ListAr
     names[kept] = values[kept] = np.arange(own)
     pairs = [
         pa.concat_arrays([own_names, pa.array(facts, pa.string())]).take(pa.array(names)),
-        pa.concat_arrays([own_values, *(_binary(value, count) for value in facts.values())]).take(pa.array(values)),
+        pa.concat_arrays([own_values, *(_to_binary(value, count) for value in facts.values())]).take(pa.array(values)),
     ]
     offsets = pa.array(np.concatenate([[0], ends + width]), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(pairs, fields=list(HEADERS.value_type)), type=HEADERS)
 
 
-def pairs_of(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]]]:
+def list_pairs(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]]]:
     """Return the headers of each record in the client's form.
 
     :param headers: lists of structs with a ``key`` and a ``value``; null for a record without headers.
     """
     each = headers.flatten()
     pairs = list(zip(*(pc.struct_field(each, name).to_pylist() for name in ("key", "value")), strict=True))
-    return [pairs[start:end] for start, end in pairwise([0, *np.cumsum(_lengths(headers)).tolist()])]
+    return [pairs[start:end] for start, end in pairwise([0, *np.cumsum(_compute_lengths(headers)).tolist()])]
 
 
-def _lengths(headers: pa.ListArray) -> np.ndarray:
+def _compute_lengths(headers: pa.ListArray) -> np.ndarray:
     return np.asarray(pc.list_value_length(headers).fill_null(0), np.int64)
 
 
-def _binary(value: pa.Array | object, count: int) -> pa.Array:
+def _to_binary(value: pa.Array | object, count: int) -> pa.Array:
     if isinstance(value, pa.Array):
         return value.cast(pa.string()).cast(pa.binary())
     return pa.repeat(pa.scalar(str(value).encode(), pa.binary()), count)
@@ -106,7 +106,7 @@ class RecordEncoder:
         if self.partition is not None:
             columns["partition"] = rows[self.partition].cast(pa.int32())
         if self.timestamp is not None:
-            columns["timestamp"] = _milliseconds(rows[self.timestamp])
+            columns["timestamp"] = _to_milliseconds(rows[self.timestamp])
         if self.headers:
             columns["headers"] = self._headers(rows, batch.num_rows)
         return pa.RecordBatch.from_pydict(columns)
@@ -123,7 +123,7 @@ class RecordEncoder:
         )
 
 
-def _milliseconds(column: pa.Array) -> pa.Array:
+def _to_milliseconds(column: pa.Array) -> pa.Array:
     """Return milliseconds since the epoch, rounded down as Spark does, also for times before 1970."""
     plain = column.cast(pa.int64())
     if not pa.types.is_timestamp(column.type):
@@ -143,13 +143,13 @@ class ColumnEncoder:
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """Return the encoded rows; null for a struct that is null. No row is refused."""
-        columns = {f.name: _without_decimals(column) for f, column in zip(rows.type, rows.flatten(), strict=True)}
+        columns = {f.name: _remove_decimals(column) for f, column in zip(rows.type, rows.flatten(), strict=True)}
         values = self.encoder.encode(columns)
         return Encoded(pc.if_else(rows.is_valid(), values, None) if rows.null_count else values)
 
 
-def _without_decimals(column: pa.Array) -> pa.Array:
-    return plain_decimals(column) if pa.types.is_decimal(column.type) else column
+def _remove_decimals(column: pa.Array) -> pa.Array:
+    return format_plain_decimals(column) if pa.types.is_decimal(column.type) else column
 
 
 @dataclass(frozen=True)

@@ -35,32 +35,32 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, named_rights, right_missing
-from airflow_kafka_spark.hooks.kafka.config import identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right, name_missing_rights
+from airflow_kafka_spark.hooks.kafka.config import describe_identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
     describe,
-    fencing_producer,
     find_fatal_error,
     is_fatal,
     is_fenced,
+    make_fencing_producer,
     send_offsets,
 )
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, from_bytes
-from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, refused_by_brokers
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
+from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
 from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
     fold_records,
-    marker_key,
-    marker_record,
-    split_prefix,
-    window_key,
+    make_marker_key,
+    make_marker_record,
+    make_split_prefix,
+    make_window_key,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
 from airflow_kafka_spark.windows.times import Timed, split_seconds
@@ -80,7 +80,7 @@ class ClaimedWindow:
 
     def __init__(self, claim: LedgerClaim) -> None:
         self._claim = claim
-        self._mine = (window_key(claim.pipeline, claim.number), split_prefix(claim.pipeline, claim.number))
+        self._mine = (make_window_key(claim.pipeline, claim.number), make_split_prefix(claim.pipeline, claim.number))
         self._newest: dict[bytes, LedgerRecord] = {}
         self._last: LedgerRecord | None = None
 
@@ -114,7 +114,7 @@ class ClaimedWindow:
     def memory(self, split: int) -> Memory:
         """Return the state of the window and of one of its splits, folded from these records."""
         claim = self._claim
-        keys = (window_key(claim.pipeline, claim.number), marker_key(claim.pipeline, claim.number, split))
+        keys = (make_window_key(claim.pipeline, claim.number), make_marker_key(claim.pipeline, claim.number, split))
         return fold_records(claim.pipeline, [self._newest[key] for key in keys if key in self._newest])
 
 
@@ -313,7 +313,7 @@ class Publisher:
         milliseconds = round(self.transaction_timeout * 1000)
         timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
         config = {**PRODUCER, **self.config, **timeouts}
-        return fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
+        return make_fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
 
     def find_marker(self, split: int) -> Marker | None:
         """Return the split's marker, or None if the split is not published.
@@ -332,7 +332,7 @@ class Publisher:
         consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
         right = Right("topic", "Read", tp.topic)
         try:
-            with named_rights(config, "reading the ledger", right, conn_id=self.conn_id):
+            with name_missing_rights(config, "reading the ledger", right, conn_id=self.conn_id):
                 _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
         except KafkaException as error:
             raise self._unavailable(error, f"looking into {tp}") from None
@@ -340,8 +340,8 @@ class Publisher:
             consumer.close()
         # Wait for these keys only: the marker of a dead task, in its open transaction, would otherwise delay all other splits.
         mine = (
-            window_key(self.ledger.pipeline, self.ledger.number),
-            marker_key(self.ledger.pipeline, self.ledger.number, split),
+            make_window_key(self.ledger.pipeline, self.ledger.number),
+            make_marker_key(self.ledger.pipeline, self.ledger.number, split),
         )
 
         def read(start: int) -> Iterator[LedgerRecord]:
@@ -385,7 +385,7 @@ class Publisher:
     def _writing(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
         """Add the topics that are written in this block to an error by which the brokers refuse records."""
         right = Right("topic", "Write", "`, `".join(topics))
-        return named_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
+        return name_missing_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
 
     def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
@@ -404,7 +404,7 @@ class Publisher:
             raise SparkJobFailed(f"{self.ledger.pipeline}#{self.ledger.number}", found)
         if policy.topic is None or policy.envelope is None:
             return ()
-        letters = from_bytes([result.letters])
+        letters = read_letters([result.letters])
         if letters.num_rows != result.rejected:
             raise CountMismatch(f"{self.ledger.pipeline}#{self.ledger.number}", result.rejected, letters.num_rows)
         sender = self._sender(
@@ -430,7 +430,7 @@ class Publisher:
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
         # The marker goes last: until its transaction ends, no reader gets past it in the ledger's partition.
-        record = marker_record(self.ledger.pipeline, marker)
+        record = make_marker_record(self.ledger.pipeline, marker)
         producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
         if producer.flush(self.transaction_timeout):
             raise KafkaUnavailable(
@@ -484,9 +484,9 @@ class Publisher:
         said = error.args[0] if isinstance(error, KafkaException) else None
         # Records that are sent are watched; the marker is not.
         marker = [Right("topic", "Write", self.ledger.topic)]
-        if missing := right_missing(said, self.conn_id, identity(self.config), doing, marker):
+        if missing := find_missing_right(said, self.conn_id, describe_identity(self.config), doing, marker):
             return missing
-        return (said and refused_by_brokers(said, self.conn_id, "rows")) or self._unavailable(error, doing)
+        return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import Right, right_missing
-from airflow_kafka_spark.hooks.kafka.partitioner import partitions_of
-from airflow_kafka_spark.sinks.kafka.tasks.encode import pairs_of
+from airflow_kafka_spark.hooks.kafka.client_errors import Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
+from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 BATCH = 20_000
@@ -148,7 +148,7 @@ class Sender:
             # 0 is the time of writing.
             columns += [nothing, stamps.fill_null(0).to_pylist() if stamps is not None else [0] * len(partitions)]
         if headers is not None:
-            columns += [[pairs or None for pairs in pairs_of(headers)]]
+            columns += [[pairs or None for pairs in list_pairs(headers)]]
         deadline, first = time.monotonic() + self.patience, 0
         while columns[0]:
             left = [iter(column) for column in columns]
@@ -183,7 +183,7 @@ class Sender:
         if topic not in self.partitions:
             found = self.producer.list_topics(topic, timeout=30).topics.get(topic)
             rights = [Right("topic", "Describe", topic)]
-            if found and (missing := right_missing(found.error, self.conn_id, "", f"sending {self.called}s", rights)):
+            if found and (missing := find_missing_right(found.error, self.conn_id, "", f"sending {self.called}s", rights)):
                 raise missing
             if found is None or found.error is not None or not found.partitions:
                 raise TopicMissing("", [topic])
@@ -194,7 +194,7 @@ class Sender:
         """Return the partitions that the rows name, or those of their keys for rows that name none."""
         column = columns.get("partition")
         if column is None:
-            return partitions_of(columns["key"], count, self.turn)
+            return choose_partitions(columns["key"], count, self.turn)
         wrong = pc.indices_nonzero(pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False))
         if len(wrong):
             at = wrong[0].as_py()
@@ -202,7 +202,7 @@ class Sender:
             raise RowRejected(self._row(rows[at]), found, "Correct the partition column")
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         # All of a copy's records name one; their keys need no hash then.
-        return np.where(asked < 0, partitions_of(columns["key"], count, self.turn), asked) if column.null_count else asked
+        return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
 
     def _noting(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
@@ -233,7 +233,7 @@ class Sender:
         if self._errors:
             topic, error = self._errors[0]
             keyless = self._keyless.get(topic, "")
-            raise refused_by_brokers(error, self.conn_id, f"{self.called}s", topic, keyless) or KafkaException(error)
+            raise find_refusal(error, self.conn_id, f"{self.called}s", topic, keyless) or KafkaException(error)
 
 
 # --- records that the brokers refuse -------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ REMEDIES = {
 RETRY_HINT = "The task may then be retried: it goes on with the same window"
 
 
-def refused_by_brokers(
+def find_refusal(
     error: KafkaError, conn_id: str, called: str, topic: str | None = None, keyless: str = ""
 ) -> KafkaRefused | None:
     """Return the exception for an error that refuses a record, or None if the error is not about records and a retry may help.
@@ -269,7 +269,7 @@ def refused_by_brokers(
     :param keyless: the first row that was sent without a key; "" if every row has one.
     """
     rights = [Right("topic", "Write", topic or "")]
-    if missing := right_missing(error, conn_id, "", f"sending {called}", rights):
+    if missing := find_missing_right(error, conn_id, "", f"sending {called}", rights):
         return missing
     if error.name() not in REMEDIES:
         return None

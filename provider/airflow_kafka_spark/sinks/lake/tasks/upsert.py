@@ -53,7 +53,7 @@ class StageTarget(StoreTarget):
     filled: tuple[str, ...] = ()
 
 
-def staged_schema(rows: pa.Schema) -> pa.Schema:
+def make_staged_schema(rows: pa.Schema) -> pa.Schema:
     """Return the columns of staged files: those of the rows, which are null in a tombstone, and its mark.
 
     :param rows: the columns of the rows, in the types that the table's files have.

@@ -81,9 +81,9 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     """
     # The connection string is the same for all pipelines, so that they share one ADBC database. Until the session has its name it
     # does nothing: one of an overtaken attempt then finds the attempt's place gone, like a task that begins late.
-    session = (AdbcSession if adbc_serves(arrays) else PsycopgSession)(server.named(APPLICATION))
+    session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
-        session.rows(sql.session_settings(server.lock_timeout, durable=durable, application_name=application_name))
+        session.rows(sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name))
         session.commit()
     except BaseException:
         session.close()
@@ -91,7 +91,7 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     return session
 
 
-def adbc_serves(arrays: bool) -> bool:
+def can_use_adbc(arrays: bool) -> bool:
     """Return True if a release of ADBC is installed that writes these values correctly.
 
     :param arrays: True if any column is an array.
@@ -119,7 +119,7 @@ class AdbcSession(LoadSession):
         import adbc_driver_postgresql.dbapi as adbc
 
         self.errors = (adbc_driver_manager.Error, pa.ArrowException)
-        connection = adbc_driver_manager.AdbcConnection(_database(conninfo, threading.get_ident()))
+        connection = adbc_driver_manager.AdbcConnection(_open_database(conninfo, threading.get_ident()))
         kept: Any = _KeptDatabase()
         self._connection = adbc.Connection(kept, connection)
         self._cursor = self._connection.cursor()
@@ -154,7 +154,7 @@ class _KeptDatabase:
 
 
 @lru_cache(maxsize=8)
-def _database(conninfo: str, thread: int) -> adbc_driver_manager.AdbcDatabase:
+def _open_database(conninfo: str, thread: int) -> adbc_driver_manager.AdbcDatabase:
     """Return ADBC's database, which holds no session. It reads the server's whole catalog of types and columns when it is made,
     which takes longer than a small split. So all splits that a Python worker loads into a server share one.
 
@@ -191,7 +191,7 @@ class PsycopgSession(LoadSession):
         count = 0
         statement = f"COPY {place} ({columns}) FROM STDIN (FORMAT BINARY)"
         with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-            copy.set_types([_without_modifier(t) for t in types])
+            copy.set_types([_remove_modifier(t) for t in types])
             for batch in batches:
                 for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     copy.write_row(row)
@@ -207,7 +207,7 @@ class PsycopgSession(LoadSession):
                 step()
 
 
-def _without_modifier(kind: str) -> str:
+def _remove_modifier(kind: str) -> str:
     name, _, rest = kind.partition("(")
     return name + ("[]" if rest.endswith("[]") else "")
 

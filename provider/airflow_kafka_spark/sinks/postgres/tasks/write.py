@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
-from airflow_kafka_spark.formats.tasks.text import json_values
+from airflow_kafka_spark.formats.tasks.text import format_json_values
 from airflow_kafka_spark.hooks.databases import Name, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import StageColumn
-from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, lock_key
+from airflow_kafka_spark.sinks.postgres.server import SinkServer, is_refusal, make_lock_key
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.sinks.postgres.tasks.session import LoadSession, Stream, open_session
 from airflow_kafka_spark.windows.model import BadRecord, Split
@@ -99,7 +99,7 @@ def _encode(array: pa.Array, column: StageColumn) -> pa.Array:
 
 def _as_sent(array: pa.Array, column: StageColumn) -> pa.Array:
     if column.holds == "json":
-        return json_values(array)
+        return format_json_values(array)
     if array.type == column.arrow:
         return array
     plain = array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -388,28 +388,28 @@ def find_unstorable_rows(batch: pa.RecordBatch, key: Sequence[str]) -> dict[int,
     """
     found: dict[int, str] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        for wrong, reason in _checks(column, name in key):
+        for wrong, reason in _list_checks(column, name in key):
             if pc.any(wrong).as_py():
                 for at in pc.indices_nonzero(wrong.fill_null(False)).to_pylist():
                     found.setdefault(at, f"column `{name}` {reason}")
     return found
 
 
-def _checks(column: pa.Array, of_key: bool) -> Iterator[tuple[Any, str]]:
+def _list_checks(column: pa.Array, of_key: bool) -> Iterator[tuple[Any, str]]:
     kind = column.type
     if of_key and column.null_count:
         yield column.is_null(), "is null, and is part of the key"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         yield pc.match_substring(column, NUL), "has a NUL character, which PostgreSQL cannot hold"
     elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_string(kind.value_type):
-        yield _within(column), "has a NUL character, which PostgreSQL cannot hold"
+        yield _find_nul_lists(column), "has a NUL character, which PostgreSQL cannot hold"
     elif pa.types.is_date32(kind):
         yield pc.less(column.cast(pa.int32()), _FIRST_DAY), "is before the first day that PostgreSQL knows, in 4714 BC"
     elif pa.types.is_timestamp(kind) and kind.unit == "us":
         yield pc.less(column.cast(pa.int64()), _FIRST_MICROSECOND), "is before the first day that PostgreSQL knows, in 4714 BC"
 
 
-def _within(lists: pa.ListArray) -> pa.BooleanArray:
+def _find_nul_lists(lists: pa.ListArray) -> pa.BooleanArray:
     """Return which lists hold a text with a NUL character."""
     texts = pc.list_flatten(lists)
     wrong = pc.match_substring(texts, NUL).fill_null(False)
@@ -473,7 +473,7 @@ class SplitAtomicWriter(CopyWriter):
         if (there := self._known(session)) is not None:
             return there
         # Its markers are deleted when the next window is applied. A task that comes even later must not write the split again.
-        if session.rows(sql.applied_since(self.windows, self.load.pipeline, self.load.number)):
+        if session.rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):
             return {}
         if [owner for (owner,) in owners] != [self.owner]:
             raise Fenced(self.load.pipeline, f"writing {self.split.range} of window {self.load.number}")
@@ -483,7 +483,7 @@ class SplitAtomicWriter(CopyWriter):
 
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
         there = next((marker for marker in self._markers(session) if marker[:4] == self._marker[:4]), None)
-        return None if there is None else _token(there)
+        return None if there is None else _make_token(there)
 
     def _refuse_overlap(self, session: LoadSession) -> None:
         mine = self._marker
@@ -518,7 +518,7 @@ class SplitAtomicWriter(CopyWriter):
         marker = self._marker._replace(rows=rows, written=written, deleted=deleted)
         session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
         session.commit()
-        return _token(marker)
+        return _make_token(marker)
 
     def defer(self) -> None:
         """Defer the commit of the split, as :meth:`SplitWriter.defer`."""
@@ -559,7 +559,7 @@ class SplitAtomicWriter(CopyWriter):
             marker = self._marker._replace(rows=sql.DEFERRED)
             session.run(sql.count_split(self.splits, self.load.pipeline, self.load.number, marker))
             session.commit()
-            there = _token(marker)
+            there = _make_token(marker)
         session.close()
         return there
 
@@ -594,7 +594,7 @@ class SplitAtomicWriter(CopyWriter):
     @property
     def _lock(self) -> int:
         r = self.split.range
-        return lock_key(
+        return make_lock_key(
             "split", str(self.windows), self.load.pipeline, str(self.load.number), r.topic, str(r.partition), str(r.start)
         )
 
@@ -616,7 +616,7 @@ class SplitAtomicWriter(CopyWriter):
         return pa.RecordBatch.from_arrays([*own, *(origin[name] for name in self.merge.filled)], schema=self._schema)
 
 
-def _token(marker: sql.SplitRow) -> Mapping[str, Any]:
+def _make_token(marker: sql.SplitRow) -> Mapping[str, Any]:
     if marker.is_deferred:
         return {DEFERRED: True}
     return {"rows": marker.rows, "written": marker.written, "deleted": marker.deleted}

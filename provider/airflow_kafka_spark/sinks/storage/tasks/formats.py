@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.orc
 import pyarrow.parquet
 
-from airflow_kafka_spark.formats.tasks.text import csv_header, csv_lines, json_lines
+from airflow_kafka_spark.formats.tasks.text import format_csv_header, format_csv_lines, format_json_lines
 
 # Size of the buffer: a row group of Parquet and ORC; text is encoded in pieces that fit into the cache.
 _GROUP_ROWS, _GROUP_BYTES = 500_000, 64 << 20
@@ -71,13 +71,13 @@ class FileSpec:
         Members of nullable structs are nullable, since Parquet's writer takes a null struct as a null of each member.
         """
         naive = self.format == "orc" and self.options.get("timestamps", "utc") == "utc"
-        return pa.schema([_stored_field(f, naive, False) for f in schema])
+        return pa.schema([_make_stored_field(f, naive, False) for f in schema])
 
     def unfit(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         """Yield position and reason of the rows with values that readers would not get back from the format."""
         if self.format == "orc":
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                rows = _find(column, pa.types.is_timestamp, _outside_orc)
+                rows = _find(column, pa.types.is_timestamp, _is_outside_orc)
                 yield from ((int(row), f"the timestamp in column `{name}` cannot be stored in ORC: {_ORC_RANGE}") for row in rows)
         elif self.format == "csv" and batch.num_columns == 1:
             rows = np.flatnonzero(batch.column(0).is_null().to_numpy(zero_copy_only=False))
@@ -87,7 +87,7 @@ class FileSpec:
 GENERAL_OPTIONS = {"max_open_files", "max_rows_per_group", "max_bytes_per_group", "timestamps"}
 
 
-def _stored(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
+def _find_stored_type(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
     """Return the type that is stored for a type.
 
     :param absent: True if the struct that holds it may be null.
@@ -95,17 +95,17 @@ def _stored(kind: pa.DataType, naive: bool, absent: bool) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", None if naive or not kind.tz else "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([_stored_field(kind.field(i), naive, absent) for i in range(kind.num_fields)])
+        return pa.struct([_make_stored_field(kind.field(i), naive, absent) for i in range(kind.num_fields)])
     if pa.types.is_map(kind):
-        return pa.map_(_stored(kind.key_type, naive, False), _stored_field(kind.item_field, naive, False))
+        return pa.map_(_find_stored_type(kind.key_type, naive, False), _make_stored_field(kind.item_field, naive, False))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_stored_field(kind.value_field, naive, False))
+        return pa.list_(_make_stored_field(kind.value_field, naive, False))
     return kind
 
 
-def _stored_field(item: pa.Field, naive: bool, absent: bool) -> pa.Field:
+def _make_stored_field(item: pa.Field, naive: bool, absent: bool) -> pa.Field:
     nullable = item.nullable or absent
-    return item.with_type(_stored(item.type, naive, nullable)).with_nullable(nullable)
+    return item.with_type(_find_stored_type(item.type, naive, nullable)).with_nullable(nullable)
 
 
 # --- values that ORC cannot hold --------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ _ORC_RANGE = "expected whole seconds before 1970, and nothing outside of 1678 to
 _ORC_FIRST, _ORC_LAST = -9_214_560_000_000_000, 9_214_646_400_000_000
 
 
-def _outside_orc(instants: pa.Array) -> np.ndarray:
+def _is_outside_orc(instants: pa.Array) -> np.ndarray:
     """Return a boolean per timestamp: True if ORC cannot hold it. Java's reader rejects a file with fractions of a second before
     1970, and Arrow's reader overflows 64 bits of nanoseconds."""
     micros = pc.fill_null(instants.cast(pa.timestamp("us", instants.type.tz)).cast(pa.int64()), 0).to_numpy()
@@ -225,7 +225,7 @@ class JsonFile(TextFile):
         super().__init__(stream, schema, spec)
 
     def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
-        return json_lines(batch)
+        return format_json_lines(batch)
 
 
 class CsvFile(TextFile):
@@ -238,10 +238,10 @@ class CsvFile(TextFile):
             raise ValueError(f"delimiter must be one character that no number or date contains, not {delimiter!r}")
         self.delimiter = delimiter
         if header:
-            self.stream.write(csv_header(schema.names, delimiter))
+            self.stream.write(format_csv_header(schema.names, delimiter))
 
     def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
-        return csv_lines(batch, self.delimiter)
+        return format_csv_lines(batch, self.delimiter)
 
 
 _WRITERS: dict[str, type[FileWriter]] = {"parquet": ParquetFile, "json": JsonFile, "csv": CsvFile, "orc": OrcFile}

@@ -19,7 +19,7 @@ import pyarrow.parquet
 from airflow_kafka_spark.errors import BadRecords, Fenced, Problem, SinkUnavailable
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows, SplitWriter
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN
-from airflow_kafka_spark.sinks.storage.store import TableStore, file_stem, flush, without_tildes
+from airflow_kafka_spark.sinks.storage.store import TableStore, flush, make_file_stem, remove_tildes
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
@@ -232,7 +232,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
             raise BadRecords(self.target.window, len(bad), samples)
 
 
-def partition_values(values: pa.Array) -> list[str | None]:
+def format_partition_values(values: pa.Array) -> list[str | None]:
     """Return partition values as Spark writes them into a path, before escaping, and Delta into its log."""
     if pa.types.is_boolean(values.type):
         return [None if v is None else str(v).lower() for v in values.to_pylist()]
@@ -241,7 +241,7 @@ def partition_values(values: pa.Array) -> list[str | None]:
     return [None if v is None else str(v) for v in values.to_pylist()]
 
 
-def partition_type_problem(name: str, kind: pa.DataType) -> Problem | None:
+def find_partition_type_problem(name: str, kind: pa.DataType) -> Problem | None:
     """Return the problem of a partition column whose values cannot be in the names of directories and in Delta's log, else None.
 
     :param name: the column.
@@ -321,7 +321,7 @@ class StoreFile(BufferedFile):
 LakeFileT = TypeVar("LakeFileT", bound=StoreFile)
 
 
-def footer_of(file: StoreFile) -> pyarrow.parquet.FileMetaData:
+def read_footer(file: StoreFile) -> pyarrow.parquet.FileMetaData:
     """Return the footer of a file that is finished."""
     return file.writer.footer  # type: ignore[attr-defined]
 
@@ -424,7 +424,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             directory = f"{directory}/{name}"
             self.target.store.make_within(directory)
         number = len(self.finished) + len(self.files)
-        return self.new_file(f"{directory}/{without_tildes(file_stem(self.split.range, number))}-{self.token}.parquet")
+        return self.new_file(f"{directory}/{remove_tildes(make_file_stem(self.split.range, number))}-{self.token}.parquet")
 
     def directories(self, key: PartitionKey) -> Sequence[str]:
         """Return the names of the directories, one in the other, that the file of some partition values gets within the

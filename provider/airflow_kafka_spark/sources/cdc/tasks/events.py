@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, enum_schema, json_text
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json, make_enum_schema
 
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
@@ -61,7 +61,7 @@ class EventForm:
 _NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
+def make_source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
     """Return the schema of the field ``source``.
 
     :param connector: the package of the connector, as in ``postgresql``.
@@ -76,7 +76,7 @@ def source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> di
 
 
 _SNAPSHOT = {
-    **enum_schema(
+    **make_enum_schema(
         "Enum", ("true", "first", "first_in_data_collection", "last_in_data_collection", "last", "false", "incremental")
     ),
     "default": "false",
@@ -113,13 +113,13 @@ class TableWriter(ABC):
         self.name = ".".join(name)
         self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
         self.columns = columns
-        self._pieces = [f"{json_text(column.name)}:" for column in columns]
+        self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
         self._key = self._key_columns(form.keys.get(name), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
-            self._key_schema = json_text(self._schema(f"{self.topic}.Key", self._key))
-            self._value_schema = json_text(self._envelope(source))
+            self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
+            self._value_schema = format_json(self._envelope(source))
 
     def _key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
         if given is None:
@@ -230,10 +230,10 @@ class _Transaction:
         """Count an event of a table, and return its field ``transaction`` as JSON."""
         self.count += 1
         of_table = self.counts[table] = self.counts.get(table, 0) + 1
-        return f'{{"id":{json_text(self.id)},"total_order":{self.count},"data_collection_order":{of_table}}}'
+        return f'{{"id":{format_json(self.id)},"total_order":{self.count},"data_collection_order":{of_table}}}'
 
 
-def _transaction_schemas() -> tuple[str, str]:
+def _make_transaction_schemas() -> tuple[str, str]:
     """Return the schemas of key and value of the records of transactions, as JSON."""
     name, id = "io.debezium.connector.common.TransactionMetadata", {"type": "string", "optional": False, "field": "id"}
     of_table = [{"type": "string", "optional": False, "field": "data_collection"}]
@@ -250,10 +250,10 @@ def _transaction_schemas() -> tuple[str, str]:
         {"type": "struct", "fields": given, "optional": False, "name": f"{name}{part}", "version": 1}
         for part, given in (("Key", [id]), ("Value", fields))
     )
-    return json_text(key), json_text(value)
+    return format_json(key), format_json(value)
 
 
-_TRANSACTION_KEY, _TRANSACTION_VALUE = _transaction_schemas()
+_TRANSACTION_KEY, _TRANSACTION_VALUE = _make_transaction_schemas()
 
 TableT = TypeVar("TableT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
@@ -270,7 +270,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         self.form = form
         self.timestamp = 0
         self._transaction: _Transaction | None = None
-        self.of_server = json_text({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
+        self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
     def source(self, table: TableT, position: PositionT) -> str:
@@ -321,12 +321,12 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if ended is None or not ended.is_begun:
             return
         counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
-        yield self._boundary("END", ended.id, str(ended.count), json_text(counts))
+        yield self._boundary("END", ended.id, str(ended.count), format_json(counts))
 
     def _boundary(self, status: str, id: str, count: str, tables: str) -> Event:
-        key = f'{{"id":{json_text(id)}}}'
+        key = f'{{"id":{format_json(id)}}}'
         value = (
-            f'{{"status":"{status}","id":{json_text(id)},"event_count":{count},"data_collections":{tables},'
+            f'{{"status":"{status}","id":{format_json(id)},"event_count":{count},"data_collections":{tables},'
             f'"ts_ms":{self.timestamp}}}'
         )
         if self.form.schemas:

@@ -70,7 +70,7 @@ class EventReader(SplitReader):
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names = [name for name, _ in self.columns]
-        for batch in _batches(self.events(split)):
+        for batch in _batch_events(self.events(split)):
             columns = zip(*batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
@@ -80,7 +80,7 @@ class EventReader(SplitReader):
         return self._tokens.get(split, {})
 
 
-def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
+def _batch_events(events: Iterable[Event]) -> Iterator[list[Event]]:
     """Yield events in batches of a few megabytes."""
     batch: list[Event] = []
     size = 0
@@ -94,7 +94,7 @@ def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
         yield batch
 
 
-def needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
+def list_needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns that are needed, in their order."""
     return tuple(name for name, _ in COLUMNS if needed is None or name in needed)
 

@@ -179,6 +179,6 @@ class ChunkFilter(ABC):
         return not is_stale
 
 
-def caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
+def mark_caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
     """Return the state of snapshots once the log has caught up with their chunks; without tables that are complete."""
     return tuple(table.caught_up() for table in tables if not table.is_read)

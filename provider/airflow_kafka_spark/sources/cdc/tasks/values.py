@@ -24,21 +24,23 @@ class ValueRefused(ValueError):
         self.action = action
 
 
-def named(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
+def make_named_schema(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
     """Return the Connect schema of a named type."""
     given = {key: str(value) for key, value in parameters.items() if value is not None}
     return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
 
 
-def enum_schema(name: str, values: Sequence[str]) -> dict[str, Any]:
+def make_enum_schema(name: str, values: Sequence[str]) -> dict[str, Any]:
     """Return the schema of an enum, or of a set of an enum's values.
 
     :param name: ``Enum`` or ``EnumSet``.
     """
-    return named("string", f"io.debezium.data.{name}", allowed=",".join(value.replace(",", "\\,") for value in values))
+    return make_named_schema(
+        "string", f"io.debezium.data.{name}", allowed=",".join(value.replace(",", "\\,") for value in values)
+    )
 
 
-def decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
+def make_decimal_schema(scale: int, precision: int | None) -> dict[str, Any]:
     """Return the schema of Connect's Decimal.
 
     :param precision: None if it is unknown.
@@ -62,7 +64,7 @@ POINT_SCHEMA: Mapping[str, Any] = {
 """The schema of a point in the plane."""
 
 
-def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
+def format_point(x: str, y: str, wkb: bytes, srid: int | None) -> str:
     """Return a point as JSON.
 
     :param x: its first coordinate, as JSON.
@@ -70,29 +72,29 @@ def point_json(x: str, y: str, wkb: bytes, srid: int | None) -> str:
     :param wkb: the point as well-known binary.
     :param srid: the id of its spatial reference system; None without one.
     """
-    return f'{{"x":{x},"y":{y},"wkb":{base64_json(wkb)},"srid":{"null" if srid is None else srid}}}'
+    return f'{{"x":{x},"y":{y},"wkb":{format_base64(wkb)},"srid":{"null" if srid is None else srid}}}'
 
 
-def base64_json(raw: bytes) -> str:
+def format_base64(raw: bytes) -> str:
     """Return bytes as JSON."""
     return f'"{binascii.b2a_base64(raw, newline=False).decode()}"'
 
 
-def unscaled_integer_json(unscaled: int) -> str:
+def format_unscaled_integer(unscaled: int) -> str:
     """Return the unscaled value of a decimal as JSON: base64 of its bytes, big-endian."""
     length = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
-    return base64_json(unscaled.to_bytes(length, "big", signed=True))
+    return format_base64(unscaled.to_bytes(length, "big", signed=True))
 
 
-def unscaled_json(value: Decimal, scale: int) -> str:
-    """Return the unscaled value of a finite decimal as JSON; see :func:`unscaled_integer_json`."""
+def format_unscaled(value: Decimal, scale: int) -> str:
+    """Return the unscaled value of a finite decimal as JSON; see :func:`format_unscaled_integer`."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     # Not by a text: Python converts at most 4300 digits of one.
-    return unscaled_integer_json(int(Decimal((sign, digits, exponent + scale))))
+    return format_unscaled_integer(int(Decimal((sign, digits, exponent + scale))))
 
 
-def day_number(year: int, month: int, day: int) -> int:
+def count_days(year: int, month: int, day: int) -> int:
     """Return the days since 1970-01-01 in the proleptic Gregorian calendar, for any year."""
     year -= month <= 2
     era, of_era = divmod(year, 400)
@@ -100,6 +102,6 @@ def day_number(year: int, month: int, day: int) -> int:
     return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
 
 
-def json_text(value: object) -> str:
+def format_json(value: object) -> str:
     """Return compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.formats.tasks.text import concatenate
+from airflow_kafka_spark.formats.tasks.text import concatenate_texts
 from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
@@ -52,7 +52,7 @@ class PostgresSplitReader(SplitReader):
                 cursor.execute(statement)
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
             cursor.execute(self.statements[split])
-            for batch in _batches(cursor):
+            for batch in _read_batches(cursor):
                 yield self._checked(batch)
 
     @contextmanager
@@ -76,7 +76,9 @@ class PostgresSplitReader(SplitReader):
         :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
-            if kind in ("decimal", "fine decimal") and concatenate(column).to_pybytes().translate(None, _DECIMAL_CHARACTERS):
+            if kind in ("decimal", "fine decimal") and concatenate_texts(column).to_pybytes().translate(
+                None, _DECIMAL_CHARACTERS
+            ):
                 raise SourceRejected(self.table, f"column `{name}` holds NaN, for which Spark's decimals have nothing")
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 
@@ -88,19 +90,19 @@ class PostgresSplitReader(SplitReader):
             raise self._source_error(error, doing) from self.server.cause(error)
 
     def _source_error(self, error: Exception, doing: str) -> KafkaSparkError:
-        detail = describe_driver_message(self.server.scrub(server_message(error)))
+        detail = describe_driver_message(self.server.scrub(extract_server_message(error)))
         if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.table, f"{doing}: {detail}")
         return SourceUnavailable(self.server.where, doing, detail)
 
 
-def _batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
+def _read_batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
     """Return the batches of a result. An error in the middle has its SQLSTATE in ADBC's own reader, but not in pyarrow's."""
     own = getattr(getattr(cursor, "_results", None), "reader", None)
     return own if own is not None else cursor.fetch_record_batch()
 
 
-def server_message(error: BaseException) -> str:
+def extract_server_message(error: BaseException) -> str:
     """Return the server's message, which ADBC puts between its own words and the whole statement."""
     text = str(error)
     found = re.search(r"(?:ERROR|FATAL):\s+(.*)", text)

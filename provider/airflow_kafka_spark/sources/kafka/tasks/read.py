@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Co
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
-from airflow_kafka_spark.formats.base import metadata_type
+from airflow_kafka_spark.formats.base import get_metadata_type
 from airflow_kafka_spark.hooks.kafka.client_errors import drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
 from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
@@ -72,7 +72,7 @@ class KafkaRecords:
         return {
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
-            "headers": header_column([one or None for one in headers]),
+            "headers": make_header_column([one or None for one in headers]),
             "timestamp": self.timestamps.take(pa.array(at, pa.int64())),
         }
 
@@ -86,8 +86,8 @@ class KafkaRecords:
     @property
     def bytes(self) -> int:
         """Size of the values, and of the keys that were requested."""
-        of_values = _size(self.values) if self.value_bytes is None else self.value_bytes
-        return of_values + (_size(self.keys) if self.keys is not None else 0)
+        of_values = _compute_size(self.values) if self.value_bytes is None else self.value_bytes
+        return of_values + (_compute_size(self.keys) if self.keys is not None else 0)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -107,7 +107,7 @@ class KafkaSplitReader:
     epoch for the start it would not detect a cut after the start, and would ask the broker once per split. Missing records
     without others in their place are found by the driver, which compares the end of the range before the window is committed.
 
-    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.consumer_config`).
+    :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.make_consumer_config`).
     :param range: the offsets to read.
     :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
     :param with_headers: True if headers are wanted.
@@ -133,7 +133,7 @@ class KafkaSplitReader:
         events = _Events()
         consumer = Consumer({**TUNING, **self.config, "error_cb": events.on_error}, logger=events)
         try:
-            with _seldom_collected():
+            with _collect_garbage_seldom():
                 yield from self._read(consumer, events)
         finally:
             consumer.close()
@@ -312,10 +312,10 @@ _KEY, _VALUE = Message.key, Message.value
 _HEADERS = cast("Callable[[Any], list[tuple[str, bytes | None]] | None]", Message.headers)
 
 
-_HEADERS_TYPE = metadata_type("headers")
+_HEADERS_TYPE = get_metadata_type("headers")
 
 
-def header_column(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> pa.ListArray:
+def make_header_column(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> pa.ListArray:
     """Return headers as lists of structs; null for a record without headers. Arrow takes twice as long with a dictionary for each
     header.
     """
@@ -331,12 +331,12 @@ def header_column(headers: Sequence[list[tuple[str, bytes | None]] | None]) -> p
     return pa.ListArray.from_arrays(pa.array(ends), each, type=_HEADERS_TYPE, mask=mask)
 
 
-def _size(values: Iterable[bytes | None]) -> int:
+def _compute_size(values: Iterable[bytes | None]) -> int:
     return sum(map(len, filter(None, values)))
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def _collect_garbage_seldom() -> Iterator[None]:
     """Let the garbage collector run rarely. Messages come by the thousand and are freed without it; its runs took an eighth of
     the time.
     """
@@ -373,12 +373,12 @@ class _Events:
         """Ignore a log line, because librdkafka logs its own retries."""
 
 
-def records_from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
+def read_spark_records(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
     """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`KafkaRecords`.
 
     :raises RowsCutOff: the source has failed in the middle.
     """
-    for batch in chain.from_iterable(_slices(b) for b in require_end_of_stream(batches)):
+    for batch in chain.from_iterable(_slice_batch(b) for b in require_end_of_stream(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         headers = column.get("headers")
         yield KafkaRecords(
@@ -389,14 +389,14 @@ def records_from_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecor
             timestamp_type=column["timestampType"][0].as_py(),
             keys=column["key"].to_pylist(),
             values=column["value"].to_pylist(),
-            headers=_pairs(headers) if headers is not None else None,
+            headers=_list_pairs(headers) if headers is not None else None,
         )
 
 
-def _pairs(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]] | None]:
+def _list_pairs(headers: pa.ListArray) -> list[list[tuple[str, bytes | None]] | None]:
     return [None if one is None else [(h["key"], h["value"]) for h in one] for one in headers.to_pylist()]
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, batch.num_rows, BATCH_RECORDS):
         yield batch.slice(start, BATCH_RECORDS)

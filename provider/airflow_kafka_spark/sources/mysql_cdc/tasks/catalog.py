@@ -98,7 +98,7 @@ class MySqlTableShape:
             raise SourceRejected(self.shown, what, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
 
 
-def table_shape(server: LogServer, connection: Connection, name: TableName, form: ValueForm) -> MySqlTableShape | None:
+def read_table_shape(server: LogServer, connection: Connection, name: TableName, form: ValueForm) -> MySqlTableShape | None:
     """Return the present definition of a table; None if no table has this name.
 
     :raises SourceRejected: its engine has no snapshots.
@@ -111,7 +111,7 @@ def table_shape(server: LogServer, connection: Connection, name: TableName, form
         cursor.execute("SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s", name)
         (engine,) = cursor.fetchone()
         cursor.execute(_COLUMNS, name)
-        columns = [_column(form, _ColumnRow(*row)) for row in cursor.fetchall()]
+        columns = [_make_log_column(form, _ColumnRow(*row)) for row in cursor.fetchall()]
         cursor.execute(
             "SELECT column_name FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s "
             "AND index_name = 'PRIMARY' ORDER BY seq_in_index",
@@ -123,11 +123,11 @@ def table_shape(server: LogServer, connection: Connection, name: TableName, form
         raise SourceRejected(".".join(name), what, f"ALTER TABLE {found.name} ENGINE = {ENGINE}, or leave the table out")
     names = [column.name for column in columns]
     table = LogTable(0, *name, columns, tuple(names.index(column) for column in primary))
-    key = _cut_by(found, {column.name: column for column in columns}, form)
+    key = _choose_cut_columns(found, {column.name: column for column in columns}, form)
     return MySqlTableShape(table, found.name, key, tuple(found.columns[column].literal for column in key))
 
 
-def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) -> tuple[str, ...]:
+def _choose_cut_columns(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) -> tuple[str, ...]:
     """Return the columns of the first unique key whose values can be compared; empty without such a key."""
     for key in relation.keys:
         try:
@@ -138,7 +138,7 @@ def _cut_by(relation: Relation, columns: dict[str, LogColumn], form: ValueForm) 
     return ()
 
 
-def _column(form: ValueForm, row: _ColumnRow) -> LogColumn:
+def _make_log_column(form: ValueForm, row: _ColumnRow) -> LogColumn:
     """Return a column as the log describes it."""
     kind, code, meta = row.kind.lower(), _KINDS.get(row.kind.lower()), b""
     if text := re.fullmatch(r"(tiny|medium|long|)(?:text|blob)", kind):

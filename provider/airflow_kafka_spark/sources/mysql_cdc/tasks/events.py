@@ -16,10 +16,10 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
-    source_schema,
+    make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, json_text
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
@@ -28,9 +28,9 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
     ReadColumn,
     ValueForm,
+    parse_truncate,
     read_column,
-    truncated_table,
-    without_comments,
+    remove_comments,
 )
 
 HELD_BYTES = 16 << 20
@@ -59,8 +59,8 @@ class MysqlEventForm(EventForm):
         return table in self.tables if self.tables is not None else table[0] == self.database
 
 
-def _schema(is_mariadb: bool) -> dict[str, object]:
-    return source_schema(
+def _make_schema(is_mariadb: bool) -> dict[str, object]:
+    return make_source_schema(
         "mariadb" if is_mariadb else "mysql",
         (
             ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
@@ -129,7 +129,7 @@ class LogTableWriter(TableWriter):
             self._columns.append(found)
             columns.append(EventColumn(column.name, found.schema, column.is_nullable))
         self.width, self._visible = len(columns), table.visible
-        schema = _schema(form.is_mariadb) if form.schemas else {}
+        schema = _make_schema(form.is_mariadb) if form.schemas else {}
         super().__init__(name, columns[: self._visible], table.key, form, schema)
         self.refuse_missing_keys()
         if not self.has_key:
@@ -137,7 +137,7 @@ class LogTableWriter(TableWriter):
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
         self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
-        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
         assert isinstance(raw, str)
@@ -412,7 +412,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
-        truncated = truncates(event.body, self._form)
+        truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
                 yield from self.bounded(iter((self._truncate(located, truncated),)))
@@ -430,21 +430,21 @@ class _Truncated(LogTableWriter):
     """A table of which only the name is known."""
 
     def __init__(self, table: LogTable, form: MysqlEventForm) -> None:
-        TableWriter.__init__(self, (table.database, table.name), (), (), form, _schema(form.is_mariadb))
-        self.name_parts = json_text({"db": table.database})[1:-1], json_text({"table": table.name})[1:-1]
+        TableWriter.__init__(self, (table.database, table.name), (), (), form, _make_schema(form.is_mariadb))
+        self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
 
-def truncates(body: bytes, form: MysqlEventForm) -> TableName | None:
+def find_truncated_table(body: bytes, form: MysqlEventForm) -> TableName | None:
     """Return the table whose truncation a QUERY event is, if it is published; else None."""
     database, text = binlog.parse_query(body)
-    table = truncated_table(text, database)
+    table = parse_truncate(text, database)
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
     database, text = binlog.parse_query(body)
-    text = without_comments(text)
+    text = remove_comments(text)
     if not text[:10].upper().startswith(_CHANGES):
         return False
     if form.tables is None:

@@ -15,7 +15,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, chunk_rows, chunk_token, open_chunk
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, make_chunk_token, open_chunk, read_chunk_rows
 
 PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
 """Events, and bytes of them, whose keys are looked up at once."""
@@ -96,7 +96,7 @@ class BinlogReader(EventReader):
             self.server.refuse_other(connection, LogCoordinates.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)
             server_id = int(chunk["log"]["server_id"])
-            values = chunk_rows(connection, chunk, opened.shape)
+            values = read_chunk_rows(connection, chunk, opened.shape)
             writer = LogEventWriter(self.server, self.form)
             yield from writer.read_rows(opened.shape.table, values, opened.coordinates, server_id, opened.now_us)
-        self._tokens[split] = chunk_token(opened.coordinates)
+        self._tokens[split] = make_chunk_token(opened.coordinates)

@@ -198,7 +198,7 @@ class LogServer:
 
     def status_statement(self, connection: Connection) -> str:
         """Return the statement that returns the end of the log."""
-        is_new = not is_mariadb(connection) and version(connection) >= (8, 4)
+        is_new = not is_mariadb(connection) and read_version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
 
     def files(self, connection: Connection) -> list[LogCoordinates]:
@@ -274,13 +274,13 @@ def is_mariadb(connection: Connection) -> bool:
     return "mariadb" in connection.get_server_info().lower()
 
 
-def version(connection: Connection) -> tuple[int, int]:
+def read_version(connection: Connection) -> tuple[int, int]:
     """Return the first two numbers of the server's release."""
     first, second = re.findall(r"\d+", connection.get_server_info().removeprefix("5.5.5-"))[:2]
     return int(first), int(second)
 
 
-def distance(files: Sequence[LogCoordinates], start: LogCoordinates, end: LogCoordinates) -> int:
+def compute_distance(files: Sequence[LogCoordinates], start: LogCoordinates, end: LogCoordinates) -> int:
     """Return the bytes of the log between two coordinates.
 
     :param files: of the log, with their sizes.

@@ -19,7 +19,7 @@ from airflow_kafka_spark.sources.jdbc.database import SourceColumn
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, table_shape
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
@@ -76,7 +76,7 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
         seen = take_snapshot(connection)
-        if _includes(server, seen, start) and _use(connection, name) and not _is_changed(server, connection, seen, name):
+        if _includes(server, seen, start) and _lock_table(connection, name) and not _is_changed(server, connection, seen, name):
             break
         fetch_rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
@@ -84,7 +84,7 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
             raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
         time.sleep(0.05)
     (now,) = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
-    shape = table_shape(server, connection, name, form)
+    shape = read_table_shape(server, connection, name, form)
     if shape is None:
         raise SourceRejected(".".join(name), "it is no table any more")
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
@@ -107,7 +107,7 @@ def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordina
     return True
 
 
-def _use(connection: Connection, name: Sequence[str]) -> bool:
+def _lock_table(connection: Connection, name: Sequence[str]) -> bool:
     """Read a row of a table, so that it cannot be changed from now on; return False if it is newer than the snapshot."""
     import pymysql
 
@@ -134,16 +134,18 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     return False
 
 
-def chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[tuple[bytes | None, ...]]:
+def read_chunk_rows(
+    connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
+) -> Iterator[tuple[bytes | None, ...]]:
     """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
     from pymysql.cursors import SSCursor
 
     key = [DIALECT.quote(column) for column in shape.key]
     conditions = []
     if chunk["after"] is not None:
-        conditions.append(f"({DIALECT.after(key, literals(shape.types, chunk['after']))})")
+        conditions.append(f"({DIALECT.after(key, format_literals(shape.types, chunk['after']))})")
     if chunk["upto"] is not None:
-        conditions.append(f"({DIALECT.up_to(key, literals(shape.types, chunk['upto']))})")
+        conditions.append(f"({DIALECT.up_to(key, format_literals(shape.types, chunk['upto']))})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     fetch_rows(connection, "SET SESSION character_set_results = NULL")
     with connection.cursor(SSCursor) as cursor:
@@ -154,7 +156,7 @@ def chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTab
             yield from found
 
 
-def chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
+def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read.
 
     :param coordinates: of its snapshot in the log.
@@ -162,15 +164,15 @@ def chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
     return {"seen": str(coordinates), "behind": str(coordinates)}
 
 
-def literals(types: Sequence[str], key: Key) -> list[str]:
+def format_literals(types: Sequence[str], key: Key) -> list[str]:
     """Return the values of a key as SQL.
 
     :param types: how each is written and compared.
     """
-    return [DIALECT.literal(typed(kind), value) for kind, value in zip(types, key, strict=True)]
+    return [DIALECT.literal(make_typed_column(kind), value) for kind, value in zip(types, key, strict=True)]
 
 
-def typed(kind: str) -> SourceColumn:
+def make_typed_column(kind: str) -> SourceColumn:
     """Return a column whose values are written and compared in a way."""
     return SourceColumn(name="", type="", nullable=False, literal=kind)
 
@@ -217,8 +219,8 @@ class BinlogFilter(ChunkFilter):
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
         """Note how many ends of chunks lie before each key."""
         names = [f"c{number}" for number in range(len(table.key))]
-        values = ", ".join(f"({n}, {', '.join(literals(table.types, key))})" for n, key in enumerate(keys))
-        before = " + ".join(f"({DIALECT.after(names, literals(table.types, end))})" for end in table.bounds)
+        values = ", ".join(f"({n}, {', '.join(format_literals(table.types, key))})" for n, key in enumerate(keys))
+        before = " + ".join(f"({DIALECT.after(names, format_literals(table.types, end))})" for end in table.bounds)
         query = f"WITH k (n, {', '.join(names)}) AS (VALUES {values}) SELECT n, {before} FROM k"
         for number, count in fetch_rows(self.connection, query):
             self.note_chunk(table.table, keys[int(number)], int(count))

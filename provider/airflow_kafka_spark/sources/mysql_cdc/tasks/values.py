@@ -15,13 +15,13 @@ from airflow_kafka_spark.sources.cdc.tasks.values import (
     MICROS,
     POINT_SCHEMA,
     ValueRefused,
-    base64_json,
-    day_number,
-    decimal_schema,
-    enum_schema,
-    named,
-    point_json,
-    unscaled_integer_json,
+    count_days,
+    format_base64,
+    format_point,
+    format_unscaled_integer,
+    make_decimal_schema,
+    make_enum_schema,
+    make_named_schema,
 )
 from airflow_kafka_spark.sources.mysql_cdc.options import UnsignedHandling, ZeroDateHandling
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
@@ -89,22 +89,22 @@ def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     """
     kind = column.kind
     if kind in _INTEGERS:
-        return _integer(column, form)
+        return _make_integer_column(column, form)
     if kind == binlog.NEWDECIMAL:
-        return _decimal(column.meta[0], column.meta[1], form)
+        return _make_decimal_column(column.meta[0], column.meta[1], form)
     if kind in (binlog.DATE, binlog.TIME2, binlog.DATETIME2, binlog.TIMESTAMP2):
-        return _time(column, form)
+        return _make_time_column(column, form)
     if kind in (binlog.VARCHAR, binlog.VAR_STRING, binlog.STRING, binlog.BLOB):
-        return _characters(column, form)
+        return _make_characters_column(column, form)
     if kind in (binlog.ENUM, binlog.SET):
-        return _chosen(column, form)
+        return _make_choice_column(column, form)
     if kind == binlog.BIT:
-        return _bits(column.meta[1] * 8 + column.meta[0])
+        return _make_bits_column(column.meta[1] * 8 + column.meta[0])
     simple = {binlog.FLOAT: _FLOAT, binlog.DOUBLE: _DOUBLE, binlog.YEAR: _YEAR}
     if kind in simple:
         return simple[kind]
     if kind == binlog.GEOMETRY:
-        return _geometry(column.meta[0], is_point=column.geometry == 1)
+        return _make_geometry_column(column.meta[0], is_point=column.geometry == 1)
     raise ColumnRefused(_REFUSED.get(kind, f"values of the log's type {kind} cannot be read"))
 
 
@@ -115,7 +115,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-def _packed(form: struct.Struct, text: Callable[[Any], str]) -> Read:
+def _make_packed_reader(form: struct.Struct, text: Callable[[Any], str]) -> Read:
     size, unpack = form.size, form.unpack_from
 
     def read(data: bytes, at: int) -> tuple[str, int]:
@@ -136,7 +136,7 @@ _INTEGERS: Mapping[int, tuple[str, str, str, str]] = {
 }
 
 
-def _integer(column: LogColumn, form: ValueForm) -> ReadColumn:
+def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     signed, unsigned, schema, of_unsigned = _INTEGERS[column.kind]
 
     def key(raw: bytes) -> str:
@@ -155,20 +155,20 @@ def _integer(column: LogColumn, form: ValueForm) -> ReadColumn:
         {"type": of_unsigned if column.is_unsigned else schema},
     )
     if column.kind == binlog.LONGLONG and column.is_unsigned:
-        text = _long
+        text = _format_long
         if form.unsigned == "precise":
-            text, found = unscaled_integer_json, decimal_schema(0, 20)
-    return ReadColumn(_packed(packed, text), found, lambda raw: text(int(raw)), key, "number")
+            text, found = format_unscaled_integer, make_decimal_schema(0, 20)
+    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number")
 
 
-def _long(value: int) -> str:
+def _format_long(value: int) -> str:
     if value >= 1 << 63:
         action = 'Set `bigint_unsigned_handling_mode="precise"`'
         raise ValueRefused(f"it is {value}, which 64 bits with a sign cannot hold", action)
     return str(value)
 
 
-def _float_text(value: float) -> str:
+def _format_float(value: float) -> str:
     """Return the shortest text that gives the same number of 32 bits."""
     for digits in range(6, 10):
         text = f"{value:.{digits}g}"
@@ -177,18 +177,20 @@ def _float_text(value: float) -> str:
     return repr(float(text))
 
 
-_FLOAT = ReadColumn(_packed(struct.Struct("<f"), _float_text), {"type": "float"}, lambda raw: _float_text(float(raw)))
-_DOUBLE = ReadColumn(_packed(struct.Struct("<d"), repr), {"type": "double"}, lambda raw: repr(float(raw)))
+_FLOAT = ReadColumn(
+    _make_packed_reader(struct.Struct("<f"), _format_float), {"type": "float"}, lambda raw: _format_float(float(raw))
+)
+_DOUBLE = ReadColumn(_make_packed_reader(struct.Struct("<d"), repr), {"type": "double"}, lambda raw: repr(float(raw)))
 _YEAR = ReadColumn(
-    _packed(struct.Struct("<B"), lambda value: str(1900 + value if value else 0)),
-    named("int32", "io.debezium.time.Year"),
+    _make_packed_reader(struct.Struct("<B"), lambda value: str(1900 + value if value else 0)),
+    make_named_schema("int32", "io.debezium.time.Year"),
     lambda raw: str(int(raw)),
 )
 
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
-def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
+def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadColumn:
     whole_groups, whole_rest = divmod(precision - scale, 9)
     part_groups, part_rest = divmod(scale, 9)
     # Bytes and digits of each group, in order.
@@ -212,8 +214,8 @@ def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
         digits, sign = str(abs(number)).rjust(scale + 1, "0"), "-" if number < 0 else ""
         return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}" if scale else f"{sign}{digits}"
 
-    shown: Callable[[int], str] = unscaled_integer_json
-    schema = decimal_schema(scale, precision)
+    shown: Callable[[int], str] = format_unscaled_integer
+    schema = make_decimal_schema(scale, precision)
     if form.decimals == "string":
         shown, schema = (lambda number: f'"{text(number)}"'), {"type": "string"}
     elif form.decimals == "double":
@@ -227,7 +229,7 @@ def _decimal(precision: int, scale: int, form: ValueForm) -> ReadColumn:
     )
 
 
-def _bits(length: int) -> ReadColumn:
+def _make_bits_column(length: int) -> ReadColumn:
     size = (length + 7) // 8
     if length == 1:
         return ReadColumn(
@@ -237,16 +239,16 @@ def _bits(length: int) -> ReadColumn:
         )
 
     def read(data: bytes, at: int) -> tuple[str, int]:
-        return base64_json(data[at : at + size][::-1]), at + size
+        return format_base64(data[at : at + size][::-1]), at + size
 
-    schema = named("bytes", "io.debezium.data.Bits", length=length)
-    return ReadColumn(read, schema, lambda raw: base64_json(raw.rjust(size, b"\0")[::-1]))
+    schema = make_named_schema("bytes", "io.debezium.data.Bits", length=length)
+    return ReadColumn(read, schema, lambda raw: format_base64(raw.rjust(size, b"\0")[::-1]))
 
 
 # --- texts and bytes ----------------------------------------------------------------------------------------------------
 
 
-def _sized(prefix: int, text: Callable[[bytes], str]) -> Read:
+def _make_sized_reader(prefix: int, text: Callable[[bytes], str]) -> Read:
     """Return how values with their length before them are read.
 
     :param prefix: bytes of the length.
@@ -260,7 +262,7 @@ def _sized(prefix: int, text: Callable[[bytes], str]) -> Read:
     return read
 
 
-def _characters(column: LogColumn, form: ValueForm) -> ReadColumn:
+def _make_characters_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     width = 0
     if column.kind == binlog.BLOB:
         prefix = column.meta[0]
@@ -274,21 +276,25 @@ def _characters(column: LogColumn, form: ValueForm) -> ReadColumn:
 
         def binary(raw: bytes) -> str:
             # The log leaves out the zeros at the end of a BINARY.
-            return base64_json(raw.ljust(width, b"\0"))
+            return format_base64(raw.ljust(width, b"\0"))
 
         return ReadColumn(
-            _sized(prefix, binary), {"type": "bytes"}, binary, lambda raw: raw[prefix:].ljust(width, b"\0").hex(), "binary"
+            _make_sized_reader(prefix, binary),
+            {"type": "bytes"},
+            binary,
+            lambda raw: raw[prefix:].ljust(width, b"\0").hex(),
+            "binary",
         )
-    decode = decoder(column.collation, form)
+    decode = make_decoder(column.collation, form)
 
     def text(raw: bytes) -> str:
         return encode_basestring(decode(raw))
 
     compared = f"text {form.charsets[column.collation]}"
-    return ReadColumn(_sized(prefix, text), {"type": "string"}, text, lambda raw: raw[prefix:].hex(), compared)
+    return ReadColumn(_make_sized_reader(prefix, text), {"type": "string"}, text, lambda raw: raw[prefix:].hex(), compared)
 
 
-def decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
+def make_decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
     """Return how texts of a collation are decoded.
 
     :raises ColumnRefused: its character set is not known.
@@ -304,21 +310,21 @@ def decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
         except UnicodeDecodeError as error:
             raise ValueRefused(f"it is no text in {charset}: {error.reason}") from None
 
-    return _latin1 if charset == "latin1" else decode
+    return _decode_latin1 if charset == "latin1" else decode
 
 
 _WINDOWS = {byte: bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in range(0x80, 0xA0)}
 
 
-def _latin1(raw: bytes) -> str:
+def _decode_latin1(raw: bytes) -> str:
     """Return a text of the servers' latin1: cp1252, in which no byte is undefined."""
     return raw.decode("latin1").translate(_WINDOWS)
 
 
-def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
+def _make_choice_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     """Return how an ENUM (the number of its value) or a SET (a bit for each of its values) is read."""
     size = column.meta[1]
-    decode = (lambda raw: raw.decode("latin1")) if column.collation == BINARY else decoder(column.collation, form)
+    decode = (lambda raw: raw.decode("latin1")) if column.collation == BINARY else make_decoder(column.collation, form)
     values = [decode(raw) for raw in column.values]
 
     def member(data: bytes, at: int) -> tuple[str, int]:
@@ -333,26 +339,26 @@ def _chosen(column: LogColumn, form: ValueForm) -> ReadColumn:
         return encode_basestring(decode(raw))
 
     if column.kind == binlog.ENUM:
-        return ReadColumn(member, enum_schema("Enum", values), of_query)
-    return ReadColumn(members, enum_schema("EnumSet", values), of_query)
+        return ReadColumn(member, make_enum_schema("Enum", values), of_query)
+    return ReadColumn(members, make_enum_schema("EnumSet", values), of_query)
 
 
-def _geometry(prefix: int, *, is_point: bool) -> ReadColumn:
+def _make_geometry_column(prefix: int, *, is_point: bool) -> ReadColumn:
     struct_of = [{"field": "wkb", "type": "bytes", "optional": False}, {"field": "srid", "type": "int32", "optional": True}]
     name = "io.debezium.data.geometry.Geometry"
     schema = {"type": "struct", "name": name, "version": 1, "doc": "Geometry", "fields": struct_of}
 
     def text(raw: bytes) -> str:
         srid = int.from_bytes(raw[:4], "little")
-        return f'{{"wkb":{base64_json(raw[4:])},"srid":{srid or "null"}}}'
+        return f'{{"wkb":{format_base64(raw[4:])},"srid":{srid or "null"}}}'
 
     def point(raw: bytes) -> str:
         x, y = struct.unpack_from("<dd", raw, 9)
-        return point_json(repr(x), repr(y), raw[4:], int.from_bytes(raw[:4], "little") or None)
+        return format_point(repr(x), repr(y), raw[4:], int.from_bytes(raw[:4], "little") or None)
 
     if is_point:
-        return ReadColumn(_sized(prefix, point), POINT_SCHEMA, point)
-    return ReadColumn(_sized(prefix, text), schema, text)
+        return ReadColumn(_make_sized_reader(prefix, point), POINT_SCHEMA, point)
+    return ReadColumn(_make_sized_reader(prefix, text), schema, text)
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -367,7 +373,7 @@ _PARTS_OF_TIME = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(1
 """The numbers of a date and time as the server shows it; behind them is the fraction."""
 
 
-def _clock_micros(raw: bytes) -> int:
+def _read_clock_micros(raw: bytes) -> int:
     """Return the microseconds of a TIME as the server shows it."""
     clock, _, part = raw.lstrip(b"-").partition(b".")
     hours, minutes, seconds = clock.split(b":")
@@ -375,33 +381,39 @@ def _clock_micros(raw: bytes) -> int:
     return -value if raw[:1] == b"-" else value
 
 
-def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
+def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     precision = column.meta[0] if column.meta else 0
     fraction, unit = _FRACTIONS[precision]
     connect = form.times == "connect"
     if column.kind == binlog.TIME2:
-        micros, size, divisor = _duration(fraction, unit), 3 + fraction, 1000 if connect else 1
-        schema = named("int32", "org.apache.kafka.connect.data.Time") if connect else named("int64", "io.debezium.time.MicroTime")
+        micros, size, divisor = _make_duration_reader(fraction, unit), 3 + fraction, 1000 if connect else 1
+        schema = (
+            make_named_schema("int32", "org.apache.kafka.connect.data.Time")
+            if connect
+            else make_named_schema("int64", "io.debezium.time.MicroTime")
+        )
 
         return ReadColumn(
-            lambda data, at: (str(micros(data, at) // divisor), at + size), schema, lambda raw: str(_clock_micros(raw) // divisor)
+            lambda data, at: (str(micros(data, at) // divisor), at + size),
+            schema,
+            lambda raw: str(_read_clock_micros(raw) // divisor),
         )
     if column.kind == binlog.DATE:
         name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
 
         def date(year: int, month: int, day: int) -> str:
-            days = _day(year, month, day, form.zero_dates)
+            days = _count_days(year, month, day, form.zero_dates)
             return "null" if days is None else str(days)
 
         return ReadColumn(
-            lambda data, at: (date(*_date_parts(data, at)), at + 3),
-            named("int32", name),
+            lambda data, at: (date(*_read_date_parts(data, at)), at + 3),
+            make_named_schema("int32", name),
             lambda raw: date(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
-            lambda raw: "{:04}-{:02}-{:02}".format(*_date_parts(raw, 0)),
+            lambda raw: "{:04}-{:02}-{:02}".format(*_read_date_parts(raw, 0)),
             "date",
         )
     if column.kind == binlog.TIMESTAMP2:
-        return _timestamp(precision, form)
+        return _make_timestamp_column(precision, form)
     millis = connect or precision <= 3
     name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
 
@@ -413,7 +425,7 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
 
     def local(numbers: list[int], part: int) -> str:
         year, month, day, hours, minutes, seconds = numbers
-        days = _day(year, month, day, form.zero_dates)
+        days = _count_days(year, month, day, form.zero_dates)
         if days is None:
             return "null"
         value = (days * DAY_SECONDS + hours * 3600 + minutes * 60 + seconds) * MICROS + part
@@ -425,14 +437,14 @@ def _time(column: LogColumn, form: ValueForm) -> ReadColumn:
 
     return ReadColumn(
         lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
-        named("int64", name if millis else "io.debezium.time.MicroTimestamp"),
+        make_named_schema("int64", name if millis else "io.debezium.time.MicroTimestamp"),
         lambda raw: local([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
         key,
         "datetime",
     )
 
 
-def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
+def _make_duration_reader(fraction: int, unit: int) -> Callable[[bytes, int], int]:
     """Return how the microseconds of a TIME are read, which may be negative."""
     size, bits = 3 + fraction, 8 * fraction
 
@@ -446,36 +458,36 @@ def _duration(fraction: int, unit: int) -> Callable[[bytes, int], int]:
     return micros
 
 
-def _day(year: int, month: int, day: int, zero_dates: ZeroDateHandling) -> int | None:
+def _count_days(year: int, month: int, day: int, zero_dates: ZeroDateHandling) -> int | None:
     """Return the number of a day; None for an invalid date, such as 0000-00-00."""
     is_day = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1]
     if is_day and month == 2 and day == 29:
         is_day = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if is_day:
-        return day_number(year, month, day)
+        return count_days(year, month, day)
     if zero_dates == "null":
         return None
     action = 'Set `zero_date_handling_mode="null"`, which writes null for it'
     raise ValueRefused(f"{year:04}-{month:02}-{day:02} is no day", action)
 
 
-def _date_parts(data: bytes, at: int) -> tuple[int, int, int]:
+def _read_date_parts(data: bytes, at: int) -> tuple[int, int, int]:
     """Return year, month and day of a DATE."""
     packed = int.from_bytes(data[at : at + 3], "little")
     return packed >> 9, packed >> 5 & 15, packed & 31
 
 
-def _timestamp(precision: int, form: ValueForm) -> ReadColumn:
+def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
     fraction, unit = _FRACTIONS[precision]
 
     def instant(raw: bytes) -> str:
         """Return a time as text, in UTC; "" for the zero date."""
         seconds = int.from_bytes(raw[:4], "big")
         part = int.from_bytes(raw[4:], "big") * unit
-        return _instant(seconds, part, precision) if seconds or part else ""
+        return _format_instant(seconds, part, precision) if seconds or part else ""
 
     def shown(text: str) -> str:
-        return f'"{text}"' if text else ("null" if _day(0, 0, 0, form.zero_dates) is None else "")
+        return f'"{text}"' if text else ("null" if _count_days(0, 0, 0, form.zero_dates) is None else "")
 
     def of_text(raw: bytes) -> str:
         text = raw.decode()
@@ -484,13 +496,13 @@ def _timestamp(precision: int, form: ValueForm) -> ReadColumn:
     def key(raw: bytes) -> str:
         return instant(raw).replace("T", " ").rstrip("Z") or "0000-00-00 00:00:00"
 
-    schema = named("string", "io.debezium.time.ZonedTimestamp")
+    schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
     size = 4 + fraction
     read: Read = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
     return ReadColumn(read, schema, of_text, key, "timestamp")
 
 
-def _instant(seconds: int, micros: int, precision: int) -> str:
+def _format_instant(seconds: int, micros: int, precision: int) -> str:
     from datetime import datetime, timedelta
 
     text = (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()
@@ -504,19 +516,19 @@ _COMMENT = re.compile(r"\s+|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.DOTALL)
 _TRUNCATE = re.compile(rf"TRUNCATE\s+(?:TABLE\s+)?{_NAME}(?:\s*\.\s*{_NAME})?", re.IGNORECASE)
 
 
-def without_comments(text: str) -> str:
+def remove_comments(text: str) -> str:
     """Return a statement without the spaces and comments at its beginning."""
     while found := _COMMENT.match(text):
         text = text[found.end() :]
     return text
 
 
-def truncated_table(text: str, database: str) -> tuple[str, str] | None:
+def parse_truncate(text: str, database: str) -> tuple[str, str] | None:
     """Return database and name of the table that a statement truncates; None if it is no such statement.
 
     :param database: the default database.
     """
-    found = _TRUNCATE.match(without_comments(text))
+    found = _TRUNCATE.match(remove_comments(text))
     if found is None:
         return None
     parts = found.groups()

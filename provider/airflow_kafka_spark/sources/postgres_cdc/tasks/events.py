@@ -15,9 +15,9 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
-    source_schema,
+    make_source_schema,
 )
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, base64_json, json_text
+from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_base64, format_json
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -45,7 +45,7 @@ class EventOptions(EventForm):
     placeholder: str = "__debezium_unavailable_value"
 
 
-_SOURCE_SCHEMA = source_schema(
+_SOURCE_SCHEMA = make_source_schema(
     "postgresql",
     (
         ("version", "string", False), ("connector", "string", False), ("name", "string", False), ("ts_ms", "int64", False),
@@ -65,7 +65,7 @@ class _RelationWriter(TableWriter):
         self.is_taken = options.tables is None or name in options.tables
         converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
-        self._unavailable = [_unavailable(value.schema, options.placeholder) for value in converted]
+        self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         self.identity = frozenset(index for index, column in enumerate(relation.columns) if column.is_key)
         # With the replica identity FULL every column is flagged; the primary key is among `keys`.
         flagged = sorted(self.identity) if relation.identity != "f" else []
@@ -73,7 +73,7 @@ class _RelationWriter(TableWriter):
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
         if self.is_taken:
             self.refuse_missing_keys()
-        self.source = json_text({"schema": relation.schema, "table": relation.table})[1:-1]
+        self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
         if raw is None:
@@ -95,13 +95,13 @@ class _RelationWriter(TableWriter):
         return f"{{{','.join(pieces)}}}"
 
 
-def _unavailable(schema: Mapping[str, Any], placeholder: str) -> str:
+def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
     """Return the placeholder of a value that the server has not sent, in the type of its column."""
     kind = schema["type"]
     if kind == "bytes" and "name" not in schema:
-        return base64_json(placeholder.encode())
+        return format_base64(placeholder.encode())
     if kind == "array":
-        return f"[{_unavailable(schema['items'], placeholder)}]"
+        return f"[{_make_placeholder(schema['items'], placeholder)}]"
     return encode_basestring(placeholder) if kind == "string" else "null"
 
 
@@ -132,7 +132,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, _RelationWriter] = {}
         self._begin: BeginMessage | None = None
-        self._of_database = json_text(options.database)
+        self._of_database = format_json(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
         self._handlers = {ChangeMessage: self._change, TruncateMessage: self._truncate}

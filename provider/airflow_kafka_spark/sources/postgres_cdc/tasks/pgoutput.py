@@ -123,35 +123,35 @@ def decode(data: bytes) -> Message | None:
 def _decode(data: bytes) -> Message | None:
     kind = data[0]
     if kind == 73:  # I
-        return ChangeMessage("I", _oid(data, 1), None, False, _tuple(data, 6)[0])
+        return ChangeMessage("I", _read_oid(data, 1), None, False, _read_tuple(data, 6)[0])
     if kind == 85:  # U
         old, at, is_full = None, 5, False
         if data[at] != 78:  # K or O before N
             is_full = data[at] == 79
-            old, at = _tuple(data, at + 1)
-        return ChangeMessage("U", _oid(data, 1), old, is_full, _tuple(data, at + 1)[0])
+            old, at = _read_tuple(data, at + 1)
+        return ChangeMessage("U", _read_oid(data, 1), old, is_full, _read_tuple(data, at + 1)[0])
     if kind == 68:  # D
-        return ChangeMessage("D", _oid(data, 1), _tuple(data, 6)[0], data[5] == 79, None)
+        return ChangeMessage("D", _read_oid(data, 1), _read_tuple(data, 6)[0], data[5] == 79, None)
     if kind == 66:  # B
         lsn, clock, xid = _BEGIN.unpack_from(data, 1)
         return BeginMessage(lsn, clock + POSTGRES_EPOCH_US, xid)
     if kind == 67:  # C
         return CommitMessage()
     if kind == 82:  # R
-        return _relation(data)
+        return _parse_relation(data)
     if kind == 84:  # T
-        count = _oid(data, 1)
+        count = _read_oid(data, 1)
         return TruncateMessage(struct.unpack_from(f">{count}I", data, 6))
     if kind in b"YOM":
         return None
     raise ValueError(f"`{chr(kind)}` is no kind of message")
 
 
-def _oid(data: bytes, at: int) -> int:
+def _read_oid(data: bytes, at: int) -> int:
     return int(_OID.unpack_from(data, at)[0])
 
 
-def _tuple(data: bytes, at: int) -> tuple[Tuple, int]:
+def _read_tuple(data: bytes, at: int) -> tuple[Tuple, int]:
     """Return the values of a row, and where they end."""
     count = data[at] << 8 | data[at + 1]
     at += 2
@@ -173,23 +173,23 @@ def _tuple(data: bytes, at: int) -> tuple[Tuple, int]:
     return values, at
 
 
-def _relation(data: bytes) -> RelationMessage:
-    schema, at = _text(data, 5)
-    table, at = _text(data, at)
+def _parse_relation(data: bytes) -> RelationMessage:
+    schema, at = _read_text(data, 5)
+    table, at = _read_text(data, at)
     identity = chr(data[at])
-    return RelationMessage(_oid(data, 1), schema or "pg_catalog", table, identity, tuple(_columns(data, at + 1)))
+    return RelationMessage(_read_oid(data, 1), schema or "pg_catalog", table, identity, tuple(_read_columns(data, at + 1)))
 
 
-def _columns(data: bytes, at: int) -> Iterator[RelationColumn]:
+def _read_columns(data: bytes, at: int) -> Iterator[RelationColumn]:
     count = data[at] << 8 | data[at + 1]
     at += 2
     for _ in range(count):
         flags = data[at]
-        name, at = _text(data, at + 1)
+        name, at = _read_text(data, at + 1)
         yield RelationColumn(name, bool(flags & 1), *_RELATION_COLUMN.unpack_from(data, at))
         at += _RELATION_COLUMN.size
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
+def _read_text(data: bytes, at: int) -> tuple[str, int]:
     end = data.index(0, at)
     return data[at:end].decode(), end + 1

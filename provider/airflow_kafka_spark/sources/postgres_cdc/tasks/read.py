@@ -16,7 +16,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, chunk_rows, chunk_token, open_chunk
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, make_chunk_token, open_chunk, read_chunk_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CdcReader(EventReader):
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
             chunks = self._filter(connection, bounds)
-            writer = EventWriter(self.options, start, end, user_types(connection), chunks, money_digits(connection))
+            writer = EventWriter(self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection))
             for messages in self._messages(connection, bounds["end"]):
                 if chunks is not None:
                     chunks.look_ahead(message for _, message in messages)
@@ -85,7 +85,7 @@ class CdcReader(EventReader):
     def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
         """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""
         with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
-            cursor.execute(PEEK, [self.server.slot, end, publication_names(self.publication)])
+            cursor.execute(PEEK, [self.server.slot, end, format_publication_names(self.publication)])
             count = 500
             while found := cursor.fetchmany(count):
                 yield list(self._decoded(found))
@@ -107,18 +107,18 @@ class CdcReader(EventReader):
     def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
-            writer = EventWriter(self.options, 0, 0, user_types(connection), money_digits=money_digits(connection))
+            writer = EventWriter(self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection))
             if self.max_replica_lag is not None:
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             opened = open_chunk(connection, self.publication, chunk)
             # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
-            with closing(chunk_rows(connection, chunk, opened.shape)) as values:
+            with closing(read_chunk_rows(connection, chunk, opened.shape)) as values:
                 yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
-        self._tokens[split] = chunk_token(opened)
+        self._tokens[split] = make_chunk_token(opened)
 
 
-def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
+def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
     """Return the types that are not built in: domains and their base types, arrays and their elements, enumerations."""
     found = fetch_rows(
         connection,
@@ -130,11 +130,11 @@ def user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
     return {oid: UserType(kind, base, modifier, element, tuple(labels)) for oid, kind, base, modifier, element, labels in found}
 
 
-def money_digits(connection: psycopg.Connection[Any]) -> int:
+def read_money_digits(connection: psycopg.Connection[Any]) -> int:
     """Return the digits behind the point that `money` has in the locale of the database."""
     return len(re.sub(r"\D", "", fetch_rows(connection, "SELECT 1::int4::money::text")[0][0])) - 1
 
 
-def publication_names(publication: str) -> str:
+def format_publication_names(publication: str) -> str:
     """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
     return '"' + publication.replace('"', '""') + '"'

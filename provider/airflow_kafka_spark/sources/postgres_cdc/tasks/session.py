@@ -14,7 +14,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
-    system_identifier,
+    read_system_identifier,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def format_lsn(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-def session_name(slot: str) -> str:
+def make_session_name(slot: str) -> str:
     """Return the name of our sessions that use a slot, as long as the server keeps it."""
     return f"{APPLICATION} cdc {slot}"[:63]
 
@@ -90,7 +90,7 @@ class SlotServer:
         import psycopg
 
         try:
-            conninfo = f"{self.server.named(session_name(self.slot))} client_encoding=UTF8"
+            conninfo = f"{self.server.named(make_session_name(self.slot))} client_encoding=UTF8"
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 connection.execute(SESSION)
                 yield connection
@@ -130,8 +130,10 @@ class SlotServer:
         """
         deadline = time.monotonic() + RELEASE_SECONDS
         while (found := self.state(connection)) is not None and found.pid is not None:
-            if found.application != session_name(self.slot):
-                raise SourceUnavailable(self.server.where, f"using the slot `{self.slot}`", foreign_use(self.slot, found))
+            if found.application != make_session_name(self.slot):
+                raise SourceUnavailable(
+                    self.server.where, f"using the slot `{self.slot}`", describe_foreign_use(self.slot, found)
+                )
             connection.execute("SELECT pg_catalog.pg_terminate_backend(%s)", [found.pid])
             if time.monotonic() > deadline:
                 detail = f"process {found.pid} of an earlier attempt has not ended in {RELEASE_SECONDS:.0f} s"
@@ -145,7 +147,7 @@ class SlotServer:
         return {
             "slot": self.slot,
             "database": connection.info.dbname,
-            "system": system_identifier(connection),
+            "system": read_system_identifier(connection),
             "timeline": int(timeline, 16),
         }
 
@@ -198,6 +200,6 @@ class SlotServer:
 NEW_PIPELINE = "To start over, use a new slot and a new pipeline, and copy the tables again"
 
 
-def foreign_use(slot: str, state: SlotState) -> str:
+def describe_foreign_use(slot: str, state: SlotState) -> str:
     """Return that another program uses the slot."""
     return f"process {state.pid} ({state.application or 'without a name'}) uses it; one slot serves one pipeline"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.databases import fetch_rows, literal, quote
+from airflow_kafka_spark.hooks.databases import fetch_rows, quote, quote_literal
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
@@ -60,7 +60,7 @@ class VisibleTransactions:
         return distance < 0 and self.end + distance not in self.running
 
 
-def current_snapshot(connection: psycopg.Connection[Any]) -> str:
+def find_snapshot_function(connection: psycopg.Connection[Any]) -> str:
     """Return the call of the function that returns the snapshot. PostgreSQL 12 has it under an older name."""
     of_release = "pg_current_snapshot" if connection.info.server_version >= 130000 else "txid_current_snapshot"
     return f"pg_catalog.{of_release}()::text"
@@ -114,7 +114,7 @@ class PostgresTableShape:
 
     def compared(self, operator: str, key: Sequence[str]) -> str:
         """Return a condition that compares a row's key with another one."""
-        values = ", ".join(column.cast(literal(value)) for column, value in zip(self.key, key, strict=True))
+        values = ", ".join(column.cast(quote_literal(value)) for column, value in zip(self.key, key, strict=True))
         return f"({self.ordering}) {operator} ({values})"
 
     def refuse_other_key(self, planned: Sequence[str]) -> None:
@@ -142,7 +142,7 @@ _SHAPE = (
 )
 
 
-def table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> PostgresTableShape | None:
+def read_table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> PostgresTableShape | None:
     """Return the present definition of a table; None if no table has this name.
 
     :param publication: the publication, which may leave out columns and rows.
@@ -153,7 +153,7 @@ def table_shape(connection: psycopg.Connection[Any], publication: str, table: Se
     if not found:
         return None
     oid, kind, identity = found[0][:3]
-    names, row_filter = _published(connection, publication, schema, name)
+    names, row_filter = _read_published(connection, publication, schema, name)
     columns, key = [], []
     for _, _, _, column, type_oid, modifier, position, type_name, collation, generated in found:
         is_left_out = names is not None and column not in names
@@ -167,7 +167,7 @@ def table_shape(connection: psycopg.Connection[Any], publication: str, table: Se
     return PostgresTableShape(relation, quoted if kind == "p" else f"ONLY {quoted}", tuple(c for _, c in sorted(key)), row_filter)
 
 
-def _published(
+def _read_published(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str
 ) -> tuple[frozenset[str] | None, str]:
     """Return the columns of a table that the publication has (None: all), and its condition on rows."""
@@ -212,21 +212,21 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     connection.execute(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE".encode())
     seen, lsn, now_us, block = fetch_rows(
         connection,
-        f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
+        f"SELECT {find_snapshot_function(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
         "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint, current_setting('wal_block_size')::int",
     )[0]
-    shape = table_shape(connection, publication, (schema, table))
+    shape = read_table_shape(connection, publication, (schema, table))
     if shape is None:
         raise SourceRejected(f"{schema}.{table}", "it is no table any more")
     shape.refuse_other_key(chunk["key"])
-    return PostgresOpenChunk(shape, seen, _behind(parse_lsn(lsn), block), now_us)
+    return PostgresOpenChunk(shape, seen, _compute_end(parse_lsn(lsn), block), now_us)
 
 
 PAGE_HEADER = 40
 """The most bytes of a header of a page of the log."""
 
 
-def _behind(lsn: int, block: int) -> int:
+def _compute_end(lsn: int, block: int) -> int:
     """Return the end of the last record before the LSN at which the next record is inserted.
 
     At the beginning of a page, that LSN is behind the page's header, where the log does not get before the next record.
@@ -235,7 +235,7 @@ def _behind(lsn: int, block: int) -> int:
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
-def chunk_rows(
+def read_chunk_rows(
     connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
 ) -> Generator[Tuple, None, None]:
     """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
@@ -250,21 +250,21 @@ def chunk_rows(
         cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT".encode()) as copy,
     ):
         for line in copy:
-            yield _fields(bytes(line))
+            yield _split_fields(bytes(line))
 
 
 _ESCAPES = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
 
 
-def _fields(line: bytes) -> Tuple:
+def _split_fields(line: bytes) -> Tuple:
     """Return the values of a line of COPY's text format."""
     fields = line[:-1].split(b"\t")
     if b"\\" not in line:
         return list(fields)
-    return [None if text == b"\\N" else _unescaped(text) for text in fields]
+    return [None if text == b"\\N" else _unescape(text) for text in fields]
 
 
-def _unescaped(text: bytes) -> bytes:
+def _unescape(text: bytes) -> bytes:
     if b"\\" not in text:
         return text
     first, *parts = text.split(b"\\")
@@ -347,7 +347,7 @@ class SnapshotFilter(ChunkFilter):
 
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
         """Note how many ends of chunks lie before each key."""
-        shape = table_shape(self.connection, self.publication, table.table)
+        shape = read_table_shape(self.connection, self.publication, table.table)
         if shape is None:
             raise SourceRejected(table.shown, "it is no table any more, and its snapshot is not complete", NEW_PIPELINE)
         shape.refuse_other_key(table.key)
@@ -397,7 +397,7 @@ class SnapshotFilter(ChunkFilter):
         """
         deadline = time.monotonic() + VISIBLE_SECONDS
         while not self._is_visible:
-            text = fetch_rows(self.connection, f"SELECT {current_snapshot(self.connection)}")[0][0]
+            text = fetch_rows(self.connection, f"SELECT {find_snapshot_function(self.connection)}")[0][0]
             self._is_visible = VisibleTransactions.parse(text).include(self._xid)
             if not self._is_visible and time.monotonic() > deadline:
                 detail = f"its commit was written {VISIBLE_SECONDS:.0f} s ago, and waits for a synchronous standby"
@@ -406,16 +406,16 @@ class SnapshotFilter(ChunkFilter):
                 time.sleep(0.02)
 
 
-def chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
+def make_chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
     """Return what the source has to know of a chunk that is read."""
     return {"seen": opened.seen, "behind": format_lsn(opened.lsn)}
 
 
-def snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+def make_snapshot_token(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """Return the token of a chunk that would be read now."""
     seen, lsn, block = fetch_rows(
         connection,
-        f"SELECT {current_snapshot(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
+        f"SELECT {find_snapshot_function(connection)}, pg_catalog.pg_current_wal_insert_lsn()::text, "
         "current_setting('wal_block_size')::int",
     )[0]
-    return {"seen": seen, "behind": format_lsn(_behind(parse_lsn(lsn), block))}
+    return {"seen": seen, "behind": format_lsn(_compute_end(parse_lsn(lsn), block))}

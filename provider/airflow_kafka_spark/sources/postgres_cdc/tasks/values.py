@@ -23,14 +23,14 @@ from airflow_kafka_spark.sources.cdc.tasks.values import (
     MICROS,
     POINT_SCHEMA,
     ValueRefused,
-    base64_json,
-    day_number,
-    decimal_schema,
-    enum_schema,
-    named,
-    point_json,
-    unscaled_integer_json,
-    unscaled_json,
+    count_days,
+    format_base64,
+    format_point,
+    format_unscaled,
+    format_unscaled_integer,
+    make_decimal_schema,
+    make_enum_schema,
+    make_named_schema,
 )
 
 Convert = Callable[[bytes], str]
@@ -90,10 +90,10 @@ class ValueTypes:
         if found is not None and found.kind == "d":
             return self.of(found.base, found.modifier)
         if found is not None and found.kind == "e":
-            return Converted(_text, enum_schema("Enum", found.labels))
+            return Converted(_convert_text, make_enum_schema("Enum", found.labels))
         element = found.element if found is not None else _ARRAYS.get(oid, 0)
         if element:
-            return _array(self.of(element, modifier))
+            return _make_array_conversion(self.of(element, modifier))
         if oid in _SIMPLE:
             return _SIMPLE[oid]
         if oid in (1700, 790):
@@ -102,88 +102,88 @@ class ValueTypes:
             return self._time(oid, modifier)
         if oid in (1560, 1562):
             length = modifier if oid == 1560 or modifier > 0 else 2**31 - 1
-            bits = Converted(_bits, named("bytes", "io.debezium.data.Bits", length=length))
+            bits = Converted(_convert_bits, make_named_schema("bytes", "io.debezium.data.Bits", length=length))
             return _BIT if length == 1 and oid == 1560 else bits
         return _STRING
 
     def _decimal(self, oid: int, modifier: int) -> Converted:
-        parse = partial(_money, digits=self.money_digits) if oid == 790 else _plain
+        parse = partial(_convert_money, digits=self.money_digits) if oid == 790 else _convert_plain
         if self.decimals == "string":
             return Converted(lambda raw: encode_basestring(parse(raw)), {"type": "string"})
         if self.decimals == "double":
-            return Converted(lambda raw: _double(parse(raw).encode()), {"type": "double"})
+            return Converted(lambda raw: _convert_double(parse(raw).encode()), {"type": "double"})
         if oid == 1700 and modifier < 4:
-            return Converted(lambda raw: _variable_scale(parse(raw)), _VARIABLE_SCALE)
+            return Converted(lambda raw: _convert_variable_scale(parse(raw)), _VARIABLE_SCALE)
         scale = 2 if oid == 790 else ((modifier - 4) & 0x7FF ^ 1024) - 1024
         precision = (modifier - 4) >> 16 & 0xFFFF if oid == 1700 else None
-        return Converted(lambda raw: _unscaled(parse(raw), scale), decimal_schema(scale, precision))
+        return Converted(lambda raw: _convert_unscaled(parse(raw), scale), make_decimal_schema(scale, precision))
 
     def _time(self, oid: int, modifier: int) -> Converted:
         if oid == 1184:
-            schema = named("string", "io.debezium.time.ZonedTimestamp")
+            schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
             digits = modifier if modifier >= 0 else 6
-            return Converted(lambda raw: _zoned(raw, digits), schema)
+            return Converted(lambda raw: _convert_zoned(raw, digits), schema)
         connect = self.times == "connect"
         if oid == 1082:
             name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
-            return Converted(_days, named("int32", name))
+            return Converted(_convert_days, make_named_schema("int32", name))
         millis = connect or 0 <= modifier <= 3
         if oid == 1083:
             name = "org.apache.kafka.connect.data.Time" if connect else "io.debezium.time.Time"
-            micros = named("int64", "io.debezium.time.MicroTime")
+            micros = make_named_schema("int64", "io.debezium.time.MicroTime")
             if millis and self.times != "adaptive_time_microseconds":
-                return Converted(_time_millis, named("int32", name))
-            return Converted(_time_micros, micros)
+                return Converted(_convert_time_to_millis, make_named_schema("int32", name))
+            return Converted(_convert_time_to_micros, micros)
         name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
-        micros = named("int64", "io.debezium.time.MicroTimestamp")
-        return Converted(_millis, named("int64", name)) if millis else Converted(_micros, micros)
+        micros = make_named_schema("int64", "io.debezium.time.MicroTimestamp")
+        return Converted(_convert_millis, make_named_schema("int64", name)) if millis else Converted(_convert_micros, micros)
 
 
 # --- texts and numbers --------------------------------------------------------------------------------------------------
 
 
-def _number(raw: bytes) -> str:
+def _convert_number(raw: bytes) -> str:
     return raw.decode()
 
 
-def _boolean(raw: bytes) -> str:
+def _convert_boolean(raw: bytes) -> str:
     return "true" if raw == b"t" else "false"
 
 
-def _text(raw: bytes) -> str:
+def _convert_text(raw: bytes) -> str:
     return encode_basestring(raw.decode())
 
 
-def _double(raw: bytes) -> str:
+def _convert_double(raw: bytes) -> str:
     number = float(raw)
     return repr(number) if isfinite(number) else '"NaN"' if isnan(number) else '"Infinity"' if number > 0 else '"-Infinity"'
 
 
-def _bytes(raw: bytes) -> str:
-    return base64_json(bytes.fromhex(raw[2:].decode()))
+def _convert_bytes(raw: bytes) -> str:
+    return format_base64(bytes.fromhex(raw[2:].decode()))
 
 
-def _bit(raw: bytes) -> str:
+def _convert_bit(raw: bytes) -> str:
     return "true" if raw == b"1" else "false"
 
 
-def _bits(raw: bytes) -> str:
+def _convert_bits(raw: bytes) -> str:
     length = (len(raw) + 7) // 8
-    return base64_json(int(raw or b"0", 2).to_bytes(length, "little").rstrip(b"\0"))
+    return format_base64(int(raw or b"0", 2).to_bytes(length, "little").rstrip(b"\0"))
 
 
-def _plain(raw: bytes) -> str:
+def _convert_plain(raw: bytes) -> str:
     return raw.decode()
 
 
-def _money(raw: bytes, digits: int) -> str:
+def _convert_money(raw: bytes, digits: int) -> str:
     """Return the number of a `money`. Locales have different points: `$1,234.50`, `1.234,50 €`."""
     text = raw.decode()
     number = Decimal(int(re.sub(r"\D", "", text))).scaleb(-digits)
     return f"-{number:f}" if "-" in text or text.startswith("(") else f"{number:f}"
 
 
-def _exact(text: str) -> Decimal:
+def _parse_exact(text: str) -> Decimal:
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -194,19 +194,19 @@ def _exact(text: str) -> Decimal:
     return value
 
 
-def _unscaled(text: str, scale: int) -> str:
+def _convert_unscaled(text: str, scale: int) -> str:
     _, _, part = text.partition(".")
     if len(part) == scale:
         with suppress(ValueError):  # NaN and infinities are no whole numbers
-            return unscaled_integer_json(int(text.replace(".", "")))
-    return unscaled_json(_exact(text), scale)
+            return format_unscaled_integer(int(text.replace(".", "")))
+    return format_unscaled(_parse_exact(text), scale)
 
 
-def _variable_scale(text: str) -> str:
-    _, _, exponent = _exact(text).as_tuple()
+def _convert_variable_scale(text: str) -> str:
+    _, _, exponent = _parse_exact(text).as_tuple()
     assert isinstance(exponent, int)
     scale = max(0, -exponent)
-    return f'{{"scale":{scale},"value":{_unscaled(text, scale)}}}'
+    return f'{{"scale":{scale},"value":{_convert_unscaled(text, scale)}}}'
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -216,68 +216,68 @@ _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?([+-]\d\d(?::\d\d)*)?"
 _INTERVAL = re.compile(r"P(?:(-?\d+)Y)?(?:(-?\d+)M)?(?:(-?\d+)D)?(?:T(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?)(\d+)(?:\.(\d{1,6}))?S)?)?")
 
 
-def _matched(pattern: re.Pattern[str], raw: bytes) -> re.Match[str]:
+def _match(pattern: re.Pattern[str], raw: bytes) -> re.Match[str]:
     found = pattern.fullmatch(raw.decode())
     if found is None:
         raise ValueRefused(f"{raw.decode()!r} is not written as expected")
     return found
 
 
-def _clock_micros(hour: str, minute: str, second: str, fraction: str | None) -> int:
+def _compute_clock_micros(hour: str, minute: str, second: str, fraction: str | None) -> int:
     return (int(hour) * 3600 + int(minute) * 60 + int(second)) * _US + int((fraction or "").ljust(6, "0"))
 
 
-def _day_of(found: re.Match[str]) -> int:
+def _count_days(found: re.Match[str]) -> int:
     year = int(found[1])
-    return day_number(1 - year if found[9] else year, int(found[2]), int(found[3]))
+    return count_days(1 - year if found[9] else year, int(found[2]), int(found[3]))
 
 
-def _infinite(raw: bytes) -> int | None:
+def _find_infinity(raw: bytes) -> int | None:
     return {b"infinity": INFINITY, b"-infinity": MINUS_INFINITY}.get(raw)
 
 
-def _days(raw: bytes) -> str:
-    if (infinite := _infinite(raw)) is not None:
+def _convert_days(raw: bytes) -> str:
+    if (infinite := _find_infinity(raw)) is not None:
         return str(2**31 - 1 if infinite > 0 else -(2**31))
-    return str(_day_of(_matched(_DATE, raw)))
+    return str(_count_days(_match(_DATE, raw)))
 
 
-def _timestamp(raw: bytes) -> int:
-    found = _matched(_DATE, raw)
-    return _day_of(found) * _DAY_US + _clock_micros(found[4], found[5], found[6], found[7])
+def _convert_timestamp(raw: bytes) -> int:
+    found = _match(_DATE, raw)
+    return _count_days(found) * _DAY_US + _compute_clock_micros(found[4], found[5], found[6], found[7])
 
 
-def _long(value: int, raw: bytes) -> str:
+def _format_long(value: int, raw: bytes) -> str:
     """Return microseconds as JSON."""
     if not -_LONG <= value < _LONG:
         raise ValueRefused(f"it is {raw.decode()}, whose microseconds 64 bits cannot hold")
     return str(value)
 
 
-def _micros(raw: bytes) -> str:
-    infinite = _infinite(raw)
-    return _long(_timestamp(raw), raw) if infinite is None else str(infinite)
+def _convert_micros(raw: bytes) -> str:
+    infinite = _find_infinity(raw)
+    return _format_long(_convert_timestamp(raw), raw) if infinite is None else str(infinite)
 
 
-def _millis(raw: bytes) -> str:
-    infinite = _infinite(raw)
-    return str((_timestamp(raw) if infinite is None else infinite) // 1000)
+def _convert_millis(raw: bytes) -> str:
+    infinite = _find_infinity(raw)
+    return str((_convert_timestamp(raw) if infinite is None else infinite) // 1000)
 
 
-def _zoned(raw: bytes, digits: int) -> str:
+def _convert_zoned(raw: bytes, digits: int) -> str:
     """Return an instant, with as many digits behind the seconds as its column has."""
     if raw[4] == raw[7] == 45 and raw[-3:] == b"+00":  # a year of four digits, in UTC
         text = raw.decode()
         day, clock, part = text[:10], text[11:19], text[20:-3]
         return f'"{day}T{clock}.{part.ljust(digits, "0")}Z"' if digits else f'"{day}T{clock}Z"'
-    if _infinite(raw) is not None:
+    if _find_infinity(raw) is not None:
         return f'"{raw.decode()}"'
-    found = _matched(_DATE, raw)  # the session's zone is UTC
+    found = _match(_DATE, raw)  # the session's zone is UTC
     fraction = f".{(found[7] or '').ljust(digits, '0')}" if digits else ""
-    return f'"{_iso_year(found)}-{found[2]}-{found[3]}T{found[4]}:{found[5]}:{found[6]}{fraction}Z"'
+    return f'"{_format_iso_year(found)}-{found[2]}-{found[3]}T{found[4]}:{found[5]}:{found[6]}{fraction}Z"'
 
 
-def _iso_year(found: re.Match[str]) -> str:
+def _format_iso_year(found: re.Match[str]) -> str:
     """Return a year as ISO 8601 has it: the year before 1 is 0, and years of more than four digits have a sign."""
     if not found[9]:
         return f"+{found[1]}" if len(found[1]) > 4 else found[1]
@@ -285,55 +285,57 @@ def _iso_year(found: re.Match[str]) -> str:
     return f"-{year:04}" if year else "0000"
 
 
-def _time_micros(raw: bytes) -> str:
-    found = _matched(_CLOCK, raw)
-    return str(_clock_micros(found[1], found[2], found[3], found[4]))
+def _convert_time_to_micros(raw: bytes) -> str:
+    found = _match(_CLOCK, raw)
+    return str(_compute_clock_micros(found[1], found[2], found[3], found[4]))
 
 
-def _time_millis(raw: bytes) -> str:
-    return str(int(_time_micros(raw)) // 1000)
+def _convert_time_to_millis(raw: bytes) -> str:
+    return str(int(_convert_time_to_micros(raw)) // 1000)
 
 
-def _zoned_time(raw: bytes) -> str:
-    found = _matched(_CLOCK, raw)
+def _convert_zoned_time(raw: bytes) -> str:
+    found = _match(_CLOCK, raw)
     parts = [int(part) for part in (found[5] or "+00")[1:].split(":")]
     offset = sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)) * (-1 if found[5][0] == "-" else 1)
-    micros = (_clock_micros(found[1], found[2], found[3], found[4]) - offset * _US) % _DAY_US
+    micros = (_compute_clock_micros(found[1], found[2], found[3], found[4]) - offset * _US) % _DAY_US
     seconds, fraction = divmod(micros, _US)
     after = f".{fraction:06}".rstrip("0") if fraction else ""
     return f'"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{after}Z"'
 
 
-def _interval(raw: bytes) -> str:
-    if (infinite := _infinite(raw)) is not None:
+def _convert_interval(raw: bytes) -> str:
+    if (infinite := _find_infinity(raw)) is not None:
         return str(_LONG - 1 if infinite > 0 else -_LONG)
-    found = _matched(_INTERVAL, raw)
+    found = _match(_INTERVAL, raw)
     years, months, days, hours, minutes = (int(found[n] or 0) for n in range(1, 6))
     seconds = int(found[7] or 0) * _US + int((found[8] or "").ljust(6, "0"))
     clock = (hours * 60 + minutes) * 60 * _US + (-seconds if found[6] else seconds)
-    return _long((years * 12 + months) * _MONTH_US + days * _DAY_US + clock, raw)
+    return _format_long((years * 12 + months) * _MONTH_US + days * _DAY_US + clock, raw)
 
 
 # --- points ---------------------------------------------------------------------------------------------------------------
 
 
-def _point(raw: bytes) -> str:
+def _convert_point(raw: bytes) -> str:
     x, y = raw.decode()[1:-1].split(",")
-    return point_json(_double(x.encode()), _double(y.encode()), struct.pack("<BIdd", 1, 1, float(x), float(y)), None)
+    return format_point(
+        _convert_double(x.encode()), _convert_double(y.encode()), struct.pack("<BIdd", 1, 1, float(x), float(y)), None
+    )
 
 
 # --- arrays -------------------------------------------------------------------------------------------------------------
 
 
-def _array(element: Converted) -> Converted:
+def _make_array_conversion(element: Converted) -> Converted:
     items = {**element.schema, "optional": element.schema.get("name") != "io.debezium.data.Enum"}
-    return Converted(lambda raw: _array_text(raw.decode(), element.convert), {"type": "array", "items": items})
+    return Converted(lambda raw: _convert_array(raw.decode(), element.convert), {"type": "array", "items": items})
 
 
 _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
 
 
-def _array_text(text: str, convert: Convert) -> str:
+def _convert_array(text: str, convert: Convert) -> str:
     """Return an array literal (``{1,NULL,"a b"}``) as JSON."""
     at = text.index("{")  # behind bounds, as in [0:1]={1,2}
     out = []
@@ -365,25 +367,25 @@ _VARIABLE_SCALE: Mapping[str, Any] = {
     "version": 1,
     "doc": "Variable scaled decimal",
 }
-_STRING = Converted(_text, {"type": "string"})
-_BIT = Converted(_bit, {"type": "boolean"})
+_STRING = Converted(_convert_text, {"type": "string"})
+_BIT = Converted(_convert_bit, {"type": "boolean"})
 _SIMPLE: Mapping[int, Converted] = {
-    16: Converted(_boolean, {"type": "boolean"}),
-    17: Converted(_bytes, {"type": "bytes"}),
-    20: Converted(_number, {"type": "int64"}),
-    21: Converted(_number, {"type": "int16"}),
-    23: Converted(_number, {"type": "int32"}),
-    26: Converted(_number, {"type": "int64"}),
-    114: Converted(_text, named("string", "io.debezium.data.Json")),
-    142: Converted(_text, named("string", "io.debezium.data.Xml")),
-    600: Converted(_point, POINT_SCHEMA),
-    700: Converted(_double, {"type": "float"}),
-    701: Converted(_double, {"type": "double"}),
-    1186: Converted(_interval, named("int64", "io.debezium.time.MicroDuration")),
-    1266: Converted(_zoned_time, named("string", "io.debezium.time.ZonedTime")),
-    2950: Converted(_text, named("string", "io.debezium.data.Uuid")),
-    3614: Converted(_text, named("string", "io.debezium.data.Tsvector")),
-    3802: Converted(_text, named("string", "io.debezium.data.Json")),
+    16: Converted(_convert_boolean, {"type": "boolean"}),
+    17: Converted(_convert_bytes, {"type": "bytes"}),
+    20: Converted(_convert_number, {"type": "int64"}),
+    21: Converted(_convert_number, {"type": "int16"}),
+    23: Converted(_convert_number, {"type": "int32"}),
+    26: Converted(_convert_number, {"type": "int64"}),
+    114: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json")),
+    142: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Xml")),
+    600: Converted(_convert_point, POINT_SCHEMA),
+    700: Converted(_convert_double, {"type": "float"}),
+    701: Converted(_convert_double, {"type": "double"}),
+    1186: Converted(_convert_interval, make_named_schema("int64", "io.debezium.time.MicroDuration")),
+    1266: Converted(_convert_zoned_time, make_named_schema("string", "io.debezium.time.ZonedTime")),
+    2950: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Uuid")),
+    3614: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Tsvector")),
+    3802: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json")),
 }
 _ARRAYS: Mapping[int, int] = {
     1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1028: 26, 1231: 1700, 791: 790, 1182: 1082,
