@@ -388,7 +388,14 @@ def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, 
 
 
 def _read_to(
-    config: Any, tp: Any, start: int, end: int, mine: Any = (), on_hidden: Any = None, on_open_transaction: Any = None
+    config: Any,
+    tp: Any,
+    start: int,
+    end: int,
+    mine: Any = (),
+    on_hidden: Any = None,
+    on_open_transaction: Any = None,
+    kept: Any = None,
 ) -> Iterator[LedgerRecord]:
     seen, hidden = _ask("read", start, mine, False)
     if hidden:
@@ -420,6 +427,7 @@ class Hook:
 
     conn_id = "kafka_default"
     config: Mapping[str, Any] = {}  # noqa: RUF012
+    consumers = None
 
     def consumer_config(self, **settings: Any) -> dict[str, Any]:
         return {}
