@@ -443,6 +443,30 @@ def test_a_sequence_that_was_set_back_is_noticed(place: Place) -> None:
         source.freeze(position)
 
 
+def test_a_table_that_was_created_again_is_refused_if_its_rows_lie_before_those_that_were_read(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(place, "id int PRIMARY KEY", [(number,) for number in range(50)])
+    source = source_of(place, cursor="id")
+    position = through_json(source.freeze(None)).position
+    fill(place, "id int PRIMARY KEY", [])
+    empty = through_json(source.freeze(position))
+    assert (empty.splits, empty.position) == ((), position), "it may still be filled"
+    fill(place, "id int PRIMARY KEY", [(number,) for number in range(9)])
+    with pytest.raises(SourceRejected, match=r"created again .*its last row is at 8; rows up to 49 were read.*start over"):
+        source.freeze(empty.position)
+    # A copy, as of a table that is built anew each night, goes on.
+    fill(place, "id int PRIMARY KEY", [(number,) for number in range(50)])
+    copied = through_json(source.freeze(empty.position))
+    assert copied.rows == 0 and "Rows up to 49 count as read" in caplog.text
+    caplog.clear()
+    fill(place, "id int PRIMARY KEY", [(number,) for number in range(60)])
+    grown = through_json(source.freeze(copied.position))
+    assert grown.rows == 10 and "Rows up to 49 count as read" in caplog.text
+    caplog.clear()
+    assert source.freeze(grown.position).rows == 0 and not caplog.text
+
+
 def test_a_table_or_column_that_is_gone_is_told(place: Place) -> None:
     fill(place, "id int PRIMARY KEY, k int NOT NULL", [(1, 1)])
     source = source_of(place, key="k")

@@ -88,6 +88,7 @@ class Relation:
     :param keys: the columns of the primary key, and of each unique index that takes no NULL.
     :param indexes: the columns of each index that holds all rows in order.
     :param writers: the server's ids of the tables whose locks its writers hold.
+    :param table_id: the server's id of the table, which a table that is created again does not have; 0 if the server has none.
     """
 
     sql: str
@@ -96,6 +97,7 @@ class Relation:
     keys: tuple[tuple[str, ...], ...] = ()
     indexes: tuple[tuple[str, ...], ...] = ()
     writers: tuple[int, ...] = ()
+    table_id: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ class PostgresSession(DatabaseSession):
         found = self.rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
-        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers)
+        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers, oid)
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.

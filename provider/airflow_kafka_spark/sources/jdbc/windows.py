@@ -7,6 +7,7 @@ DataFrame with one partition each, or by Spark's tasks themselves.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sources.base import SplitReader
 
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 500_000
 """The most that a window's splits take as JSON: long text keys make for fewer splits."""
@@ -181,12 +184,14 @@ class WindowStart:
     :param ordered_as: the kind of order of each of them.
     :param after: the last row of the previous window in this order; None to begin with the first row.
     :param table_pass: the number of the pass over the table; ``bulk`` only.
+    :param table_id: the server's id of the table that the rows up to there were read from; 0 if it is not known.
     """
 
     order: tuple[str, ...]
     ordered_as: tuple[str, ...]
     after: SplitKey | None = None
     table_pass: int = 1
+    table_id: int = 0
 
 
 def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
@@ -217,7 +222,8 @@ def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapp
         return WindowStart(order, ordered_as, None, table_pass)
     refuse_other_order(relation, position)
     # The previous window may have ended between rows that only its own order separates.
-    return WindowStart(recorded_order, _list_orders(relation, recorded_order), tuple(after), table_pass)
+    orders = _list_orders(relation, recorded_order)
+    return WindowStart(recorded_order, orders, tuple(after), table_pass, position.get("table_id", 0))
 
 
 def _list_orders(relation: Relation, names: Sequence[str]) -> tuple[str, ...]:
@@ -256,6 +262,7 @@ def _make_position(
         "ordered_as": list(start.ordered_as),
         "after": None if bulk and complete else list(after) if after else None,
         **({"pass": start.table_pass, "complete": complete} if bulk else {}),
+        **({"table_id": start.table_id} if start.table_id else {}),
     }
 
 
@@ -277,6 +284,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         if not cursor and start.after is None and order.any_null():
             ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.any_null()}")
         end = _find_end(options, order, relation, start)
+        if cursor:
+            start = _check_identity(order, relation, start, found_rows=end is not None)
         if end is None:
             splits = (_make_null_split(start),) if nulls else ()
             return FrozenWindow(splits, _make_position(options, relation, start, start.after, complete=True), nulls)
@@ -319,6 +328,32 @@ def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relati
         raise SourceRejected(relation.name, reason, action)
 
 
+def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *, found_rows: bool) -> WindowStart:
+    """Return the start with the id of the table that the window reads.
+
+    :param found_rows: True if the window has rows.
+    :raises SourceRejected: the table was created again, and all of its rows lie before the start, where none would be read.
+    """
+    if not relation.table_id or start.table_id in (0, relation.table_id):
+        return replace(start, table_id=relation.table_id)
+    assert start.after is not None
+    there = f"the table was created again (its id was {start.table_id} and is {relation.table_id})"
+    upto = ", ".join(start.after)
+    if not found_rows and not order.session.rows(
+        f"SELECT 1 FROM {relation.sql}{_format_where([*order.not_null(), order.after(start.after)])} LIMIT 1"
+    ):
+        last = _find_last_row(order, relation, order.not_null())
+        # An empty one may still be filled. The id stays that of the table whose rows were read.
+        if last is None:
+            return start
+        if last != start.after:
+            found = f"{there}, and its last row is at {', '.join(last)}; rows up to {upto} were read before"
+            action = "Its rows would never be read: give the operator a new `pipeline=` name to start over"
+            raise SourceRejected(relation.name, found, action)
+    log.warning("%s: %s. Rows up to %s count as read", relation.name, there, upto)
+    return replace(start, table_id=relation.table_id)
+
+
 def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
     """Return the last row behind ``start``; None if no row follows it."""
     conditions = order.not_null()
@@ -331,6 +366,11 @@ def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation,
             instant = instant.astimezone(ZoneInfo(options.db_timezone))
         wall = instant.replace(tzinfo=None) if clock != "zoned" else instant.astimezone(timezone.utc).replace(tzinfo=None)
         conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
+    return _find_last_row(order, relation, conditions)
+
+
+def _find_last_row(order: SplitOrder, relation: Relation, conditions: Sequence[str]) -> SplitKey | None:
+    """Return the split columns of the last row that meets all conditions; None if no row does."""
     downwards = ", ".join(f"{name} DESC" for name in order.names)
     # Sorted inside: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
     row = f"SELECT {order.sql} FROM {relation.sql}{_format_where(conditions)} ORDER BY {downwards} LIMIT 1"
