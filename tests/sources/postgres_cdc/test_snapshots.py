@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _compute_end, _split_fields
 from airflow_kafka_spark.windows.pass_progress import parse_position_progress
@@ -253,6 +254,26 @@ def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orde
     assert sorted(r["key"]["id"] for r in windows.drain()) == [1, 2]
     place.execute("INSERT INTO orders VALUES (3, 'three')")
     assert [c[0] for c in changes(windows.drain())] == ["c"]
+
+
+def test_an_attempt_that_wakes_late_does_not_drop_the_slot_that_a_newer_one_has_created(orders, monkeypatch):
+    place = orders.place
+    windows = started(orders, snapshot="when_needed")
+    windows.drain()
+    place.execute("INSERT INTO orders VALUES (1, 'unseen')")
+    place.execute(f"SELECT pg_replication_slot_advance('{orders.name}', pg_current_wal_lsn())")
+    slot = f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{orders.name}'"
+    seen = []
+
+    def freeze_newer(*_):
+        if not seen:
+            seen.append(place.one(slot))
+            orders.source(snapshot="when_needed").freeze(windows.position)
+            seen.append(place.one(slot))
+
+    monkeypatch.setattr(planner.log, "warning", freeze_newer)
+    windows.freeze()
+    assert seen[1] != seen[0] and place.one(slot) == seen[1]
 
 
 def test_rows_and_columns_that_the_publication_leaves_out_are_not_read(place):

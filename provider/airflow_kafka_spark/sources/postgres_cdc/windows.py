@@ -25,7 +25,7 @@ from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, SlotState, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
 from airflow_kafka_spark.windows.pass_progress import PassProgress
 
@@ -124,7 +124,7 @@ class PostgresLogWindowPlanner:
         slot = self.slot
         with slot.session("freezing a window of the log") as connection:
             if position is not None and position.get("finished"):
-                self._drop_slot(connection)
+                self._drop_slot(connection, slot.state(connection))
                 return FrozenWindow((), position)
             position = self._usable(connection, position)
             if position is None:
@@ -158,14 +158,15 @@ class PostgresLogWindowPlanner:
         :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.
         """
         start, log_of = (parse_lsn(position["lsn"]), dict(position["log"])) if position else (2**64, {})
+        found = self.slot.state(connection)
         try:
-            if position is not None or self.slot.state(connection) is not None:
+            if position is not None or found is not None:
                 self.slot.refuse_other(connection, start, log_of)
         except LogLost as error:
             if self.options.snapshot != "when_needed":
                 raise
             log.warning("All tables are read again: %s", error)
-            self._drop_slot(connection)
+            self._drop_slot(connection, found)
             return None
         return position
 
@@ -228,7 +229,7 @@ class PostgresLogWindowPlanner:
         try:
             with self.slot.session("advancing the slot") as connection:
                 if position.get("finished"):
-                    self._drop_slot(connection)
+                    self._drop_slot(connection, self.slot.state(connection))
                     return
                 self.slot.refuse_other(connection, start, dict(position["log"]))
                 self.slot.release(connection)
@@ -247,11 +248,21 @@ class PostgresLogWindowPlanner:
         connection.execute("SET statement_timeout = 0")
         log.info("The slot `%s` is created: windows begin here", self.options.slot)
 
-    def _drop_slot(self, connection: psycopg.Connection[Any]) -> None:
-        """Drop the slot, whose log is not needed or not complete any more, if it is there."""
-        if self.slot.state(connection) is not None:
-            self.slot.release(connection)
-            connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s::name)", [self.options.slot])
+    def _drop_slot(self, connection: psycopg.Connection[Any], found: SlotState | None) -> None:
+        """Drop the slot, whose log is not needed or not complete any more, if it is there.
+
+        :param found: the slot as it was when that was decided. A newer attempt, which does not know of this one, may have
+            created another one since, at a later LSN: that one stays.
+        """
+        if found is None:
+            return
+        self.slot.release(connection)
+        dropped = connection.execute(
+            "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots "
+            "WHERE slot_name = %s AND coalesce(confirmed_flush_lsn, '0/0') = %s::pg_lsn",
+            [self.options.slot, format_lsn(found.confirmed)],
+        ).fetchall()
+        if dropped:
             log.info("The slot `%s` is dropped", self.options.slot)
 
     def _advance(self, connection: psycopg.Connection[Any], to: int) -> None:
