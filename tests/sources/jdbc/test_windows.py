@@ -8,6 +8,7 @@ import threading
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -403,6 +404,39 @@ def test_writers_of_a_partition_are_waited_for(place: Place) -> None:
             source_of(place, "p", cursor="id", writers_timeout=0.2).freeze(None)
         assert source_of(place, "p", cursor="id", writers_timeout=0).freeze(None).rows == 1
         assert source_of(place, "p", writers_timeout=0.2).freeze(None).rows == 1, "a pass of bulk is not meant to see it"
+
+
+@pytest.mark.parametrize(
+    ("utc", "lowest"),
+    [
+        ("2026-10-24 23:59:59", "2026-10-25 01:59:59"),
+        ("2026-10-25 00:00:00", "2026-10-25 02:00:00"),
+        ("2026-10-25 00:00:00.000001", "2026-10-25 02:00:00"),
+        ("2026-10-25 00:59:59.999999", "2026-10-25 02:00:00"),
+        ("2026-10-25 01:00:00", "2026-10-25 02:00:00"),
+        ("2026-10-25 01:30:00", "2026-10-25 02:30:00"),
+        ("2026-10-25 02:00:00", "2026-10-25 03:00:00"),
+        ("2026-03-29 00:59:59", "2026-03-29 01:59:59"),
+        ("2026-03-29 01:00:00", "2026-03-29 03:00:00"),
+    ],
+)
+def test_a_window_ends_before_an_hour_that_the_clock_shows_twice_until_the_second_has_come(utc: str, lowest: str) -> None:
+    instant = datetime.fromisoformat(utc).replace(tzinfo=timezone.utc)
+    assert jdbc_windows.find_lowest_clock(instant, ZoneInfo("Europe/Berlin")) == datetime.fromisoformat(lowest)
+    assert jdbc_windows.find_lowest_clock(instant, timezone.utc) == instant.replace(tzinfo=None)
+
+
+def test_rows_of_the_second_of_two_equal_hours_are_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 2:30 and, half an hour later, at 2:00 again."""
+    fill(place, "at timestamp NOT NULL", [("2026-10-25 01:50:00",), ("2026-10-25 02:20:00",)])
+    source = source_of(place, timestamp_column="at", delay=0, db_timezone="Europe/Berlin")
+    shown = iter(["2026-10-25 00:30+00", "2026-10-25 01:10+00", "2026-10-25 03:00+00"])
+    monkeypatch.setattr(PostgresSession, "now", lambda session: datetime.fromisoformat(next(shown)))
+    first = source.freeze(None)
+    place.execute("INSERT INTO t VALUES (9, '2026-10-25 02:05:00')")
+    second = source.freeze(first.position)
+    third = source.freeze(second.position)
+    assert [first.rows, second.rows, third.rows] == [1, 1, 1]
 
 
 # --- positions that no longer fit ---------------------------------------------------------------------------------------

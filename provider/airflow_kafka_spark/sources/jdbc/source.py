@@ -74,7 +74,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         default None.
     :param delay: seconds that rows have to be old, by the database's clock, before a window with a timestamp takes them
         (Connect's ``timestamp.delay.interval.ms``); default 0.
-    :param db_timezone: the zone of a timestamp column without zone (Connect's ``db.timezone``); default UTC.
+    :param db_timezone: the zone of a timestamp column without zone (Connect's ``db.timezone``); default UTC. In the hour before
+        its clock is set back, a window ends before the times that the clock will show again.
     :param validate_non_null: refuse a cursor column that takes NULL (Connect's ``validate.non.null``). With False, rows without
         a cursor are never read. Default True.
     :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -362,11 +362,29 @@ def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation,
     clock = order.columns[0].clock
     if options.effective_mode.startswith("timestamp") and clock:
         instant = order.session.now() - timedelta(seconds=options.delay)
-        if clock != "zoned":
-            instant = instant.astimezone(ZoneInfo(options.db_timezone))
-        wall = instant.replace(tzinfo=None) if clock != "zoned" else instant.astimezone(timezone.utc).replace(tzinfo=None)
+        wall = find_lowest_clock(instant, timezone.utc if clock == "zoned" else ZoneInfo(options.db_timezone))
         conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
     return _find_last_row(order, relation, conditions)
+
+
+def find_lowest_clock(instant: datetime, zone: tzinfo) -> datetime:
+    """Return the lowest time that a clock of this zone shows from an instant on: that of the instant, or, in the hour before the
+    clock is set back, the time to which it is set back. Rows that are written in the second of these hours have lower timestamps
+    than those of the first, and would lie before the cursor.
+
+    :param instant: an instant with a time zone.
+    :return: a time without a time zone.
+    """
+    shown = instant.astimezone(zone)
+    offset = shown.utcoffset()
+    # The second time has `fold=1`. Where clocks are put forward, no instant shows the time that both values of `fold` name.
+    if shown.fold or shown.replace(fold=1).utcoffset() == offset:
+        return shown.replace(tzinfo=None)
+    before, behind = instant, instant + timedelta(days=1)
+    while behind - before > timedelta(microseconds=1):
+        middle = before + (behind - before) / 2
+        before, behind = (middle, behind) if middle.astimezone(zone).utcoffset() == offset else (before, middle)
+    return behind.astimezone(zone).replace(tzinfo=None)
 
 
 def _find_last_row(order: SplitOrder, relation: Relation, conditions: Sequence[str]) -> SplitKey | None:
