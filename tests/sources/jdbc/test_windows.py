@@ -406,6 +406,23 @@ def test_writers_of_a_partition_are_waited_for(place: Place) -> None:
         assert source_of(place, "p", writers_timeout=0.2).freeze(None).rows == 1, "a pass of bulk is not meant to see it"
 
 
+def test_a_cursor_is_refused_on_a_foreign_table_whose_writers_are_on_another_server(place: Place) -> None:
+    place.execute("CREATE FOREIGN DATA WRAPPER elsewhere")
+    place.execute("CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere")
+    try:
+        place.execute("CREATE TABLE t (id int NOT NULL) PARTITION BY RANGE (id)")
+        place.execute("CREATE TABLE here PARTITION OF t FOR VALUES FROM (0) TO (100)")
+        assert source_of(place, cursor="id").freeze(None).rows == 0
+        place.execute("CREATE FOREIGN TABLE there PARTITION OF t FOR VALUES FROM (100) TO (200) SERVER elsewhere")
+        for table in ("t", "there"):
+            source = source_of(place, table, cursor="id")
+            with pytest.raises(SourceRejected, match="another server holds rows.*never be read"):
+                source.freeze(None)
+            assert "source.writers_timeout" in [problem.where for problem in source.validate()]
+    finally:
+        place.execute("DROP FOREIGN DATA WRAPPER elsewhere CASCADE")
+
+
 @pytest.mark.parametrize(
     ("utc", "lowest"),
     [

@@ -88,6 +88,7 @@ class Relation:
     :param keys: the columns of the primary key, and of each unique index that takes no NULL.
     :param indexes: the columns of each index that holds all rows in order.
     :param writers: the server's ids of the tables whose locks its writers hold.
+    :param is_foreign: True if another server holds its rows, or those of one of its partitions.
     :param table_id: the server's id of the table, which a table that is created again does not have; 0 if the server has none.
     """
 
@@ -98,6 +99,7 @@ class Relation:
     indexes: tuple[tuple[str, ...], ...] = ()
     writers: tuple[int, ...] = ()
     table_id: int = 0
+    is_foreign: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -254,9 +256,10 @@ class DatabaseSession(ABC):
         """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
-    def hides_writers(self) -> bool:
-        """Return True if the server does not show the transactions that write its tables, because they run on another server."""
-        return False
+    def find_hidden_writers(self, relation: Relation) -> str:
+        """Return why the server does not show the transactions that write a relation: they run on another server. Return an empty
+        text if it does."""
+        return ""
 
     @abstractmethod
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:

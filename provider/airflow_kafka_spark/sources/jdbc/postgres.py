@@ -203,11 +203,13 @@ class PostgresSession(DatabaseSession):
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
         oid, kind, usage = found[0]
         attributes = self.rows(_ATTRIBUTES.format(oid=oid))
-        writers = tuple(row[0] for row in self.rows(_TREE.format(oid=oid))) if kind in "rp" else ()
+        tree = self.rows(_TREE.format(oid=oid))
+        writers = tuple(row[0] for row in tree) if kind in "rp" else ()
+        is_foreign = any(row[1] for row in tree)
         found = self.rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
-        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers, oid)
+        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers, oid, is_foreign)
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
@@ -291,8 +293,12 @@ class PostgresSession(DatabaseSession):
 
     # --- writers ---
 
-    def hides_writers(self) -> bool:
-        return bool(self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0])
+    def find_hidden_writers(self, relation: Relation) -> str:
+        if relation.is_foreign:
+            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
+            return "the server is a standby, which does not show the transactions that write on its primary"
+        return ""
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
@@ -334,7 +340,7 @@ _TREE = """
 WITH RECURSIVE tree AS (
     SELECT {oid}::oid AS oid, 0 AS depth
     UNION ALL SELECT i.inhrelid, tree.depth + 1 FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid)
-SELECT oid::bigint FROM tree ORDER BY depth, oid
+SELECT tree.oid::bigint, c.relkind = 'f' FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid ORDER BY tree.depth, tree.oid
 """
 
 # The primary key first, then the index of the fewest columns. A key is unique at any time and takes no NULL; rows are in their

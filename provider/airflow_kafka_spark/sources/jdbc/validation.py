@@ -53,7 +53,7 @@ class ServerValidation:
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
             return [Problem(where, what, action), *list_unchecked_arguments(self.options, where)]
         found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
-        found += [*self._key_problems(relation), *self._writer_problems()]
+        found += [*self._key_problems(relation), *self._writer_problems(relation)]
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
@@ -138,14 +138,14 @@ class ServerValidation:
         found, failed = self._ask(where, "looking at its sequence", lambda open_: list(open_.cursor_problems(relation, column)))
         yield from found or failed
 
-    def _writer_problems(self) -> Iterator[Problem]:
+    def _writer_problems(self, relation: Relation) -> Iterator[Problem]:
         if not self.options_valid or not self.options.waits_for_writers:
             return
         where = "source.writers_timeout"
-        hidden, failed = self._ask(where, "asking whether it is a standby", lambda session: session.hides_writers())
+        hidden, failed = self._ask(where, "asking for writers", lambda session: session.find_hidden_writers(relation))
         yield from failed
         if hidden:
-            yield Problem(where, HIDDEN_WRITERS, SHOW_WRITERS)
+            yield Problem(where, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
 
     def _key_problems(self, relation: Relation) -> Iterator[Problem]:
         for name in self.options.key:

@@ -43,15 +43,12 @@ MAX_BYTES = 500_000
 """The most that a window's splits take as JSON: long text keys make for fewer splits."""
 
 
-HIDDEN_WRITERS = (
-    "the server is a standby, which does not show the transactions that write on its primary: a row that one of them commits "
-    "behind a row with a higher cursor would never be read"
-)
+HIDDEN_WRITERS = "a row that one of them commits behind a row with a higher cursor would never be read"
 SHOW_WRITERS = (
-    "Read with a connection to the primary. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer than the longest "
-    "transaction, no row is missed; with an incrementing column, such rows are"
+    "Read with a connection to the server where they run. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer "
+    "than the longest transaction, no row is missed; with an incrementing column, such rows are"
 )
-"""The problem of a server that hides its writers, and what to do."""
+"""The consequence of a server that hides the transactions of its writers, and what to do."""
 
 
 # --- the relation -------------------------------------------------------------------------------------------------------
@@ -276,8 +273,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         start = resolve_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
         cursor = options.effective_mode != "bulk"
-        if options.waits_for_writers and session.hides_writers():
-            raise SourceRejected(relation.name, HIDDEN_WRITERS, SHOW_WRITERS)
+        if options.waits_for_writers and (hidden := session.find_hidden_writers(relation)):
+            raise SourceRejected(relation.name, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
         if cursor:
             _check_sequence(options, session, relation, start)
         nulls = 0
