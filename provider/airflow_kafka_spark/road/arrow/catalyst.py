@@ -352,9 +352,9 @@ _INT = pa.int32()
 _MOMENT = (pa.date32(), INSTANT, pa.timestamp("us"))
 _OF_ONE: Mapping[str, tuple[str, pa.DataType, tuple[pa.DataType, ...]]] = {
     "IsNaN": ("is_nan", _BOOLEAN, (pa.float32(), pa.float64())),
-    "UnixDate": ("parse_number", _INT, (pa.date32(),)),
+    "UnixDate": ("number_of", _INT, (pa.date32(),)),
     "UnixMillis": ("milliseconds_of", LONG, (INSTANT,)),
-    "UnixMicros": ("parse_number", LONG, (INSTANT,)),
+    "UnixMicros": ("number_of", LONG, (INSTANT,)),
     "UnixSeconds": ("seconds_of", LONG, (INSTANT,)),
     "MicrosToTimestamp": ("moment_of", INSTANT, tuple(_SIZES)),
     "Upper": ("upper", TEXT, (TEXT,)),
