@@ -116,3 +116,19 @@ def test_a_consumer_is_lent_again_until_it_is_old_has_failed_or_would_read_what_
         except RuntimeError:
             closed.append(consumer)
     assert closed == made
+
+
+def test_a_kept_consumer_that_nobody_closes_ends_on_the_reapers_thread():
+    ends: list[str] = []
+
+    class Told(Consumer):
+        def __del__(self) -> None:
+            ends.append(threading.current_thread().name)
+
+    kept = KeptConsumers()
+    with kept.lend("ledger", lambda: Told({"group.id": "none"})):
+        pass
+    del kept
+    gc.collect()
+    eventually(lambda: ends)
+    assert ends == ["airflow-kafka-spark-clients"]

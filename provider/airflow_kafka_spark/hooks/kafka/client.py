@@ -390,13 +390,20 @@ class LentConsumer:
 
     :param consumer: the consumer, without an assignment when it is lent.
     :param created: when it was created, in seconds of the monotonic clock.
+    :param let_go: releases the consumer (:func:`keep_client`).
     :param past: the offset after the last record that its users have read. It is lent again only to read from there on: there, a
         record or an end of the partition that is left from an earlier use is true, too.
     """
 
     consumer: Consumer
     created: float
+    let_go: Callable[[], object]
     past: int = 0
+
+    def close(self) -> None:
+        """Close the consumer on this thread, and release it."""
+        self.consumer.close()
+        self.let_go()
 
 
 class KeptConsumers:
@@ -418,12 +425,10 @@ class KeptConsumers:
         :param make: creates a consumer.
         :param start: the offset at which reading begins.
         """
-        with self._lock:
-            lent = self._idle.pop(kind, None)
-        if lent is not None and (time.monotonic() - lent.created > KEEP_SECONDS or start < lent.past):
-            lent.consumer.close()
-            lent = None
-        lent = lent or LentConsumer(make(), time.monotonic())
+        lent = self._take(kind, start)
+        if lent is None:
+            consumer = make()
+            lent = LentConsumer(consumer, time.monotonic(), keep_client(consumer, self))
         usable = False
         try:
             yield lent
@@ -434,7 +439,15 @@ class KeptConsumers:
         finally:
             other = self._keep(kind, lent) if usable else lent
             if other is not None:
-                other.consumer.close()
+                other.close()
+
+    def _take(self, kind: Hashable, start: int) -> LentConsumer | None:
+        with self._lock:
+            lent = self._idle.pop(kind, None)
+        if lent is not None and (time.monotonic() - lent.created > KEEP_SECONDS or start < lent.past):
+            lent.close()
+            return None
+        return lent
 
     def _keep(self, kind: Hashable, lent: LentConsumer) -> LentConsumer | None:
         """Keep a consumer; return the one that was kept before it, or None."""
@@ -449,7 +462,7 @@ class KeptConsumers:
         with self._lock:
             idle, self._idle = list(self._idle.values()), {}
         for lent in idle:
-            lent.consumer.close()
+            lent.close()
 
 
 # --- release of clients -------------------------------------------------------------------------------------------------
