@@ -239,7 +239,7 @@ class _SideOutput:
 
     def refused(self, error: Exception, conn_id: str) -> KafkaRefused | None:
         """Return the exception for an error that refuses one of the records, or None if the error is not about records."""
-        from airflow_kafka_spark.sinks.kafka.tasks.send import REMEDIES, RETRY_HINT
+        from airflow_kafka_spark.sinks.kafka.tasks.send import RETRY_HINT, describe_remedy
 
         what = "records that a Filter takes out" if self.routed else "dead letters"
         doing = f"sending {what} to topic `{self.topic}`"
@@ -251,7 +251,7 @@ class _SideOutput:
             return None
         if isinstance(error, RightMissing):
             return RightMissing(conn_id, doing, error.code, error.user, error.resource, error.name, error.right)
-        action = REMEDIES[code].format(topic=f"`{self.topic}`")
+        action = describe_remedy(code, f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._largest()}"
             action += ". What is sent has some headers more than the record"

@@ -296,5 +296,5 @@ def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_importing_it_imports_no_pyspark() -> None:
     imports = "import sys; from airflow_kafka_spark.hooks.spark import jars"
-    code = f"{imports}; jars.spark_kafka_connector(); sys.exit('pyspark' in sys.modules)"
+    code = f"{imports}; jars.find_spark_kafka_connector(); sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

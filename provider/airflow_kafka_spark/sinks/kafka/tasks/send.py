@@ -245,7 +245,7 @@ _VALIDATES = (
     "it is compacted{keyless}"
 )
 
-REMEDIES = {
+_REMEDIES = {
     "MSG_SIZE_TOO_LARGE": "Raise `max.message.bytes` of {topic}",
     "INVALID_TIMESTAMP": _VALIDATES,
     "INVALID_RECORD": _VALIDATES,
@@ -256,6 +256,17 @@ REMEDIES = {
 """Kafka's name of an error -> what to do."""
 
 RETRY_HINT = "The task may then be retried: it goes on with the same window"
+
+
+def describe_remedy(code: str, topic: str, keyless: str = "") -> str:
+    """Return what to do about records that the brokers refuse.
+
+    :param code: Kafka's name of the error.
+    :param topic: the topic, as a noun.
+    :param keyless: the first row that was sent without a key; "" if every row has one, or it is not known.
+    """
+    first = f" ({keyless} is the first without one)" if keyless else ""
+    return _REMEDIES[code].format(topic=topic, keyless=first)
 
 
 def find_refusal(
@@ -271,9 +282,8 @@ def find_refusal(
     rights = [Right("topic", "Write", topic or "")]
     if missing := find_missing_right(error, conn_id, "", f"sending {called}", rights):
         return missing
-    if error.name() not in REMEDIES:
+    if error.name() not in _REMEDIES:
         return None
     where = f"topic `{topic}`" if topic else "the topic"
-    first = f" ({keyless} is the first without one)" if keyless else ""
-    action = f"{REMEDIES[error.name()].format(topic=where, keyless=first)}. {RETRY_HINT}"
+    action = f"{describe_remedy(error.name(), where, keyless)}. {RETRY_HINT}"
     return KafkaRefused(conn_id, f"sending {called} to {where}", error.name(), error.str(), action)
