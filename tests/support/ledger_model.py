@@ -434,6 +434,9 @@ class Hook:
 
     producer_config = consumer_config
 
+    def close(self) -> None:
+        pass
+
     def cluster_id(self) -> str:
         return "cluster"
 

@@ -208,7 +208,7 @@ class SideOutputs:
             abort(producer)
             raise
         except Exception as error:
-            raise ledger.translate(error, "sending dead letters") from None
+            raise ledger.translate(error, "sending dead letters", producer=producer) from None
         faults.reached("dead.committed")
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead

@@ -307,7 +307,8 @@ class ControlLedger(Ledger):
                 return change
             except Exception as error:
                 # The outcome is known once the next producer has fenced this one and has read the ledger.
-                failure, sent = self.translate(error, f"writing the control request ({change.action})"), change
+                doing = f"writing the control request ({change.action})"
+                failure, sent = self.translate(error, doing, producer=producer), change
                 log.warning("Writing change %d of pipeline %s failed: %s", change.number, self.pipeline, failure)
         assert failure is not None
         raise failure
@@ -316,7 +317,7 @@ class ControlLedger(Ledger):
         try:
             beside.produce(producer)
         except Exception as error:
-            raise self.translate(error, beside.doing, "`, `".join(sorted(beside.topics))) from error
+            raise self.translate(error, beside.doing, "`, `".join(sorted(beside.topics)), producer=producer) from error
 
     def _find(self) -> LedgerContent:
         """Read the ledger. Wait only for control records that an open transaction hides, not for those of a running attempt."""

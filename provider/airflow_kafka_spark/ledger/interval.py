@@ -202,7 +202,7 @@ class IntervalLedger(Ledger):
                 self._parent = replace(self._parent, binding=binding)
                 return binding
             except Exception as error:
-                failure = self.translate(error, "writing what the pipeline is bound to")
+                failure = self.translate(error, "writing what the pipeline is bound to", producer=producer)
                 if isinstance(failure, RightMissing):
                     raise failure from error
                 # It may have been written all the same.
@@ -317,13 +317,16 @@ class IntervalLedger(Ledger):
         forgotten = self._old()
         if not moved and not forgotten:
             return {}
-        producer.begin_transaction()
-        if forgotten:
-            self.send(producer, forgotten)
-        if moved:
-            self._send_offsets(producer, group_id, moved, self._metadata)
-        faults.reached("group.in_transaction")
-        producer.commit_transaction(TRANSACTION_SECONDS)
+        try:
+            producer.begin_transaction()
+            if forgotten:
+                self.send(producer, forgotten)
+            if moved:
+                self._send_offsets(producer, group_id, moved, self._metadata)
+            faults.reached("group.in_transaction")
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            raise self.translate(error, "moving the group", producer=producer) from error
         return moved
 
     def _old(self) -> list[LedgerRecord]:

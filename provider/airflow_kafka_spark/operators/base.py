@@ -221,8 +221,11 @@ class WindowOperator(VisibleOperator):
         """
         run = Run.of(context)
         self.show(context, run)
-        with self.failures_shown():
-            return self._execute(context, run)
+        try:
+            with self.failures_shown():
+                return self._execute(context, run)
+        finally:
+            self.kafka.close()
 
     def _execute(self, context: Mapping[str, Any], run: Run) -> dict[str, Any]:
         with self._early_start(run):
