@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka import resolve_offsets as first_records
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -21,6 +20,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.times import get_current_milliseconds
+from tests.support.runs import fails_at
 
 BEGIN = 1_750_000_000_000
 MINUTE = 60_000
@@ -140,12 +140,10 @@ class TestArchives:
         }.items()
         assert sum(self.kept(topic)[1]) < sum(archives), "what lies before what is left was removed"
 
-    def test_a_death_between_the_archive_and_the_removal_leaves_all_boundaries_where_they_are(self, topic, monkeypatch):
+    def test_a_death_between_the_archive_and_the_removal_leaves_all_boundaries_where_they_are(self, topic):
         before = topic.decide(*range(0, 12, 2))
-        monkeypatch.setenv(faults.FAULT, "boundaries.archived:raise")
-        with pytest.raises(RuntimeError, match="fault injected"):
+        with fails_at("boundaries.archived"):
             topic.decide(14)
-        monkeypatch.delenv(faults.FAULT)
         assert self.kept(topic) == (7, [4])
         assert topic.settled() == {**before, 14: {0: 14, 1: 14}}
         assert topic.decide(*range(0, 14, 2), 16) == {**before, 12: {0: 12, 1: 12}, 16: {0: 16, 1: 16}}

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import read_pipeline
 from airflow_kafka_spark.errors import (
     BadRecords,
@@ -41,20 +40,18 @@ from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
 from tests.support.pipelines import COLUMNS, SPARK, files_rows, row_of
 from tests.support.relay import relay
-from tests.support.runs import context
+from tests.support.runs import context, fails_at
 from tests.support.shop import shop
 from tests.support.waiting import settled
 
 
 @pytest.fixture
-def dies(monkeypatch):
+def dies():
     """A run that ends behind a point of its window's life, which stays open."""
 
     def died(flow, run, point="sink.committed", **options):
-        monkeypatch.setenv(faults.FAULT, f"{point}:raise")
-        with pytest.raises(RuntimeError, match="fault injected"):
+        with fails_at(point):
             flow.run(run, **options)
-        monkeypatch.delenv(faults.FAULT)
 
     return died
 

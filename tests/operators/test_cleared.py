@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark import faults
 from tests.support.dry import Dry
-from tests.support.runs import Counters
+from tests.support.runs import Counters, fails_at
 
 
 @pytest.fixture
@@ -16,14 +15,12 @@ def dry(kafka, unique, tmp_path):
 
 
 @pytest.fixture
-def dies(monkeypatch):
+def dies():
     """An attempt that ends at a point of its window's life."""
 
     def died(attempt, point):
-        monkeypatch.setenv(faults.FAULT, f"{point}:raise")
-        with pytest.raises(RuntimeError, match="fault injected"):
+        with fails_at(point):
             attempt()
-        monkeypatch.delenv(faults.FAULT)
 
     return died
 

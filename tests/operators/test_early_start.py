@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from pyspark import SparkContext
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.hooks.spark.health import discard_ended
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators.binding import Run
 from tests.support.control import pause, resume
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import make
-from tests.support.runs import context
+from tests.support.runs import context, fails_at
 
 
 def foresees(pipeline, run_id, **options):
@@ -26,7 +24,7 @@ def foresees(pipeline, run_id, **options):
     return look and look()
 
 
-def test_spark_is_started_early_only_for_a_window_that_will_have_records(files, monkeypatch):
+def test_spark_is_started_early_only_for_a_window_that_will_have_records(files):
     files.produce(30)
     assert foresees(files, "run1") is False, "where a new pipeline begins is the plan's affair"
     assert files.run("run1")["records_read"] == 30
@@ -41,10 +39,8 @@ def test_spark_is_started_early_only_for_a_window_that_will_have_records(files, 
     assert foresees(files, "run2") is False, "the pipeline is paused"
     with files_hook() as hook:
         resume(hook, files.name, **with_control)
-    monkeypatch.setenv(faults.FAULT, "planned:raise")
-    with pytest.raises(RuntimeError, match="planned"):
+    with fails_at("planned"):
         files.run("run2")
-    monkeypatch.delenv(faults.FAULT)
     assert foresees(files, "run2") is True, "the open window has records"
     assert files.run("run2")["records_read"] == 10
     assert files.check() == 40

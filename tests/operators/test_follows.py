@@ -7,14 +7,13 @@ from datetime import datetime, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import FollowBroken, FollowedMismatch, ValidationError
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import files_rows
-from tests.support.runs import run
+from tests.support.runs import fails_at, run
 from tests.support.shop import shop
 
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
@@ -46,17 +45,15 @@ def stray(orders, count: int) -> None:
     producer.flush(60)
 
 
-def test_it_reads_whole_windows_none_that_is_not_complete_and_their_counts_agree(orders, monkeypatch):
+def test_it_reads_whole_windows_none_that_is_not_complete_and_their_counts_agree(orders):
     orders.sell(300)
     orders.run("run1")
     first = load(orders, "run1")
     assert first["records_read"] == first["records_written"] == 300
     assert first["follows"] == {"pipeline": orders.name, "first": 1, "last": 1, "records": 300}
     orders.sell(20)
-    monkeypatch.setenv(faults.FAULT, "job.done:raise")
-    with pytest.raises(RuntimeError, match="job.done"):
+    with fails_at("job.done"):
         orders.run("run2")
-    monkeypatch.delenv(faults.FAULT)
     assert load(orders, "run2")["records_read"] == 0, "not the splits of the open window, which are there already"
     orders.run("run2")
     orders.sell(30)
@@ -99,17 +96,15 @@ def by_hand(change, orders, **options):
         change(hook, orders.name, why="a test", ledger_topic=f"ledger-{orders.name}", **options)
 
 
-def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders, monkeypatch):
+def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders):
     from tests.support.control import forget, skip
 
     orders.sell(40)
     orders.run("run1")
     assert load(orders, "run1")["records_read"] == 40
     orders.sell(10)
-    monkeypatch.setenv(faults.FAULT, "job.done:raise")
-    with pytest.raises(RuntimeError, match="job.done"):
+    with fails_at("job.done"):
         orders.run("run2")
-    monkeypatch.delenv(faults.FAULT)
     by_hand(skip, orders, running=False)
     second = load(orders, "run2")
     assert (second["records_read"], second["follows"]["records"]) == (10, 10), "they were published, and stay in the topic"

@@ -8,7 +8,6 @@ import logging
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, PartitionsChanged, SparkJobFailed, SqlFailed, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -18,6 +17,7 @@ from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Marker
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
+from tests.support.runs import fails_at
 from tests.support.timings import check_move
 
 ORDERS = Json(schema=SCHEMA)
@@ -209,12 +209,10 @@ def test_a_text_with_the_word_over_is_no_window_function(orders):
     assert report["records_written"] == 10
 
 
-def test_a_target_with_more_partitions_than_planned_is_refused(orders, monkeypatch):
+def test_a_target_with_more_partitions_than_planned_is_refused(orders):
     orders.send(300)
-    monkeypatch.setenv(faults.FAULT, "planned:raise")
-    with pytest.raises(RuntimeError, match="planned"):
+    with fails_at("planned"):
         orders.run("run1")
-    monkeypatch.delenv(faults.FAULT)
     orders.kafka.create_partitions(orders.output, 6)
     with pytest.raises(PartitionsChanged):
         orders.run("run1")
@@ -225,10 +223,8 @@ def test_a_target_with_more_partitions_than_planned_is_refused(orders, monkeypat
 
 def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(orders, monkeypatch):
     orders.send(300)
-    monkeypatch.setenv(faults.FAULT, "job.done:raise")
-    with pytest.raises(RuntimeError, match="job.done"):
+    with fails_at("job.done"):
         orders.run("run1")
-    monkeypatch.delenv(faults.FAULT)
     now, looks = Ledger.published, []
 
     def published(ledger: Ledger) -> dict[int, Marker]:
@@ -247,10 +243,8 @@ def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(or
         some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
         with pytest.raises(SparkJobFailed, match="split 0"):
             orders.run("run1")
-    monkeypatch.setenv(faults.FAULT, "job.done:raise")
-    with pytest.raises(RuntimeError, match="job.done"):
+    with fails_at("job.done"):
         orders.run("run1")
-    monkeypatch.delenv(faults.FAULT)
     assert orders.run("run1")["records_written"] == 300
     assert orders.check() == 300
 
@@ -285,12 +279,10 @@ def test_a_sink_window_may_follow_it(orders, tmp_path):
     assert follower["follows"]["records"] == follower["records_written"] == report["records_written"] == 100
 
 
-def test_what_was_published_of_a_topic_that_is_gone_counts(orders, monkeypatch):
+def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     orders.send(300)
-    monkeypatch.setenv(faults.FAULT, "job.done:raise")
-    with pytest.raises(RuntimeError, match="job.done"):
+    with fails_at("job.done"):
         orders.run("run1")
-    monkeypatch.delenv(faults.FAULT)
     orders.kafka.delete_topic(orders.topic)
     orders.kafka.create_topic(orders.topic, 3)
     with pytest.raises(TopicRecreated):

@@ -26,7 +26,7 @@ from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import make, order
-from tests.support.runs import context
+from tests.support.runs import context, fails_at
 from tests.support.timings import check_move
 from tests.support.waiting import settled
 
@@ -42,12 +42,10 @@ def send(pipeline, *records, partition=0, topic=""):
     producer.flush(60)
 
 
-def leave_open(pipeline, monkeypatch):
+def leave_open(pipeline):
     """Let an attempt of run1 fail when its window is planned and nothing of it is read."""
-    monkeypatch.setenv(faults.FAULT, "planned:raise")
-    with pytest.raises(RuntimeError, match="planned"):
+    with fails_at("planned"):
         pipeline.run("run1")
-    monkeypatch.delenv(faults.FAULT)
 
 
 def hook_of(ask):
@@ -110,9 +108,9 @@ class TestWindows:
         assert same_multiset([*range(40), 5000, 5001, 9001, 9002], [row[0] for row in files.rows()]) == 44
         assert files.committed() == {partition: end for (topic, partition), (_, end) in ranges.items() if topic == files.topic}
 
-    def test_an_open_window_of_another_run_is_finished_first(self, files, monkeypatch):
+    def test_an_open_window_of_another_run_is_finished_first(self, files):
         files.produce(100)
-        leave_open(files, monkeypatch)
+        leave_open(files)
         files.produce(50)
         report = files.run("run2")
         assert report["window"] == "0000000002"
@@ -227,9 +225,9 @@ class TestDataLoss:
         assert (report["records_read"], report["gaps"]) == (20, [])
         assert len(set(files.rows())) == len(files.rows()) == 50
 
-    def test_records_deleted_inside_a_planned_window_fail_it_until_skip_is_said(self, files, monkeypatch):
+    def test_records_deleted_inside_a_planned_window_fail_it_until_skip_is_said(self, files):
         files.produce(600)
-        leave_open(files, monkeypatch)
+        leave_open(files)
         self.delete_below(files, 50)
         with pytest.raises(DataLoss):
             files.run()
@@ -317,9 +315,9 @@ class TestDataLoss:
         assert files.run("run3")["records_read"] == 60
         assert len(files.rows()) == 300 + 900 + 60
 
-    def test_a_topic_created_again_while_a_window_is_open(self, files, monkeypatch):
+    def test_a_topic_created_again_while_a_window_is_open(self, files):
         files.produce(300)
-        leave_open(files, monkeypatch)
+        leave_open(files)
         self.recreate(files)
         files.produce(900)
         with pytest.raises(TopicRecreated):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import read_pipeline, show
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sinks import PostgresSink
@@ -13,6 +12,7 @@ from tests.support.control import pause, resume
 from tests.support.intervals import Intervals
 from tests.support.oracle import wait_stable
 from tests.support.relay import relay
+from tests.support.runs import fails_at
 
 
 def ask(action, pipeline, **options):
@@ -50,12 +50,10 @@ def test_a_window_that_is_at_work_is_finished_and_the_next_run_is_skipped_until_
     assert table.check() == 250
 
 
-def test_a_window_whose_task_failed_stays_as_it_was_planned_and_is_finished_after_resuming(table, monkeypatch):
+def test_a_window_whose_task_failed_stays_as_it_was_planned_and_is_finished_after_resuming(table):
     table.produce(100)
-    monkeypatch.setenv(faults.FAULT, "sink.staged:raise")
-    with pytest.raises(RuntimeError, match="sink.staged"):
+    with fails_at("sink.staged"):
         table.run("run1")
-    monkeypatch.delenv(faults.FAULT)
     ask(pause, table)
     (before,) = state_of(table).open_windows
     table.produce(70)

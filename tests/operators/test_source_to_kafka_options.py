@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import PartitionsChanged, TopicRecreated, ValidationError
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -18,7 +17,7 @@ from airflow_kafka_spark.transforms import Filter
 from tests.support.dead_letters import letters
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
-from tests.support.runs import run
+from tests.support.runs import fails_at, run
 from tests.support.shop import shop
 
 
@@ -120,14 +119,10 @@ def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_wind
         orders.run("run2", partition="customer", timestamp="placed_at")
 
 
-def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(
-    orders, monkeypatch
-):
+def test_a_topic_with_more_partitions_than_planned_is_refused_unless_that_is_allowed_and_one_that_was_created_anew(orders):
     def fail(run: str, point: str) -> None:
-        monkeypatch.setenv(faults.FAULT, f"{point}:raise")
-        with pytest.raises(RuntimeError, match=point):
+        with fails_at(point):
             orders.run(run)
-        monkeypatch.delenv(faults.FAULT)
 
     orders.sell(500)
     fail("run1", "job.done")

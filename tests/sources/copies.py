@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timezone
@@ -89,7 +90,7 @@ MARIADB: Mapping[str, Kind] = {
 
 
 @dataclass(kw_only=True)
-class Captured:
+class Captured(ABC):
     """A table whose columns come and go.
 
     :ivar columns: those that it has now, with their types; ``id`` is its key.
@@ -102,14 +103,17 @@ class Captured:
     columns: dict[str, str] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=lambda: {"id": "bigint"})
 
+    @abstractmethod
     def execute(self, *statements: str) -> None:
-        raise NotImplementedError
+        """Run statements, one after the other."""
 
+    @abstractmethod
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        raise NotImplementedError
+        """Return the rows of a query."""
 
+    @abstractmethod
     def upsert(self, row: str) -> str:
-        raise NotImplementedError
+        """Return the statement that writes a row over the one with its key."""
 
     def shown(self, name: str) -> str:
         """Return the expression of a column in a query."""

@@ -13,7 +13,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +32,16 @@ class OutletEvents(defaultdict[Any, SimpleNamespace]):
 
     def __getitem__(self, outlet: Any) -> SimpleNamespace:
         return super().__getitem__(getattr(outlet, "uri", outlet))
+
+
+@contextlib.contextmanager
+def fails_at(point: str) -> Iterator[None]:
+    """Let the block reach a point of a window, where an error is raised that ends it."""
+    import pytest  # attempts in processes of their own import this module, too
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match=f"fault injected at {point}"):
+        patch.setenv(faults.FAULT, f"{point}:raise")
+        yield
 
 
 def context(

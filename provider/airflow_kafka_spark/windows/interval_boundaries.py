@@ -54,7 +54,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class InstantInLog:
-    """Where an instant lies in the log of a topic.
+    """The offsets at which an instant lies in the log of a topic.
 
     :param instant: milliseconds since the epoch.
     :param offsets: by partition, the first offset whose timestamp is at or after the instant.

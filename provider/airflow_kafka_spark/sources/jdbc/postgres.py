@@ -203,7 +203,7 @@ class PostgresSession(DatabaseSession):
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
         oid, kind, usage = found[0]
         attributes = self.rows(_ATTRIBUTES.format(oid=oid))
-        tree = self.rows(_TREE.format(oid=oid))
+        tree = self.rows(_TREE.format(oid=oid)) if kind in "rpf" else []
         writers = tuple(row[0] for row in tree) if kind in "rp" else ()
         is_foreign = any(row[1] for row in tree)
         found = self.rows(_INDEXES.format(oid=oid))

@@ -32,9 +32,8 @@ _JOINED_ROWS = 4_000_000
 """Rows of a table whose keys are compared at a time."""
 _BATCH_ROWS = 131_072
 READ_PARQUET: Mapping[str, Any] = {"coerce_int96_timestamp_unit": "us"}
-"""How files of other writers are read. Spark writes timestamps as INT96, which Arrow takes for nanoseconds by default: then years
-before 1678 or after 2261 are others.
-"""
+"""Options for reading files of other writers. Spark writes timestamps as INT96, which Arrow reads as nanoseconds by default.
+Nanoseconds cannot hold years before 1678 or after 2261, so that such a timestamp would change."""
 _THREADS = min(4, os.cpu_count() or 1)
 
 
