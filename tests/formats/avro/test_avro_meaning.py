@@ -8,13 +8,16 @@ import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.formats import Avro
+from airflow_kafka_spark.formats.avro.schema import find_derivation_problems, find_differences, parse
 from airflow_kafka_spark.formats.avro.tasks.decode import AvroDecoder
+from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.avro.random_avro import encoded
 from tests.formats.contract import CHECKS, Case, rows
 
@@ -359,6 +362,12 @@ def test_a_type_that_is_no_record_is_one_column() -> None:
 # --- schemas that are refused --------------------------------------------------------------------------------------------
 
 TREE = {"type": "record", "name": "T", "fields": [{"name": "left", "type": ["null", "T"]}]}
+
+
+def nest(items: Any, depth: int) -> Any:
+    return {"type": "array", "items": items}
+
+
 REFUSED: dict[str, tuple[str, str]] = {
     "no json": ("{", "it is no JSON"),
     "unknown type": ('"text"', "the type `text` is not defined"),
@@ -377,6 +386,33 @@ REFUSED: dict[str, tuple[str, str]] = {
         json.dumps({**field("int"), "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}),
         "fields `a` and `A` differ only by case",
     ),
+    "too deep": (json.dumps(field(reduce(nest, range(200), "int"))), "types are nested more than"),
+    "no type": (json.dumps(field({"items": "int"})), 'found {"items": "int"}; expected a type'),
+    "an empty union": (json.dumps(field([])), "the union [] is empty"),
+    "a union in a union": (json.dumps(field(["null", ["int", "long"]])), "holds a union"),
+    "a type twice": (json.dumps(field(["int", "int"])), "or holds a type twice"),
+    "no name": (json.dumps({"type": "record", "fields": []}), "a record has no name"),
+    "a name twice": (
+        json.dumps(
+            {
+                "type": "record",
+                "name": "R",
+                "fields": [{"name": name, "type": {"type": "fixed", "name": "F", "size": 2}} for name in "ab"],
+            }
+        ),
+        "`F` is defined twice",
+    ),
+    "fixed without a size": (json.dumps(field({"type": "fixed", "name": "F"})), "fixed `F` has the size None"),
+    "a symbol twice": (json.dumps(field({"type": "enum", "name": "E", "symbols": ["A", "A"]})), "no symbols, or one twice"),
+    "no such symbol": (
+        json.dumps(field({"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})),
+        "the default of enum `E`",
+    ),
+    "a field without a type": (json.dumps({"type": "record", "name": "R", "fields": [{"name": "a"}]}), "no name or no type"),
+    "a field twice": (
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}] * 2}),
+        "record `R` has a field twice",
+    ),
 }
 
 
@@ -386,6 +422,38 @@ def test_a_schema_that_cannot_be_used_is_a_problem(name: str) -> None:
     (problem,) = Avro(schema).validate("value")
     assert problem.where.startswith("value.") and told in problem.what and problem.action
     assert name != "large decimal" or "at most 38 digits there as `reader_schema`" in problem.action
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        logical("bytes", "decimal", precision=2, scale=3),
+        {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 9},
+        {"type": "fixed", "name": "F", "size": 8, "logicalType": "uuid"},
+    ],
+)
+def test_a_logical_type_that_its_bytes_do_not_fit_is_read_as_bytes(kind: dict[str, Any]) -> None:
+    """The specification of Avro says that readers ignore a logical type that is not valid."""
+    assert Avro(json.dumps(field(kind))).arrow_schema().field("x").type == pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, ["`x[]` was int, is long"]),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "long"}, ["`x[]` was int, is long"]),
+        (["null", "int"], ["null", "long"], ["`x` was int, is long"]),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "int"}, []),
+    ],
+)
+def test_the_types_that_differ_between_two_versions_are_named_by_their_path(old: Any, new: Any, found: list[str]) -> None:
+    assert find_differences(parse(json.dumps(field(old))), parse(json.dumps(field(new)))) == found
+
+
+def test_a_map_whose_keys_are_no_texts_is_named_wherever_it_is() -> None:
+    columns = parse_ddl("a array<map<int,string>>, b map<string,map<date,int>>, c struct<d: map<int,int>>")
+    found = [what.partition(" is a ")[0] for what, _ in find_derivation_problems(columns)]
+    assert found == ["`a[]`", "`b[]`", "`c.d`"]
 
 
 def test_options_that_contradict_each_other_are_problems() -> None:

@@ -6,12 +6,14 @@ import datetime
 import math
 import pickle
 import struct
+from base64 import b64encode
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,8 +72,8 @@ def message_class(text: str, name: str = "") -> Any:
     return GetMessageClass(find_message(files_of(text), name, "it"))
 
 
-def files_of(text: str) -> bytes:
-    (files,) = compile_schemas([SchemaDocument(text, (), "it")])
+def files_of(text: str, *references: tuple[str, str]) -> bytes:
+    (files,) = compile_schemas([SchemaDocument(text, references, "it")])
     assert isinstance(files, bytes), files
     return files
 
@@ -443,6 +445,11 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told(
         ("oneof c { string x = 1; int32 y = 2; }", "oneof d { string x = 1; int32 y = 2; }", ""),
         ("map<string, int32> x = 1;", "map<string, int64> x = 1;", ""),
         (
+            "map<string, int32> x = 1;",
+            "message E { string key = 1; int32 value = 2; } repeated E x = 1;",
+            "field 1 (`x`) was a map",
+        ),
+        (
             "enum E { Z = 0; A = 1; B = 2; } E x = 1;",
             "enum E { Z = 0; B = 1; } E x = 1;",
             "had the symbol `B` as 2, which is 1 now",
@@ -470,6 +477,27 @@ def test_texts_import_by_the_names_of_references_and_never_leave_their_directory
     assert isinstance(good, bytes) and [m.full_name for _, m in list_messages(good)] == ["a.M"]
     assert make_pool(good)[0].FindMessageTypeByName("b.Money")
     assert isinstance(bad, SchemaUnusable) and isinstance(worse, SchemaUnusable) and "no plain path" in str(worse)
+
+
+def test_a_descriptor_in_base64_is_read_with_the_files_that_it_imports() -> None:
+    """Confluent's clients for Python register descriptors instead of texts."""
+    texts = {
+        "a.proto": 'import "google/protobuf/timestamp.proto"; import "b/money.proto"; '
+        "message M { b.Money m = 1; google.protobuf.Timestamp at = 2; }",
+        "b/money.proto": 'package b; import "c.proto"; message Money { int64 units = 1; c.Currency c = 2; }',
+        "c.proto": "package c; message Currency { string code = 1; }",
+    }
+    texts = {name: f'syntax = "proto3"; {text}' for name, text in texts.items()}
+    whole = FileDescriptorSet.FromString(files_of(texts["a.proto"], *(item for item in texts.items() if item[0] != "a.proto")))
+    coded = {file.name: b64encode(file.SerializeToString()).decode() for file in whole.file}
+    own = b64encode(whole.file[-1].SerializeToString()).decode()
+    imports = [(name, coded[name]) for name in texts if name != "a.proto"]
+    read, without, unknown = compile_schemas(
+        [SchemaDocument(own, tuple(imports)), SchemaDocument(own, (imports[1],), "it"), SchemaDocument("bm9uZQ==", (), "it")]
+    )
+    assert isinstance(read, bytes) and [m.full_name for _, m in list_messages(read)] == ["M"]
+    assert make_pool(read)[0].FindMessageTypeByName("c.Currency")
+    assert isinstance(without, SchemaUnusable) and isinstance(unknown, SchemaUnusable)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------

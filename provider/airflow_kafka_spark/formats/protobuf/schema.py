@@ -62,13 +62,15 @@ def _decode_descriptor(document: SchemaDocument) -> bytes | None:
     if not text or any(mark in text for mark in '{};" '):
         return None
     from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
 
     files = descriptor_pb2.FileDescriptorSet()
     try:
         own = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
         given = dict(document.references)
         _add_imports(files, own, given)
-    except (binascii.Error, ValueError, KeyError):
+    # RecursionError: files that import each other.
+    except (binascii.Error, ValueError, KeyError, DecodeError, RecursionError):
         return None
     files.file.append(own)
     return files.SerializeToString()
