@@ -52,8 +52,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     select_first_bad_records,
 )
-from airflow_kafka_spark.windows.pass_progress import format_progress
-from airflow_kafka_spark.windows.report import Report, sum_up_published
+from airflow_kafka_spark.windows.report import Report, format_progress, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger

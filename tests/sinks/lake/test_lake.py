@@ -17,7 +17,7 @@ import pytest
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.records import Records
-from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
+from airflow_kafka_spark.sinks.iceberg.writer import Attempts
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase

@@ -20,7 +20,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.windows.pass_progress import parse_position_progress
+from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 from tests.support.waiting import eventually

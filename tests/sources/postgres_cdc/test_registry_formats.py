@@ -13,8 +13,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, Unchecked
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf, Raw
-from airflow_kafka_spark.formats.avro.connect import remove_logical_types
-from airflow_kafka_spark.formats.avro.schema import make_namespace
+from airflow_kafka_spark.formats.avro.schema import make_namespace, remove_logical_types
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.registry import read_schema_id
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook

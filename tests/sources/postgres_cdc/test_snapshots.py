@@ -14,7 +14,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import VisibleTransactions, _compute_end, _split_fields
-from airflow_kafka_spark.windows.pass_progress import parse_position_progress
+from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
 from tests.support.waiting import eventually
 

@@ -21,6 +21,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     as_record,
+    convert_connect_to_avro,
     derive_record,
     derive_type,
     find_column_mismatches,
@@ -32,6 +33,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     make_namespace,
     parse,
     qualify_name,
+    remove_logical_types,
 )
 from airflow_kafka_spark.formats.base import Decoder, Part, find_column_name_problems
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, make_subject, make_wire_header
@@ -294,7 +296,6 @@ class Avro(RegistryFormat):
         return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
 
     def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
-        from airflow_kafka_spark.formats.avro.connect import convert_connect_to_avro, remove_logical_types
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
 

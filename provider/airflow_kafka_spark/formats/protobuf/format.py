@@ -213,8 +213,12 @@ class Protobuf(RegistryFormat):
 
     def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
-        from airflow_kafka_spark.formats.protobuf.connect import convert_connect_to_proto, list_field_numbers, make_message_name
-        from airflow_kafka_spark.formats.protobuf.schema import find_message
+        from airflow_kafka_spark.formats.protobuf.schema import (
+            convert_connect_to_proto,
+            find_message,
+            list_field_numbers,
+            make_message_name,
+        )
 
         columns, named = convert_connect_columns(schema, is_typed=True), replace(self, message=make_message_name(schema))
         named.__dict__["_hook"] = self._hook

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import END, OFFSET
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.hooks.tasks.memory import keep_freed_memory
+from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result

@@ -29,7 +29,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
-from airflow_kafka_spark.windows.pass_progress import PassProgress, parse_position_progress
+from airflow_kafka_spark.windows.report import PassProgress, parse_position_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

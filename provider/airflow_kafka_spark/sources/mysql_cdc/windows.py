@@ -42,7 +42,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
     take_snapshot,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection

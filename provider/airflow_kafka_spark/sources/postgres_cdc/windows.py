@@ -27,7 +27,7 @@ from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, SlotState, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     import psycopg

@@ -38,7 +38,6 @@ from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.config import describe_identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
     describe,
@@ -48,6 +47,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
     make_fencing_producer,
     send_offsets,
 )
+from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
