@@ -84,6 +84,9 @@ def test_a_slot_of_another_plugin_or_database_is_refused(orders):
     place.execute(f"SELECT pg_create_physical_replication_slot('{orders.name}')")
     assert "physical" in found(orders.source())["source.slot"]
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
+    place.execute(f"SELECT pg_create_logical_replication_slot('{orders.name}', 'pgoutput', false, true)")
+    assert "two_phase" in found(orders.source())["source.slot"]
+    place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     other = f"other_{orders.name}"
     place.execute(f'CREATE DATABASE "{other}"')
     try:

@@ -58,6 +58,14 @@ class SnapshotState:
             return self
         return replace(self, tables=mark_caught_up(self.tables), behind="")
 
+    def only(self, is_wanted: Callable[[TableSnapshot], bool]) -> SnapshotState:
+        """Return the state without the tables that the options or the publication no longer name."""
+        kept = tuple(table for table in self.tables if is_wanted(table))
+        for table in self.tables:
+            if table not in kept:
+                log.warning("Table %s is not captured any more: the rest of its snapshot is left out", table.shown)
+        return self if kept == self.tables else replace(self, tables=kept)
+
     @property
     def filter(self) -> list[dict[str, Any]]:
         """Return the state that decides which events a window of the log leaves out; empty if it leaves out none."""

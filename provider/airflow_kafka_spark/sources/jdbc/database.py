@@ -68,10 +68,10 @@ class SourceColumn:
     @property
     def ordered_as(self) -> str:
         """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
-        return _SAME_ORDER.get(self.literal, self.literal)
+        return SAME_ORDER.get(self.literal, self.literal)
 
 
-_SAME_ORDER = {
+SAME_ORDER = {
     **dict.fromkeys(("smallint", "integer", "bigint", "numeric", "oid", "real", "double precision", "double"), "number"),
     "character varying": "text",
 }

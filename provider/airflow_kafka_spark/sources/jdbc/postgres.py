@@ -243,12 +243,15 @@ class PostgresSession(DatabaseSession):
         :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
         :param usage: True if the role may use the schema.
         """
+        # Operators of other schemas are not found, and others may stand in for them: `>` of text for that of citext.
+        visible = ", ".join(quote_literal(name) for name in self.rows("SELECT current_schemas(true)")[0][0])
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
             # So that names of types mean the same in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
-            types = self.rows(_TYPES.format(oids=quote_literal(f"{{{oids}}}"), modifiers=quote_literal(f"{{{modifiers}}}")))
+            lists = {"oids": quote_literal(f"{{{oids}}}"), "modifiers": quote_literal(f"{{{modifiers}}}")}
+            types = self.rows(_TYPES.format(**lists, visible=visible))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
         for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
@@ -372,7 +375,9 @@ SELECT format_type(d.oid, d.modifier), format_type(t.oid, -1), b.modifier, t.typ
     coalesce(format_type(e.oid, -1), ''), coalesce(e.typtype::text, ''),
     t.typtype = 'e' OR t.oid IN (1042, 1043) OR EXISTS (
         SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
-        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid)
+        JOIN pg_catalog.pg_amop a ON a.amopfamily = o.opcfamily AND a.amoplefttype = t.oid AND a.amoprighttype = t.oid
+        JOIN pg_catalog.pg_operator p ON p.oid = a.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = p.oprnamespace
+        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid AND p.oprname = '>' AND n.nspname IN ({visible}))
 FROM declared d JOIN base b ON b.place = d.place
 JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'

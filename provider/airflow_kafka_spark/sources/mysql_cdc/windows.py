@@ -184,6 +184,7 @@ class MySqlLogWindowPlanner:
             position, start, files = self._start(connection, position, now)
             identity = self.server.identity(connection)
             state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
+            state = state.only(lambda table: form.takes(table.table))
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
                 start, _ = self._find_end(known, start, form)

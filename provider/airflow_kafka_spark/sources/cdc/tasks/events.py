@@ -6,7 +6,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
@@ -105,17 +105,24 @@ class TableWriter(ABC):
     :param key: the indexes of the key's columns, as the log names them.
     :param form: the form of events.
     :param source: the schema of the field ``source``.
+    :param primary_key: the columns of the key if neither the form nor the log names any.
     """
 
     def __init__(
-        self, name: TableName, columns: Sequence[EventColumn], key: Sequence[int], form: EventForm, source: Mapping[str, Any]
+        self,
+        name: TableName,
+        columns: Sequence[EventColumn],
+        key: Sequence[int],
+        form: EventForm,
+        source: Mapping[str, Any],
+        primary_key: Sequence[str] | None = None,
     ) -> None:
         self.name = ".".join(name)
         self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name), key)
+        self._key = self._key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
@@ -160,6 +167,8 @@ class TableWriter(ABC):
             return self.convert(at, raw)
         except ValueRefused as error:
             raise self.refused(at, error) from None
+        except UnicodeDecodeError as error:
+            raise self.refused(at, ValueRefused(f"it is no text in UTF-8: {error.reason}")) from None
 
     def refused(self, at: int, error: ValueRefused) -> SourceRejected:
         """Return the error of a value that cannot be written."""
@@ -212,7 +221,7 @@ class TableWriter(ABC):
 
 
 @dataclass
-class _Transaction:
+class TransactionCounts:
     """A transaction whose boundaries are published.
 
     :param id: its name.
@@ -269,7 +278,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     def __init__(self, form: EventForm, connector: str) -> None:
         self.form = form
         self.timestamp = 0
-        self._transaction: _Transaction | None = None
+        self._transaction: TransactionCounts | None = None
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
@@ -302,7 +311,16 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
 
     def begin_transaction(self, id: str) -> None:
         """Reset the counts of events, because a transaction has begun."""
-        self._transaction = _Transaction(id) if self.form.transactions else None
+        self._transaction = TransactionCounts(id) if self.form.transactions else None
+
+    def copy_transaction(self) -> TransactionCounts | None:
+        """Return the counts of the transaction, for :meth:`restore_transaction`."""
+        found = self._transaction
+        return None if found is None else replace(found, counts=dict(found.counts))
+
+    def restore_transaction(self, counts: TransactionCounts | None) -> None:
+        """Set the counts of the transaction to earlier ones: changes behind them were rolled back."""
+        self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield events of the transaction, after its begin if they are its first ones."""

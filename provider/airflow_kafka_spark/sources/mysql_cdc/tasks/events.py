@@ -16,6 +16,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
+    TransactionCounts,
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
@@ -28,15 +29,18 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
     ReadColumn,
     ValueForm,
+    parse_savepoint,
     parse_truncate,
     read_column,
-    remove_comments,
+    remove_prefixes,
 )
 
 HELD_BYTES = 16 << 20
 """Bytes of a transaction that are held back until its end is seen."""
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL")
+_CALLS = re.compile(r"(?:SELECT|DO)\b(?!\s+(?:NEXTVAL|SETVAL|LASTVAL|NEXT\s+VALUE|PREVIOUS\s+VALUE)\b)", re.IGNORECASE)
+"""Calls of functions, which are logged as statements if they change rows: it is not known of which tables."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,17 @@ class ParsedRows(NamedTuple):
     rows: list[RowChange]
 
 
+class _Savepoint(NamedTuple):
+    """A savepoint of the transaction that is read.
+
+    :param events: the number of its events so far.
+    :param counts: the counts of its events that are published; None if they are not.
+    """
+
+    events: int
+    counts: TransactionCounts | None
+
+
 class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
@@ -233,6 +248,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._gtid = ""
         self._held: list[Event] = []
         self._held_bytes = 0
+        self._released = 0
+        self._savepoints: dict[str, _Savepoint] = {}
         self._has_changes = self._is_released = False
         self._before_database = self._before_table = self._before_position = ""
 
@@ -293,6 +310,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._gtid = gtid
         self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
+        self._released = 0
+        self._savepoints.clear()
 
     def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
         """Yield the end of a transaction whose events are published."""
@@ -307,7 +326,24 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
 
     def _release(self) -> list[Event]:
         held, self._held, self._held_bytes = self._held, [], 0
+        self._released += len(held)
         return held
+
+    def _set_savepoint(self, name: str) -> None:
+        self._savepoints[name] = _Savepoint(self._released + len(self._held), self.copy_transaction())
+
+    def _go_back(self, name: str, located: Located) -> None:
+        """Leave out the changes behind a savepoint, which were rolled back: the log has them if the transaction has also changed
+        a table without transactions.
+
+        :raises SourceRejected: some of them are published already.
+        """
+        savepoint = self._savepoints.get(name)
+        if savepoint is None or savepoint.events < self._released:
+            found = f"the log at {located.start}: a part of a large transaction was rolled back, and is published already"
+            raise SourceRejected(self._server.where, found, NOT_SUPPORTED)
+        del self._held[savepoint.events - self._released :]
+        self.restore_transaction(savepoint.counts)
 
     def _close(self, step: str, located: Located) -> list[Event]:
         """Return the events of a transaction that has ended."""
@@ -412,6 +448,10 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
+        if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
+            goes_back, name = savepoint
+            self._go_back(name, located) if goes_back else self._set_savepoint(name)
+            return
         truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
@@ -444,7 +484,10 @@ def find_truncated_table(body: bytes, form: MysqlEventForm) -> TableName | None:
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
     database, text = binlog.parse_query(body)
-    text = remove_comments(text)
+    text = remove_prefixes(text)
+    if _CALLS.match(text):
+        databases = {form.database} if form.tables is None else {name for name, _ in form.tables}
+        return database in databases or any(name.casefold() in text.casefold() for name in databases)
     if not text[:10].upper().startswith(_CHANGES):
         return False
     if form.tables is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     ChangeWriter,
     Event,
@@ -28,6 +29,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     TruncateMessage,
     Tuple,
 )
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import Convert, UserType, ValueTypes
 
@@ -38,10 +40,12 @@ class EventOptions(EventForm):
 
     :param database: the database.
     :param tables: the tables whose changes are taken; None: all that the publication has.
+    :param primary_keys: the columns of primary keys, for tables whose replica identity is the whole row, or was changed since.
     """
 
     database: str = ""
     tables: frozenset[TableName] | None = None
+    primary_keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict, hash=False)
     placeholder: str = "__debezium_unavailable_value"
 
 
@@ -66,14 +70,36 @@ class _RelationWriter(TableWriter):
         converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
-        self.identity = frozenset(index for index, column in enumerate(relation.columns) if column.is_key)
-        # With the replica identity FULL every column is flagged; the primary key is among `keys`.
-        flagged = sorted(self.identity) if relation.identity != "f" else []
+        # With the replica identity FULL every column is flagged.
+        flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
-        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
+        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, options.primary_keys.get(name))
+        # A partition that is published as its root may have another identity than that. Then the log lacks columns of old rows.
+        self.needs_full = relation.identity == "f" and name in options.keys
         if self.is_taken:
             self.refuse_missing_keys()
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
+
+    def refuse_missing_values(self, old: Tuple | None) -> None:
+        """Make sure that the log holds the key of a row before its change, if it does not hold all columns.
+
+        :param old: None if the log does not hold it, because its replica identity has not changed.
+        :raises SourceRejected: a column is missing.
+        """
+        missing = [at for at in self._key if (self.needs_full if old is None else old[at] is None)]
+        if missing:
+            name = self.columns[missing[0]].name
+            found = f"the log does not hold column `{name}` of the key of a row: its partition has another replica identity"
+            action = f"ALTER TABLE ... REPLICA IDENTITY FULL for each partition of {self.name}. {NEW_PIPELINE}"
+            raise SourceRejected(self.name, found, action)
+
+    def refuse_missing_key(self) -> None:
+        """Raise the error of a table without a key.
+
+        :raises SourceRejected: always.
+        """
+        found = "it had no key when a row was changed, so that the event would have no key"
+        raise SourceRejected(self.name, found, f"Give it a primary key, or name its key in `message_key_columns`. {NEW_PIPELINE}")
 
     def convert(self, at: int, raw: object) -> str:
         if raw is None:
@@ -90,7 +116,7 @@ class _RelationWriter(TableWriter):
                 piece + (converts[at](raw) if type(raw) is bytes else special(at, raw))
                 for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))
             ]
-        except ValueRefused:
+        except (ValueRefused, UnicodeDecodeError):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
@@ -194,9 +220,13 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
+        if not table.has_key:
+            table.refuse_missing_key()
+        if not change.is_full and change.op != "I":
+            table.refuse_missing_values(old)
         if old is not None and new is not None:
-            # A value of the new row that was not sent is that of the old one, which holds the columns of the identity.
-            new = [old[at] if value is UNCHANGED and at in table.identity else value for at, value in enumerate(new)]
+            # A value of the new row that was not sent is that of the old one, if the log holds it.
+            new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
