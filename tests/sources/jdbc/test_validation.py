@@ -106,6 +106,17 @@ def test_a_bad_option_is_named(place: Place) -> None:
         assert what in found[where], options
 
 
+def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place) -> None:
+    """``>`` would compare `citext` as `text`, in another order than that in which the table is cut."""
+    place.execute("CREATE SCHEMA IF NOT EXISTS of_extensions; CREATE EXTENSION IF NOT EXISTS citext SCHEMA of_extensions")
+    place.execute("CREATE TABLE names (id of_extensions.citext PRIMARY KEY)")
+    assert (
+        "in no order: Name another column, or have the schema of its type" in told(source_of(place, table="names"))["source.key"]
+    )
+    place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.quoted},of_extensions")
+    assert source_of(place, table="names").validate() == []
+
+
 def test_all_problems_are_told_at_once(place: Place) -> None:
     place.execute("CREATE TABLE bare (x int)")
     source = source_of(place, "bare", split_records=0, max_records=-1, include_columns=["y"], db_timezone="x", delay=1)

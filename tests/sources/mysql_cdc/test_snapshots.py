@@ -225,6 +225,20 @@ def test_with_only_nothing_follows_the_rows_and_the_changes_up_to_them(shop: Bin
     assert windows.source.bytes_behind(windows.position or {}) == 0
 
 
+def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot(shop: Binlog):
+    filled(shop, 6)
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other SELECT seq FROM seq_1_to_6")
+    options = {"snapshot": "initial", "snapshot_chunk_rows": 2, "snapshot_chunks_per_window": 1}
+    windows = shop.windows(**options)
+    assert keys_of(windows.next()) == [("orders", 1), ("orders", 2)]
+    windows.source = shop.source(tables=["other"], **options)
+    assert keys_of(windows.drain()) == [("other", id) for id in range(1, 7)]
+
+
+def keys_of(records: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(record["value"]["source"]["table"], record["key"]["id"]) for record in records]
+
+
 def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(shop: Binlog):
     filled(shop, 1)
     strict, lenient = shop.windows(snapshot="initial"), shop.windows(snapshot="when_needed")
