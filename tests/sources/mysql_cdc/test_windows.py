@@ -280,7 +280,7 @@ def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: B
     [
         (["SET SESSION binlog_format = STATEMENT", "INSERT INTO orders VALUES (1, 'x')"], "changes as statements"),
         (
-            ["SET SESSION binlog_format = STATEMENT", "SET STATEMENT lock_wait_timeout = 9 FOR INSERT INTO orders VALUES (1, '')"],
+            ["SET SESSION binlog_format = STATEMENT", "SET STATEMENT sort_buffer_size = 9999 FOR INSERT orders VALUES (1, '')"],
             "changes as statements",
         ),
         (
