@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
-from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
 
@@ -24,10 +24,11 @@ _OF_TABLES = ("source.publication", "source.tables", "source.message_key_columns
 
 _IDENTIFYING = (
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
-    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident "
-    "ELSE i.indisprimary END)"
+    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND i.indimmediate "
+    "AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)"
 )
-"""The columns of the replica identity of a table ``c``; those of the primary key if it is the whole row."""
+"""The columns of the replica identity of a table ``c``; those of the primary key if it is the whole row. A key that is deferrable
+is none: within a transaction, rows may exchange theirs."""
 
 _PARTITIONS = (
     f"SELECT n.nspname, c.relname, {_IDENTIFYING} FROM pg_catalog.pg_partition_tree(pg_catalog.format('%%I.%%I', %s::text, "
@@ -176,6 +177,7 @@ class CdcServerValidation:
     def _table_problems(
         self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
     ) -> Iterator[Problem]:
+        yield from find_topic_problems(self.options.topic_prefix, wanted)
         keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
         there = {
@@ -263,7 +265,10 @@ def _find_key_problems(
         yield Problem(where, found, f"Give it a primary key, or ALTER TABLE {shown} REPLICA IDENTITY FULL")
     elif given is None:
         if not identifying:
-            found = f"{shown} has no primary key, and its replica identity is the whole row: its events would have no key"
+            found = (
+                f"{shown} has no primary key, or a deferrable one, and its replica identity is the whole row: its events would "
+                "have no key"
+            )
             yield Problem(where, found, "Name the columns of a key in `message_key_columns`")
     else:
         for name in given:

@@ -371,7 +371,7 @@ def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> 
     found = connection.execute(
         "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary "
+        "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate "
         "CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(number, position) "
         "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number "
         "WHERE (n.nspname, c.relname) IN (SELECT p.schemaname, p.tablename FROM pg_catalog.pg_publication_tables p "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision, format_topic
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json, make_enum_schema
 
 TableName = tuple[str, str]
@@ -56,9 +55,6 @@ class EventForm:
     transactions: bool = False
     decimals: DecimalHandling = "precise"
     times: TimePrecision = "adaptive"
-
-
-_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def make_source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
@@ -118,7 +114,7 @@ class TableWriter(ABC):
         primary_key: Sequence[str] | None = None,
     ) -> None:
         self.name = ".".join(name)
-        self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
+        self.topic = format_topic(form.prefix, name)
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()

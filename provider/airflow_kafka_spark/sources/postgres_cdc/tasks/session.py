@@ -214,10 +214,13 @@ class SlotServer:
                 self.server.where, f"the slot `{self.slot}` is gone, and with it the log behind {format_lsn(start)}", NEW_PIPELINE
             )
         if state.wal_status == "lost":
+            why = "grew beyond `max_slot_wal_keep_size`"
+            if connection.info.server_version >= 180000:
+                why += ", or the slot was not used for `idle_replication_slot_timeout`"
             raise LogLost(
                 self.server.where,
-                f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} grew beyond `max_slot_wal_keep_size`",
-                f"Raise `max_slot_wal_keep_size` or run more often. {NEW_PIPELINE}",
+                f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} {why}",
+                f"Raise the setting or run more often. {NEW_PIPELINE}",
             )
         if state.confirmed > start:
             raise LogLost(

@@ -174,7 +174,7 @@ _SHAPE = (
     "CASE WHEN a.attcollation NOT IN (0, 100) THEN pg_catalog.format('%%I.%%I', m.nspname, l.collname) END, a.attgenerated::text "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
-    "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND "
+    "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indimmediate AND "
     "CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END "
     "LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation "
     "LEFT JOIN pg_catalog.pg_namespace m ON m.oid = l.collnamespace "
