@@ -1,7 +1,7 @@
 """Copies of captured tables in lakes, and their changes in Parquet files.
 
-After random changes of rows and columns, each drain leaves the rows of the table in each copy, and as the last ones of their keys in
-the files.
+After random changes of rows and columns, each drain leaves the rows of the table in each copy. In the files they are the last
+rows of their keys.
 
 Events are read from the logs of real servers and upserted into real lakes, without Kafka and Spark, so that a turn takes a
 fraction of a second. ``make test`` runs a few turns of one seed; ``make soak MINUTES=10 SEED=7`` runs turns for the minutes.
