@@ -50,6 +50,7 @@ class SourceColumn:
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: why it cannot be read, empty if it can.
     :param readable: True if the role may read it.
+    :param collation: the order of its texts if that is not the database's and ``literal`` does not name it.
     """
 
     name: str
@@ -64,11 +65,13 @@ class SourceColumn:
     task: str = "{c}"
     problem: str = ""
     readable: bool = True
+    collation: str = ""
 
     @property
     def ordered_as(self) -> str:
         """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
-        return SAME_ORDER.get(self.literal, self.literal)
+        order = SAME_ORDER.get(self.literal, self.literal)
+        return f"{order} {self.collation}" if order and self.collation else order
 
 
 SAME_ORDER = {

@@ -13,7 +13,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
@@ -214,7 +214,7 @@ class PostgresSession(DatabaseSession):
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
-        attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
+        attributes = [(*field, False, 0, True, None) for field in self._describe(f"SELECT * FROM {sql}")]
         names = [row[0] for row in attributes]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -240,7 +240,8 @@ class PostgresSession(DatabaseSession):
     def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
         """Return the columns by name.
 
-        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
+        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, the right to read, and
+            the collation (None: that of the database).
         :param usage: True if the role may use the schema.
         """
         # Operators of other schemas are not found, and others may stand in for them: `>` of text for that of citext.
@@ -254,10 +255,11 @@ class PostgresSession(DatabaseSession):
             types = self.rows(_TYPES.format(**lists, visible=visible))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
-        for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
-            columns[name] = describe_column(
+        for (name, _, _, required, dimensions, readable, collation), facts in zip(attributes, types, strict=True):
+            column = describe_column(
                 name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
             )
+            columns[name] = replace(column, collation=collation or "")
         return columns
 
     # --- cursors ---
@@ -333,7 +335,8 @@ WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', '
 
 _ATTRIBUTES = """
 SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
-    has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+    has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
+    (SELECT c.collname::text FROM pg_catalog.pg_collation c WHERE c.oid = a.attcollation AND a.attcollation <> 100)
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
