@@ -228,8 +228,12 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
         "ROLLBACK TO s",
         "INSERT INTO b VALUES (71)",
         "COMMIT",
+        "XA START 'x'",
+        "INSERT INTO b VALUES (72)",
+        "XA END 'x'",
+        "XA COMMIT 'x' ONE PHASE",
     )
-    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71]
+    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71, 72]
 
 
 def test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_the_log_has_them(shop: Binlog, monkeypatch):

@@ -346,6 +346,36 @@ def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot_and_renam
         assert [record["value"]["source"]["table"] for record in windows.drain()] == ["b"] * 6
 
 
+def test_the_rows_of_a_table_that_is_added_are_read_behind_the_transactions_that_changed_it_before(place, monkeypatch):
+    """The log does not have what such a transaction did before the publication had the table."""
+    place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (id int PRIMARY KEY, note text)")
+    place.execute("INSERT INTO a VALUES (1, 'first'); INSERT INTO b SELECT n, 'first' FROM generate_series(1, 6) n")
+    with log_of(place, "a") as log, place.server.connect() as other:
+        windows, copy = started(log, snapshot="initial", snapshot_chunk_rows=2), Copy()
+        copy.apply(windows.drain())
+        added = f'{place.quoted}."b"'
+        other.execute(f"INSERT INTO {added} VALUES (7, 'unseen')".encode())
+        place.execute(f"ALTER PUBLICATION {log.name} ADD TABLE {added}; INSERT INTO a VALUES (2, 'second')")
+        windows.source = log.source(tables=[*log.tables, added], snapshot="initial", snapshot_chunk_rows=2)
+        monkeypatch.setattr(planner, "CREATE_SECONDS", 0.1)
+        with pytest.raises(SourceUnavailable, match="transactions that may have changed a new table"):
+            windows.freeze()
+        other.commit()
+        window = windows.freeze()
+        place.execute("UPDATE b SET note = 'second' WHERE id < 3")
+        copy.apply(windows.read(window))
+        place.execute(
+            "UPDATE b SET note = 'third' WHERE id IN (2, 7); DELETE FROM b WHERE id = 4; INSERT INTO b VALUES (8, 'new')"
+        )
+        windows.close(window)
+        copy.apply(windows.drain())
+        for table in "ab":
+            found = sorted((after["id"], after["note"]) for after in copy.tables[table].values())
+            assert found == place.rows(f"SELECT id, note FROM {table} ORDER BY id")
+        assert copy.count == {"r": 8, "c": 2, "u": 2, "d": 1}
+        assert windows.next() == []
+
+
 def test_a_prepared_transaction_is_seen_by_chunks_and_comes_in_the_log_when_it_is_committed(orders):
     """Without what its savepoints have undone; messages of programs in the log are no changes."""
     place, name = orders.place, orders.name

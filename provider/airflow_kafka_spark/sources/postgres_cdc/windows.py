@@ -12,16 +12,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
-from airflow_kafka_spark.hooks.databases import PostgresServer, quote
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
+from airflow_kafka_spark.sources.cdc.snapshot import (
+    ChunkPlanner,
+    SnapshotState,
+    advance_snapshot,
+    find_added_tables,
+    note_tables,
+)
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
@@ -36,10 +42,13 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
 
 
-def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> SnapshotState:
-    """Return the state of a snapshot of which nothing is read."""
+def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions, names: Iterable[TableName]) -> SnapshotState:
+    """Return the state of a snapshot of which nothing is read.
+
+    :param names: the tables; those that do not exist are left out.
+    """
     tables, estimates = [], {}
-    for name in sorted(_read_wanted(connection, options)):
+    for name in sorted(names):
         shape = read_table_shape(connection, options.publication, name)
         if shape is not None:
             tables.append(TableSnapshot(name, shape.key_names, types=shape.orders, id=shape.relation.oid))
@@ -138,7 +147,12 @@ class PostgresChunkPlanner(ChunkPlanner):
 log = logging.getLogger(__name__)
 
 CREATE_SECONDS = 60
-"""Seconds that a new slot may wait for the transactions that are open."""
+"""Seconds that a new slot, and the snapshot of a new table, may wait for the transactions that are open."""
+
+READ_OPEN = (
+    "SELECT pg_catalog.txid_snapshot_xmin(s), pg_catalog.txid_snapshot_xmax(s) FROM pg_catalog.txid_current_snapshot() AS s"
+)
+"""Returns the oldest transaction that is open, and the first one that has not begun."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +182,14 @@ class PostgresLogWindowPlanner:
             if position is None:
                 self._create_slot(connection)
                 start = slot.refuse_other(connection, 2**64, {}).confirmed
-                snapshot = SnapshotState() if self.options.snapshot == "never" else begin_snapshot(connection, self.options)
+                snapshot = SnapshotState()
+                if self.options.snapshot != "never":
+                    snapshot = begin_snapshot(connection, self.options, _read_wanted(connection, self.options))
             else:
                 start, snapshot = parse_lsn(position["lsn"]), SnapshotState.from_json(position)
                 snapshot = _leave_out_unwanted(connection, self.options, snapshot)
+                if self.options.snapshot != "never":
+                    snapshot = snapshot.add(self._begin_added(connection, position))
             slot.release(connection)
             self._advance(connection, start)
             flushed = _read_flushed_lsn(connection)
@@ -190,6 +208,24 @@ class PostgresLogWindowPlanner:
                 if snapshot.tables and snapshot.is_caught_up:
                     return self._chunks(connection, start, flushed, identity, snapshot)
         return self._log_window(start, flushed, first, identity, snapshot)
+
+    def _begin_added(self, connection: psycopg.Connection[Any], position: Mapping[str, Any]) -> SnapshotState:
+        """Return the state of a snapshot of the tables that were added to the options.
+
+        :raises SourceUnavailable: a transaction stays open that may have changed such a table before the publication had it: the
+            log would not have that change, and a chunk that is read now would not include it.
+        """
+        added = find_added_tables(position, self.options.named_tables)
+        if not added:
+            return SnapshotState()
+        log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
+        deadline, open_now = time.monotonic() + CREATE_SECONDS, fetch_rows(connection, READ_OPEN)[0]
+        while (oldest := fetch_rows(connection, READ_OPEN)[0][0]) < open_now[1]:
+            if time.monotonic() > deadline:
+                detail = f"transaction {oldest} is open for {CREATE_SECONDS} s"
+                raise SourceUnavailable(self.server.where, "waiting for transactions that may have changed a new table", detail)
+            time.sleep(0.05)
+        return begin_snapshot(connection, self.options, added)
 
     def _usable(self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
@@ -243,7 +279,8 @@ class PostgresLogWindowPlanner:
 
     def _position(self, lsn: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState) -> dict[str, Any]:
         behind = flushed - lsn
-        position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **snapshot.to_json()}
+        known = {} if self.options.snapshot == "never" else note_tables(self.options.named_tables)
+        position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **known, **snapshot.to_json()}
         return {**position, "finished": True} if self.options.snapshot == "only" and not snapshot.tables else position
 
     def position_after(
