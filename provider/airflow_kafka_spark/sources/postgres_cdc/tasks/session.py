@@ -139,7 +139,8 @@ class SlotServer:
         warned: list[bool] = []
 
         def note(diagnostic: psycopg.errors.Diagnostic) -> None:
-            warned.extend([True] if diagnostic.sqlstate == _SKIPPED else [])
+            if diagnostic.sqlstate == _SKIPPED:
+                warned.append(True)
 
         def refuse() -> None:
             """Raise an error if the server has warned.
