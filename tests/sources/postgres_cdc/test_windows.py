@@ -307,6 +307,18 @@ def test_a_partition_whose_log_does_not_hold_the_key_of_its_root_is_refused(plac
         assert source.validate() == []
 
 
+def test_a_change_of_a_named_key_that_the_log_does_not_hold_is_refused(place):
+    """The replica identity was changed behind it."""
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, code text); INSERT INTO t VALUES (1, 'a')")
+    with log_of(place, "t") as log:
+        windows = Windows(log.source(message_key_columns={log.tables[0]: ["code"]}))
+        windows.next()
+        place.execute("UPDATE t SET code = 'b'; ALTER TABLE t REPLICA IDENTITY FULL")
+        assert windows.source.validate() == []
+        with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
+            windows.next()
+
+
 def test_changes_that_were_made_while_there_was_no_publication_are_refused(orders):
     windows, place = started(orders), orders.place
     place.execute(f"DROP PUBLICATION {orders.name}; INSERT INTO orders VALUES (1, 'one')")

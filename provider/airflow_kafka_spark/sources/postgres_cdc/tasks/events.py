@@ -74,8 +74,8 @@ class _RelationWriter(TableWriter):
         flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, options.primary_keys.get(name))
-        # A partition that is published as its root may have another identity than that. Then the log lacks columns of old rows.
-        self.needs_full = relation.identity == "f" and name in options.keys
+        # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
+        self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
             self.refuse_missing_keys()
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
@@ -89,8 +89,8 @@ class _RelationWriter(TableWriter):
         missing = [at for at in self._key if (self.needs_full if old is None else old[at] is None)]
         if missing:
             name = self.columns[missing[0]].name
-            found = f"the log does not hold column `{name}` of the key of a row: its partition has another replica identity"
-            action = f"ALTER TABLE ... REPLICA IDENTITY FULL for each partition of {self.name}. {NEW_PIPELINE}"
+            found = f"the log does not hold column `{name}` of the key of a row: the replica identity was not FULL"
+            action = f"ALTER TABLE ... REPLICA IDENTITY FULL, for each partition, too. {NEW_PIPELINE}"
             raise SourceRejected(self.name, found, action)
 
     def refuse_missing_key(self) -> None:
