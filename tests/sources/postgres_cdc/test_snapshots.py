@@ -301,8 +301,7 @@ def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
         place.execute(f"ALTER TABLE orders {change}")
         with pytest.raises(SourceRejected, match=found):
             windows.drain()
-    columns = [{"type": "text", "collation": collation} for collation in ("", ' COLLATE "C"')]
-    assert len({KeyColumn(name="id", **each).order for each in columns}) == 2
+    assert KeyColumn("id", "text", "").order != KeyColumn("id", "text", ' COLLATE "C"').order
 
 
 def test_a_key_whose_operators_are_in_another_schema_is_cut_and_compared_in_its_own_order(place):

@@ -329,9 +329,6 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._released += len(held)
         return held
 
-    def _set_savepoint(self, name: str) -> None:
-        self._savepoints[name] = _Savepoint(self._released + len(self._held), self.copy_transaction())
-
     def _go_back(self, name: str, located: Located) -> None:
         """Leave out the changes behind a savepoint, which were rolled back: the log has them if the transaction has also changed
         a table without transactions.
@@ -450,7 +447,10 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
         if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
             goes_back, name = savepoint
-            self._go_back(name, located) if goes_back else self._set_savepoint(name)
+            if goes_back:
+                self._go_back(name, located)
+            else:
+                self._savepoints[name] = _Savepoint(self._released + len(self._held), self.copy_transaction())
             return
         truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
