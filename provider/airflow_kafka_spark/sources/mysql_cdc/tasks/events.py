@@ -322,7 +322,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
             self._held.append(event)
-            self._held_bytes += len(event.value or b"") + 100
+            self._held_bytes += _get_size(event)
 
     def _release(self) -> list[Event]:
         held, self._held, self._held_bytes = self._held, [], 0
@@ -340,6 +340,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             found = f"the log at {located.start}: a part of a large transaction was rolled back, and is published already"
             raise SourceRejected(self._server.where, found, NOT_SUPPORTED)
         del self._held[savepoint.events - self._released :]
+        self._held_bytes = sum(map(_get_size, self._held))
         self.restore_transaction(savepoint.counts)
 
     def _close(self, step: str, located: Located) -> list[Event]:
@@ -464,6 +465,11 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         shown = LogTable(0, *table)
         self._describe_event(located)
         return self.event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
+
+
+def _get_size(event: Event) -> int:
+    """Return about how many bytes an event takes."""
+    return len(event.value or b"") + 100
 
 
 class _Truncated(LogTableWriter):
