@@ -90,7 +90,7 @@ def _refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -
     """
     found = connection.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.oid = %s AND (n.nspname, c.relname) <> (%s, %s)",
+        "WHERE c.oid = %s::oid AND (n.nspname, c.relname) <> (%s, %s)",
         [table.id, *table.table],
     ).fetchone()
     if found is not None:
