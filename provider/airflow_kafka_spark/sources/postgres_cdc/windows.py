@@ -404,7 +404,7 @@ def _read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, tuple[str, ...]]:
-    """Return the columns of primary keys of a publication's tables. The log does not name them if the identity was FULL."""
+    """Return the columns of primary keys of a publication's tables, in their order."""
     found = connection.execute(
         "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "

@@ -40,7 +40,7 @@ class EventOptions(EventForm):
 
     :param database: the database.
     :param tables: the tables whose changes are taken; None: all that the publication has.
-    :param primary_keys: the columns of primary keys, for tables whose replica identity is the whole row, or was changed since.
+    :param primary_keys: the columns of primary keys in their order, which the log does not name.
     """
 
     database: str = ""
@@ -72,8 +72,13 @@ class _RelationWriter(TableWriter):
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
         flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
+        # The log has them in the order of the table. So has the key with the replica identity FULL the order of the primary key.
+        primary_key = tuple(options.primary_keys.get(name, ()))
+        names = [relation.columns[at].name for at in flagged]
+        if set(names) == set(primary_key):
+            flagged = [flagged[names.index(column)] for column in primary_key]
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
-        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, options.primary_keys.get(name))
+        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, primary_key or None)
         # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
         self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
