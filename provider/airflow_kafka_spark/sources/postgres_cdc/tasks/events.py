@@ -72,7 +72,7 @@ class _RelationWriter(TableWriter):
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
         flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
-        # The log has them in the order of the table. So has the key with the replica identity FULL the order of the primary key.
+        # The log names them in the order of the table. The key keeps its order when the replica identity becomes FULL.
         primary_key = tuple(options.primary_keys.get(name, ()))
         names = [relation.columns[at].name for at in flagged]
         if set(names) == set(primary_key):
