@@ -183,7 +183,7 @@ _SHAPE = (
 
 
 def read_table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> PostgresTableShape | None:
-    """Return the present definition of a table; None if no table has this name.
+    """Return the present definition of a table; None if the publication has no table of this name.
 
     :param publication: the publication, which may leave out columns and rows.
     :param table: schema and name.
@@ -192,8 +192,11 @@ def read_table_shape(connection: psycopg.Connection[Any], publication: str, tabl
     found = connection.execute(_SHAPE, [schema, name]).fetchall()
     if not found:
         return None
+    published = _read_published(connection, publication, schema, name)
+    if published is None:
+        return None
     oid, kind, identity = found[0][:3]
-    names, row_filter = _read_published(connection, publication, schema, name)
+    names, row_filter = published
     operators = _read_operators(connection, [row[4] for row in found if row[6] is not None])
     columns, key = [], []
     for _, _, _, column, type_oid, modifier, position, type_name, collation, generated in found:
@@ -239,16 +242,15 @@ def _read_operators(connection: psycopg.Connection[Any], types: Sequence[int]) -
 
 def _read_published(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str
-) -> tuple[frozenset[str] | None, str]:
-    """Return the columns of a table that the publication has (None: all), and its condition on rows."""
-    if connection.info.server_version < 150000:
-        return None, ""
+) -> tuple[frozenset[str] | None, str] | None:
+    """Return the columns of a table that the publication has (None: all), and its condition on rows; None if it does not have the
+    table."""
+    parts = "attnames::text[], rowfilter" if connection.info.server_version >= 150000 else "NULL::text[], NULL::text"
     found = connection.execute(
-        "SELECT attnames::text[], rowfilter FROM pg_catalog.pg_publication_tables "
-        "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        f"SELECT {parts} FROM pg_catalog.pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s",
         [publication, schema, name],
     ).fetchone()
-    return (frozenset(found[0]), found[1] or "") if found is not None and found[0] else (None, "")
+    return None if found is None else (frozenset(found[0]) if found[0] else None, found[1] or "")
 
 
 # --- reading a chunk ----------------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     )[0]
     shape = read_table_shape(connection, publication, (schema, table))
     if shape is None:
-        raise SourceRejected(f"{schema}.{table}", "it is no table any more")
+        raise SourceRejected(f"{schema}.{table}", f"it is no table of the publication `{publication}` any more")
     shape.refuse_other_key(chunk["key"], chunk.get("types", ()))
     return PostgresOpenChunk(shape, seen, _compute_end(parse_lsn(lsn), block), now_us)
 
@@ -419,7 +421,8 @@ class SnapshotFilter(ChunkFilter):
         """Note how many ends of chunks lie before each key."""
         shape = read_table_shape(self.connection, self.publication, table.table)
         if shape is None:
-            raise SourceRejected(table.shown, "it is no table any more, and its snapshot is not complete", NEW_PIPELINE)
+            found = "it is no table of the publication any more, and its snapshot is not complete"
+            raise SourceRejected(table.shown, found, NEW_PIPELINE)
         shape.refuse_other_key(table.key, table.types)
         names = [f"c{n}" for n in range(len(table.key))]
         arrays = ", ".join(["%s::text[]"] * len(names))
