@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
@@ -183,6 +184,16 @@ class TableWriter(ABC):
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
 
+    @property
+    def key_indexes(self) -> Sequence[int]:
+        """The columns of the key, by index."""
+        return self._key
+
+    def make_templates(self) -> tuple[str, str]:
+        """Return the forms of a key and of a row as JSON, with ``%s`` for each value."""
+        pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
+        return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
+
     def same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
@@ -295,13 +306,35 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         :param before: the old row as JSON.
         :param after: the new row as JSON.
         """
+        value = self._format(table, position, op, before, after)
+        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def _format(self, table: TableT, position: PositionT, op: str, before: str, after: str) -> str:
+        """Return the value of an event as JSON."""
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
-        value = (
+        return (
             f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def read_events(self, table: TableT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
+        """Yield the events of rows that were read from a table.
+
+        :param position: at which they were read.
+        :param pieces: some rows each: per column, its values as JSON.
+        """
+        key_form, row_form = table.make_templates()
+        for columns in pieces:
+            rows = map(row_form.__mod__, zip(*columns, strict=True))
+            key_columns = [columns[at] for at in table.key_indexes]
+            keys = map(key_form.__mod__, zip(*key_columns, strict=True)) if key_columns else repeat("")
+            # All but the rows is equal for all of them.
+            event = self._format(table, position, "r", "null", "\0")
+            before, after = event.split("\0")
+            for key, row in zip(keys, rows, strict=False):
+                value = table.value_record(f"{before}{row}{after}")
+                yield Event(table.topic, table.key_record(key), value, self.timestamp)
 
     # --- transactions ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -190,15 +190,16 @@ class LogTableWriter(TableWriter):
         del values[self._visible :]
         return values, at
 
-    def query_row(self, values: Iterable[bytes | None]) -> LogRow:
-        """Return the values of a row of a query's results.
+    def convert_columns(self, rows: Sequence[Sequence[bytes | None]]) -> list[list[str]]:
+        """Return the values of rows of a query's results as JSON, column by column.
 
+        :param rows: at least one row.
         :raises SourceRejected: a value cannot be written.
         """
-        found = LogRow()
-        for index, (column, raw) in enumerate(zip(self._columns, values, strict=True)):
+        found = []
+        for index, (column, values) in enumerate(zip(self._columns, zip(*rows, strict=True), strict=True)):
             try:
-                found.append("null" if raw is None else column.of_query(raw))
+                found.append(["null" if raw is None else column.of_query(raw) for raw in values])
             except ValueRefused as error:
                 raise self.refused(index, error) from None
         return found
@@ -405,11 +406,16 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
     def read_rows(
-        self, table: LogTable, values: Iterable[Iterable[bytes | None]], coordinates: LogCoordinates, server_id: int, now_us: int
+        self,
+        table: LogTable,
+        pieces: Iterable[Sequence[Sequence[bytes | None]]],
+        coordinates: LogCoordinates,
+        server_id: int,
+        now_us: int,
     ) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
-        :param values: the results of a query for its columns.
+        :param pieces: the results of a query for its columns, some rows at a time.
         :param coordinates: the coordinates in the log at which they were read.
         :param server_id: of the server.
         :param now_us: the time at which they were read, microseconds since 1970.
@@ -417,9 +423,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         """
         writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
         self._describe(now_us, "incremental", server_id, coordinates.file)
-        for row in values:
-            found = writer.query_row(row)
-            yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
+        yield from self.read_events(writer, at, map(writer.convert_columns, pieces))
 
     def _describe_event(self, located: Located) -> None:
         event = located.event

@@ -125,6 +125,22 @@ class _RelationWriter(TableWriter):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
+    def convert_columns(self, rows: Sequence[Tuple]) -> list[list[str]]:
+        """Return the values of rows as JSON, column by column: several times faster than row by row.
+
+        :param rows: at least one row, without values that were not sent.
+        :raises SourceRejected: a value cannot be written.
+        """
+        try:
+            return [
+                ["null" if raw is None else convert(raw) for raw in values] if None in values else list(map(convert, values))
+                for convert, values in zip(self._converts, zip(*rows, strict=True), strict=True)  # type: ignore[arg-type]
+            ]
+        except (ValueRefused, UnicodeDecodeError):
+            for row in rows:
+                self.row(row)  # raises an error that names the column
+            raise
+
 
 def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
     """Return the placeholder of a value that the server has not sent, in the type of its column."""
@@ -189,18 +205,18 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
             yield from self.bounded(events) if self.form.transactions else events
 
-    def read_rows(self, relation: RelationMessage, values: Iterable[Tuple], lsn: int, now_us: int) -> Iterator[Event]:
+    def read_rows(self, relation: RelationMessage, pieces: Iterable[Sequence[Tuple]], lsn: int, now_us: int) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param relation: the table.
+        :param pieces: the rows, some at a time.
         :param lsn: the LSN at which they were read.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
         table = _RelationWriter(relation, self._options, self._types)
         self._describe(now_us, "incremental", "null")
-        for row in values:
-            yield self.event(table, lsn, "r", table.key_of(row), "null", table.row(row))
+        yield from self.read_events(table, lsn, map(table.convert_columns, pieces))
 
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin

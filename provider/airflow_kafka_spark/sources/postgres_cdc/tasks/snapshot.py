@@ -307,10 +307,14 @@ def _compute_end(lsn: int, block: int) -> int:
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
+PIECE_ROWS, PIECE_BYTES = 1000, 1 << 20
+"""Rows, and bytes of them, that are converted at once."""
+
+
 def read_chunk_rows(
     connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
-) -> Generator[Tuple, None, None]:
-    """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
+) -> Generator[list[Tuple], None, None]:
+    """Yield the rows of a chunk, some at a time, with values as PostgreSQL writes them."""
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
     conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
     if shape.row_filter:
@@ -321,8 +325,15 @@ def read_chunk_rows(
         connection.cursor() as cursor,
         cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT".encode()) as copy,
     ):
+        piece, size = list[Tuple](), 0
         for line in copy:
-            yield _split_fields(bytes(line))
+            piece.append(_split_fields(bytes(line)))
+            size += len(line)
+            if size >= PIECE_BYTES or len(piece) == PIECE_ROWS:
+                yield piece
+                piece, size = [], 0
+        if piece:
+            yield piece
 
 
 _ESCAPES = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
