@@ -15,6 +15,7 @@ from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
+from tests.sources.postgres_cdc.kit import create_citext
 
 
 @pytest.fixture
@@ -108,11 +109,11 @@ def test_a_bad_option_is_named(place: Place) -> None:
 
 def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place) -> None:
     """``>`` would compare `citext` as `text`, in another order than that in which the table is cut."""
-    place.execute("CREATE SCHEMA IF NOT EXISTS of_extensions; CREATE EXTENSION IF NOT EXISTS citext SCHEMA of_extensions")
-    place.execute("CREATE TABLE names (id of_extensions.citext PRIMARY KEY)")
+    schema = create_citext(place)
+    place.execute(f"CREATE TABLE names (id {schema}.citext PRIMARY KEY)")
     text = told(source_of(place, table="names"))["source.key"]
     assert "in no order. Name another column, or have the schema of its type in the `search_path`" in text
-    place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.schema},of_extensions")
+    place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.schema},{schema}")
     assert source_of(place, table="names").validate() == []
 
 

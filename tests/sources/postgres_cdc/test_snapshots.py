@@ -15,7 +15,7 @@ from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end, _split_fields
 from airflow_kafka_spark.windows.pass_progress import parse_position_progress
-from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, log_of
+from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, create_citext, log_of
 from tests.support.waiting import eventually
 
 
@@ -312,21 +312,20 @@ def test_a_key_that_changes_within_a_snapshot_is_refused(orders):
 
 def test_a_key_whose_operators_are_in_another_schema_is_cut_and_compared_in_its_own_order(place):
     """Without their schema, `citext` would be compared as `text`: upper case before lower case."""
-    place.execute("CREATE SCHEMA IF NOT EXISTS of_extensions; CREATE EXTENSION IF NOT EXISTS citext SCHEMA of_extensions")
-    place.execute('CREATE DOMAIN code AS of_extensions.citext COLLATE "C"')
+    place.execute(f'CREATE DOMAIN code AS {create_citext(place)}.citext COLLATE "C"')
     place.execute(
         "CREATE TABLE one (id code PRIMARY KEY, note text); CREATE TABLE two (a code, b int, note text, PRIMARY KEY (a, b))"
     )
-    names = [chr(ord("aA"[n % 2]) + n) for n in range(26)]  # a B c D
+    names = [chr(ord("aA"[n % 2]) + n) for n in range(14)]  # a B c D
     for n, name in enumerate(names):
         place.execute(f"INSERT INTO one VALUES ('{name}', 'first'); INSERT INTO two VALUES ('{name}', {n}, 'first')")
     with log_of(place, "one", "two") as log:
         windows, copy = started(log, snapshot="initial", snapshot_chunk_rows=3, snapshot_chunks_per_window=2), Copy()
-        for n in range(0, 26, 2):
+        for n in range(0, 14, 2):
             window = windows.freeze()
             place.execute(f"UPDATE one SET note = note || {n}; UPDATE two SET note = 'second' WHERE b < {n}")
             copy.apply(windows.read(window))
-            place.execute(f"DELETE FROM two WHERE b = {25 - n}; UPDATE one SET id = 'x{n}' WHERE id = '{names[n]}'")
+            place.execute(f"DELETE FROM two WHERE b = {13 - n}; UPDATE one SET id = 'x{n}' WHERE id = '{names[n]}'")
             windows.close(window)
         copy.apply(windows.drain())
         for table, key in (("one", "id"), ("two", "a || b")):
