@@ -296,8 +296,6 @@ def test_a_partition_whose_log_does_not_hold_the_key_of_its_root_is_refused(plac
         assert [r["key"] for r in found] == [{"id": 1}, {"id": 1}, {"id": 1}, {"id": 2}]
         # It is neither in the new row nor in the old one, of which the log has the key only.
         assert found[-1]["value"]["after"] == {"id": 2, "code": "a", "large": "__debezium_unavailable_value"}
-        with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
-            by_code.read(window)
         by_id.close(window)
         place.execute("UPDATE p SET code = 'b'")
         window = by_id.freeze()
@@ -324,10 +322,10 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
     place.execute(f"DROP PUBLICATION {orders.name}; INSERT INTO orders VALUES (1, 'one')")
     place.execute(f"CREATE PUBLICATION {orders.name} FOR TABLE orders")
     assert windows.source.validate() == []
-    with pytest.raises(SourceRejected, match="does not exist, when changes behind the last window") as refused:
+    with pytest.raises(SourceRejected, match="when changes behind the last window were made") as refused:
         windows.freeze()
     assert "dropped and created again" in refused.value.action
-    # PostgreSQL 18 warns, and leaves the changes out.
+    # Some releases warn, and leave the changes out.
     server = SlotServer(orders.source().server(), orders.name)
     with server.session("reading") as session:
         refuse = server.watch_publication(session, orders.name)

@@ -79,19 +79,24 @@ class _RelationWriter(TableWriter):
             flagged = [flagged[names.index(column)] for column in primary_key]
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, primary_key or None)
+        self._never_null = frozenset(at for at, column in enumerate(relation.columns) if column.name in primary_key)
         # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
         self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
             self.refuse_missing_keys()
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
 
-    def refuse_missing_values(self, old: Tuple | None) -> None:
-        """Make sure that the log holds the key of a row before its change, if it does not hold all columns.
+    def refuse_missing_values(self, old: Tuple | None, is_full: bool) -> None:
+        """Make sure that the log holds the key of a row before its change.
 
         :param old: None if the log does not hold it, because its replica identity has not changed.
+        :param is_full: True if it should have all columns. That of a partition which is published as its root may not have them.
         :raises SourceRejected: a column is missing.
         """
-        missing = [at for at in self._key if (self.needs_full if old is None else old[at] is None)]
+        if old is None:
+            missing = self._key if self.needs_full else ()
+        else:
+            missing = [at for at in self._key if old[at] is None and (not is_full or at in self._never_null)]
         if missing:
             name = self.columns[missing[0]].name
             found = f"the log does not hold column `{name}` of the key of a row: the replica identity was not FULL"
@@ -243,8 +248,8 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             return
         if not table.has_key:
             table.refuse_missing_key()
-        if not change.is_full and change.op != "I":
-            table.refuse_missing_values(old)
+        if change.op != "I":
+            table.refuse_missing_values(old, change.is_full)
         if old is not None and new is not None:
             # A value of the new row that was not sent is that of the old one, if the log holds it.
             new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
