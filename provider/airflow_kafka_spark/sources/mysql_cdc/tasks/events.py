@@ -39,7 +39,7 @@ HELD_BYTES = 16 << 20
 """Bytes of a transaction that are held back until its end is seen."""
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL")
-_CALLS = re.compile(r"(?:SELECT|DO)\b(?!\s+(?:NEXTVAL|SETVAL|LASTVAL|NEXT\s+VALUE|PREVIOUS\s+VALUE)\b)", re.IGNORECASE)
+_CALLS = re.compile(r"(?:SELECT|DO)\b", re.IGNORECASE)
 """Calls of functions, which are logged as statements if they change rows: it is not known of which tables."""
 
 

@@ -139,7 +139,7 @@ class _RelationWriter(TableWriter):
         try:
             return [
                 ["null" if raw is None else convert(raw) for raw in values] if None in values else list(map(convert, values))
-                for convert, values in zip(self._converts, zip(*rows, strict=True), strict=True)  # type: ignore[arg-type]
+                for convert, values in zip(self._converts, zip(*rows, strict=True), strict=True)
             ]
         except (ValueRefused, UnicodeDecodeError):
             for row in rows:
