@@ -181,7 +181,7 @@ def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 def postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the whole run. Nobody works in it by himself, who might hold a lock just when a test counts on none."""
     # Slots of tests end with them; a slot that is left would keep all WAL.
-    log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5}
+    log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5, "max_prepared_transactions": 5}
     with EmbeddedPostgres(settings={"autovacuum": False, **log}) as server:
         yield server
 

@@ -468,6 +468,39 @@ _OF_SNAPSHOTS = (
             "::test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_around",
         ),
     ),
+    Mutant(
+        name="snapshot-compares-keys-by-the-operators-of-texts",
+        path="sources/postgres_cdc/tasks/snapshot.py",
+        old="        if not any(column.operators for column in self.key):\n",
+        new="        if True:\n",
+        breaks="Chunks are cut and compared in the order of the key's own type.",
+        tests=(
+            "tests/sources/postgres_cdc/test_snapshots.py"
+            "::test_a_key_whose_operators_are_in_another_schema_is_cut_and_compared_in_its_own_order",
+        ),
+    ),
+    Mutant(
+        name="snapshot-of-an-added-table-waits-for-nothing",
+        path="sources/postgres_cdc/windows.py",
+        old="        while (oldest := fetch_rows(connection, READ_OPEN)[0][0]) < open_now[1]:\n",
+        new="        while (oldest := open_now[1]) < open_now[1]:\n",
+        breaks="A change that a publication did not have yet is in the chunk of its row.",
+        tests=(
+            "tests/sources/postgres_cdc/test_snapshots.py"
+            "::test_the_rows_of_a_table_that_is_added_are_read_behind_the_transactions_that_changed_it_before",
+        ),
+    ),
+    Mutant(
+        name="log-publishes-what-a-savepoint-has-undone",
+        path="sources/mysql_cdc/tasks/events.py",
+        old="        del self._held[savepoint.events - self._released :]\n",
+        new="",
+        breaks="Changes that were rolled back to a savepoint are left out.",
+        tests=(
+            "tests/sources/mysql_cdc/test_windows.py"
+            "::test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_the_log_has_them",
+        ),
+    ),
 )
 
 OF_WINDOWS: tuple[Mutant, ...] = (

@@ -15,6 +15,7 @@ from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
+from tests.sources.postgres_cdc.kit import create_citext
 
 
 @pytest.fixture
@@ -104,6 +105,16 @@ def test_a_bad_option_is_named(place: Place) -> None:
         found = told(source_of(place, **options))
         assert list(found) == [where], options
         assert what in found[where], options
+
+
+def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place) -> None:
+    """``>`` would compare `citext` as `text`, in another order than that in which the table is cut."""
+    schema = create_citext(place)
+    place.execute(f"CREATE TABLE names (id {schema}.citext PRIMARY KEY)")
+    text = told(source_of(place, table="names"))["source.key"]
+    assert "in no order. Name another column, or have the schema of its type in the `search_path`" in text
+    place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.schema},{schema}")
+    assert source_of(place, table="names").validate() == []
 
 
 def test_all_problems_are_told_at_once(place: Place) -> None:

@@ -480,6 +480,10 @@ def test_a_position_is_left_alone_when_its_column_orders_rows_in_another_way(pla
     for stale in (lambda: source.freeze(frozen.position), lambda: source.reader(frozen.splits, None)):
         with pytest.raises(SourceRejected, match="column `id` is of type text.*expected the order of number.*Change the type"):
             stale()
+    frozen = source_of(place, max_records=2).freeze(None)
+    place.execute('ALTER TABLE t ALTER id TYPE text COLLATE "C"')
+    with pytest.raises(SourceRejected, match="orders rows as text C; expected the order of text"):
+        source_of(place, max_records=2).freeze(frozen.position)
 
 
 def test_a_sequence_that_was_set_back_is_noticed(place: Place) -> None:

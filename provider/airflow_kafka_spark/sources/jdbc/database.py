@@ -50,6 +50,7 @@ class SourceColumn:
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: why it cannot be read, empty if it can.
     :param readable: True if the role may read it.
+    :param collation: the order of its texts if that is not the database's and ``literal`` does not name it.
     """
 
     name: str
@@ -64,14 +65,16 @@ class SourceColumn:
     task: str = "{c}"
     problem: str = ""
     readable: bool = True
+    collation: str = ""
 
     @property
     def ordered_as(self) -> str:
         """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
-        return _SAME_ORDER.get(self.literal, self.literal)
+        order = SAME_ORDER.get(self.literal, self.literal)
+        return f"{order} {self.collation}" if order and self.collation else order
 
 
-_SAME_ORDER = {
+SAME_ORDER = {
     **dict.fromkeys(("smallint", "integer", "bigint", "numeric", "oid", "real", "double precision", "double"), "number"),
     "character varying": "text",
 }

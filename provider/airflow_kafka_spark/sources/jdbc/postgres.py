@@ -13,7 +13,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
@@ -214,7 +214,7 @@ class PostgresSession(DatabaseSession):
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
-        attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
+        attributes = [(*field, False, 0, True, None) for field in self._describe(f"SELECT * FROM {sql}")]
         names = [row[0] for row in attributes]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -240,21 +240,26 @@ class PostgresSession(DatabaseSession):
     def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
         """Return the columns by name.
 
-        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
+        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, the right to read, and
+            the collation (None: that of the database).
         :param usage: True if the role may use the schema.
         """
+        # Operators of other schemas are not found, and others may stand in for them: `>` of text for that of citext.
+        visible = ", ".join(quote_literal(name) for name in self.rows("SELECT current_schemas(true)")[0][0])
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
             # So that names of types mean the same in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
-            types = self.rows(_TYPES.format(oids=quote_literal(f"{{{oids}}}"), modifiers=quote_literal(f"{{{modifiers}}}")))
+            lists = {"oids": quote_literal(f"{{{oids}}}"), "modifiers": quote_literal(f"{{{modifiers}}}")}
+            types = self.rows(_TYPES.format(**lists, visible=visible))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
-        for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
-            columns[name] = describe_column(
+        for (name, _, _, required, dimensions, readable, collation), facts in zip(attributes, types, strict=True):
+            column = describe_column(
                 name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
             )
+            columns[name] = replace(column, collation=collation or "")
         return columns
 
     # --- cursors ---
@@ -330,7 +335,8 @@ WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', '
 
 _ATTRIBUTES = """
 SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
-    has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+    has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
+    (SELECT c.collname::text FROM pg_catalog.pg_collation c WHERE c.oid = a.attcollation AND a.attcollation <> 100)
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
@@ -372,7 +378,9 @@ SELECT format_type(d.oid, d.modifier), format_type(t.oid, -1), b.modifier, t.typ
     coalesce(format_type(e.oid, -1), ''), coalesce(e.typtype::text, ''),
     t.typtype = 'e' OR t.oid IN (1042, 1043) OR EXISTS (
         SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
-        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid)
+        JOIN pg_catalog.pg_amop a ON a.amopfamily = o.opcfamily AND a.amoplefttype = t.oid AND a.amoprighttype = t.oid
+        JOIN pg_catalog.pg_operator p ON p.oid = a.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = p.oprnamespace
+        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid AND p.oprname = '>' AND n.nspname IN ({visible}))
 FROM declared d JOIN base b ON b.place = d.place
 JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'

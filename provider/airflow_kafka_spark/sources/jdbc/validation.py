@@ -165,7 +165,12 @@ class ServerValidation:
 
 def _find_order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
     if not column.literal:
-        yield Problem(where, f"`{column.name}` is of type {column.type}, whose values are in no order", "Name another column")
+        action = "Name another column, or have the schema of its type in the `search_path` of the role"
+        yield Problem(
+            where,
+            f"`{column.name}` is of type {column.type}, whose values are in no order",
+            action if "." in column.type else "Name another column",
+        )
 
 
 def _make_missing_column_problem(where: str, relation: Relation, name: str) -> Problem:

@@ -46,7 +46,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
         ``only``: as ``initial``, up to the position in the log at which all rows are read; further windows are empty.
         ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
-        between get no event. For MariaDB, and tables of the engine InnoDB.
+        between get no event. Tables that are added to ``tables`` later are read, too. For MariaDB, and tables of the engine
+        InnoDB.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a unique
         key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the

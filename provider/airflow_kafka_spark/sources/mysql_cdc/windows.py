@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
+from airflow_kafka_spark.sources.cdc.snapshot import (
+    ChunkPlanner,
+    SnapshotState,
+    advance_snapshot,
+    find_added_tables,
+    note_tables,
+)
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
@@ -183,7 +189,7 @@ class MySqlLogWindowPlanner:
             form = self._form(connection)
             position, start, files = self._start(connection, position, now)
             identity = self.server.identity(connection)
-            state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
+            state = self._read_state(connection, position, form)
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
                 start, _ = self._find_end(known, start, form)
@@ -249,14 +255,32 @@ class MySqlLogWindowPlanner:
         """
         behind, gtid = compute_distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
         found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
-        return {**found, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
+        known = {} if self.options.snapshot == "never" else note_tables(self._named)
+        return {**found, **known, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
+
+    @property
+    def _named(self) -> frozenset[TableName] | None:
+        """Database and name of each table of ``tables``; None: all of the connection's database."""
+        given = self.options.tables
+        return None if given is None else frozenset(parse_table_name(name, self.server.server.database) for name in given)
 
     # --- snapshots ---
 
+    def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MysqlEventForm) -> SnapshotState:
+        """Return the state of the snapshot behind a position: of the tables that are captured now."""
+        state = SnapshotState.from_json(position or {}).only(lambda table: form.takes(table.table))
+        if self.options.snapshot == "never":
+            return state
+        if position is None:
+            return self._begin_snapshot(connection, form)
+        if added := find_added_tables(position, form.tables):
+            log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
+            rows = self.options.snapshot_chunk_rows
+            return state.add(begin_snapshot(self.server, connection, form.values, added, rows))
+        return state
+
     def _begin_snapshot(self, connection: Connection, form: MysqlEventForm) -> SnapshotState:
         """Return the state of a snapshot of which nothing is read."""
-        if self.options.snapshot == "never":
-            return SnapshotState()
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
@@ -398,7 +422,7 @@ class MySqlLogWindowPlanner:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,
-            tables=None if given.tables is None else frozenset(parse_table_name(name, database) for name in given.tables),
+            tables=self._named,
             values=values,
             unreadable=read_undescribed_columns(connection),
             is_mariadb=is_mariadb(connection),

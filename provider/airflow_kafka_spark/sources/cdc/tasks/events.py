@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision, format_topic
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json, make_enum_schema
 
 TableName = tuple[str, str]
@@ -58,9 +58,6 @@ class EventForm:
     times: TimePrecision = "adaptive"
 
 
-_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
-
-
 def make_source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
     """Return the schema of the field ``source``.
 
@@ -105,17 +102,24 @@ class TableWriter(ABC):
     :param key: the indexes of the key's columns, as the log names them.
     :param form: the form of events.
     :param source: the schema of the field ``source``.
+    :param primary_key: the columns of the key if neither the form nor the log names any.
     """
 
     def __init__(
-        self, name: TableName, columns: Sequence[EventColumn], key: Sequence[int], form: EventForm, source: Mapping[str, Any]
+        self,
+        name: TableName,
+        columns: Sequence[EventColumn],
+        key: Sequence[int],
+        form: EventForm,
+        source: Mapping[str, Any],
+        primary_key: Sequence[str] | None = None,
     ) -> None:
         self.name = ".".join(name)
-        self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
+        self.topic = format_topic(form.prefix, name)
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name), key)
+        self._key = self._key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
@@ -160,6 +164,8 @@ class TableWriter(ABC):
             return self.convert(at, raw)
         except ValueRefused as error:
             raise self.refused(at, error) from None
+        except UnicodeDecodeError as error:
+            raise self.refused(at, ValueRefused(f"it is no text in UTF-8: {error.reason}")) from None
 
     def refused(self, at: int, error: ValueRefused) -> SourceRejected:
         """Return the error of a value that cannot be written."""
@@ -177,6 +183,16 @@ class TableWriter(ABC):
         if not self._key:
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
+
+    @property
+    def key_indexes(self) -> Sequence[int]:
+        """The columns of the key, by index."""
+        return self._key
+
+    def make_templates(self) -> tuple[str, str]:
+        """Return the forms of a key and of a row as JSON, with ``%s`` for each value."""
+        pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
+        return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
 
     def same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
@@ -212,7 +228,7 @@ class TableWriter(ABC):
 
 
 @dataclass
-class _Transaction:
+class TransactionCounts:
     """A transaction whose boundaries are published.
 
     :param id: its name.
@@ -269,7 +285,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     def __init__(self, form: EventForm, connector: str) -> None:
         self.form = form
         self.timestamp = 0
-        self._transaction: _Transaction | None = None
+        self._transaction: TransactionCounts | None = None
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
@@ -290,19 +306,50 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         :param before: the old row as JSON.
         :param after: the new row as JSON.
         """
+        value = self._format(table, position, op, before, after)
+        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def _format(self, table: TableT, position: PositionT, op: str, before: str, after: str) -> str:
+        """Return the value of an event as JSON."""
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
-        value = (
+        return (
             f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def read_events(self, table: TableT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
+        """Yield the events of rows that were read from a table.
+
+        :param position: at which they were read.
+        :param pieces: some rows each: per column, its values as JSON.
+        """
+        key_form, row_form = table.make_templates()
+        for columns in pieces:
+            rows = map(row_form.__mod__, zip(*columns, strict=True))
+            key_columns = [columns[at] for at in table.key_indexes]
+            keys = map(key_form.__mod__, zip(*key_columns, strict=True)) if key_columns else repeat("")
+            # All but the rows is equal for all of them.
+            event = self._format(table, position, "r", "null", "\0")
+            before, after = event.split("\0")
+            for key, row in zip(keys, rows, strict=False):
+                value = table.value_record(f"{before}{row}{after}")
+                yield Event(table.topic, table.key_record(key), value, self.timestamp)
 
     # --- transactions ---
 
     def begin_transaction(self, id: str) -> None:
         """Reset the counts of events, because a transaction has begun."""
-        self._transaction = _Transaction(id) if self.form.transactions else None
+        self._transaction = TransactionCounts(id) if self.form.transactions else None
+
+    def copy_transaction(self) -> TransactionCounts | None:
+        """Return the counts of the transaction, for :meth:`restore_transaction`."""
+        found = self._transaction
+        return None if found is None else replace(found, counts=dict(found.counts))
+
+    def restore_transaction(self, counts: TransactionCounts | None) -> None:
+        """Set the counts of the transaction to earlier ones: changes behind them were rolled back."""
+        self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield events of the transaction, after its begin if they are its first ones."""

@@ -136,8 +136,8 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
 
 def read_chunk_rows(
     connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
-) -> Iterator[tuple[bytes | None, ...]]:
-    """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
+) -> Iterator[Sequence[tuple[bytes | None, ...]]]:
+    """Yield the rows of a chunk, some at a time: bytes, of texts in the character set of their column."""
     from pymysql.cursors import SSCursor
 
     key = [DIALECT.quote(column) for column in shape.key]
@@ -153,7 +153,7 @@ def read_chunk_rows(
         # The values as they come: the driver would decode and convert them.
         cursor._result.converters = [(None, None)] * len(cursor._result.converters)
         while found := cursor.fetchmany(1000):
-            yield from found
+            yield found
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
