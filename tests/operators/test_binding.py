@@ -504,6 +504,27 @@ def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_
     assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
 
 
+def test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """Each interval has a record of its own, so that the commit of one says nothing about the others."""
+    intervals, there, away = Intervals(files, table=False), Path(files.place), tmp_path / "mounted elsewhere"
+    intervals.fill()
+    for number in (1, 0):
+        intervals.run(number)
+    there.rename(away)
+    with pytest.raises(SinkRecordMissing, match="whose data interval [0-9TZ-]+ was committed there") as refused:
+        intervals.run(2)
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files.rows()
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert intervals.check([intervals.run(number) for number in range(4)]) > 0
+    shutil.rmtree(there)
+    decide(files, running=None)
+    moved = intervals.run(4)["records_read"]
+    assert len(files.rows()) == moved > 0
+    assert intervals.run(5)["records_read"] > 0, "the interval before has a record there"
+
+
 def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
     """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
     for number in (1, 2):

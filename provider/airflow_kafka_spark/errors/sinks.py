@@ -171,22 +171,26 @@ class SinkRecordMissing(WindowConflict):
     window would be there without the windows before it. It was not committed.
 
     :param pipeline: name of the pipeline.
-    :param number: number of the window.
-    :param after: number of the window that was committed to this destination.
+    :param number: number of the window, or name of the data interval.
+    :param after: number of the window, or name of the data interval, that was committed to this destination.
     :param place: name of the sink's record.
     """
 
-    def __init__(self, pipeline: str, number: int, after: int, place: str) -> None:
+    def __init__(self, pipeline: str, number: int | str, after: int | str, place: str) -> None:
+        of_interval = isinstance(number, str)
         self.window, self.pipeline, self.number, self.after = f"{pipeline}#{number}", pipeline, number, after
         self.place = place
+        kind = "data interval" if of_interval else "window"
+        expected = f"the record of window {after} or of a later one before window {number}"
+        again = "clear their tasks" if of_interval else "`reset --to earliest --discard-open` instead"
         rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
         KafkaSparkError.__init__(
             self,
-            f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
-            expected=f"the record of window {after} or of a later one before window {number}",
+            f"{place} has no record of pipeline `{pipeline}`, whose {kind} {after} was committed there",
+            expected=f"its record before data interval {number}" if of_interval else expected,
             action="Check the destination: whether the directory is mounted on this worker, and the database is not "
             f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
-            "the task again. To move all records again, `reset --to earliest --discard-open` instead",
+            f"the task again. To move all records again, {again}",
         )
 
 

@@ -184,6 +184,12 @@ class WindowOperator(VisibleOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         """Return the next window, which begins at the position of the pipeline (step 3)."""
 
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a new window if the sink has lost the record of a window that it does not have to follow.
+
+        :param found: the binding of this run.
+        """
+
     def redirected(self, window: Window) -> Window:
         """Return an open window that goes to the destination of this run from now on."""
         return window
@@ -445,6 +451,7 @@ class WindowOperator(VisibleOperator):
             window = replace(self.plan(ledger, run), binding=found)
             if isinstance(self.sink, Sink) and not window.moved:
                 window = replace(window, after=bindings.find_committed_before(ledger.memory, found))
+            self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):

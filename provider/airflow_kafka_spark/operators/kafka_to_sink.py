@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SinkRecordMissing, TooManyOutOfInterval, Unchecked
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
-from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.binding import Run, has_same_destination
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -36,12 +36,12 @@ from airflow_kafka_spark.operators.routed_sinks import (
 )
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import Binding, Endpoint
 from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
-from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds
+from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
+
+
+COMPARED_DAYS = 30
+"""Days within which a sink has to have the record of a complete data interval. An Iceberg table may lose such records later."""
 
 
 class KafkaToSinkOperator(FromKafkaOperator):
@@ -378,6 +382,27 @@ class KafkaToSinkOperator(FromKafkaOperator):
         for number, routed in enumerate(self._routed_sinks, 1):
             made |= routed.sink.destination().under(f"filter {number}")
         return made
+
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a data interval if a sink has no record of the interval that was committed there last. No commit of an interval
+        compares its record with those of others.
+
+        :raises SinkRecordMissing: a sink has none, and no `rebind` was made since.
+        """
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
+
+        if not isinstance(ledger, IntervalLedger) or ledger.sink_has_it or (last := ledger.find_last_complete()) is None:
+            return
+        window, before, since = last.window, last.window.binding, (last.report or {}).get("completed_at", "")
+        if before is None or before.decided != found.decided or not has_same_destination(before, found):
+            return
+        if not since or get_current_milliseconds() - to_milliseconds(parse_iso(since)) > COMPARED_DAYS * 86_400_000:
+            return
+        names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
+        for sink, name in names:
+            if sink.last_applied(name) is None:
+                interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
+                raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         return self.sink.last_applied(pipeline)
@@ -725,8 +750,11 @@ class SinkMove:
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)
+        # With a sink that commits splits by themselves, an earlier attempt may have committed some of these offsets.
+        unread = self.operator.unread_gaps(self.window, (split.range.topic_partition for split in self.splits))
         return replace(
             report,
+            gaps=(*report.gaps, *unread),
             records_rejected=report.records_rejected + refused,
             records_routed=report.records_routed - refused,
             dead_letters=self.sent.landed if self.sent else (),

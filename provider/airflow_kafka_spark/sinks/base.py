@@ -285,12 +285,23 @@ class Sink(ABC):
         """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
         records (``offset_columns``). Default: none.
 
-        Called before a window is planned whose topics were created again, so that offsets of the old ones mean nothing.
+        Called before a window is planned whose topics were created again, or are of another cluster, so that offsets of the old
+        ones mean nothing.
 
         :param window: the window that is going to be planned.
         :raises SinkUnavailable: the target cannot be read.
         """
         return []
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the last window of each of some topics that any pipeline has written into the target, if an upsert compares the
+        offsets in rows with those of new records (``offset_columns``). Default: none.
+
+        Called before a pipeline reads topics for the first time: the rows may have offsets of earlier topics of these names.
+
+        :raises SinkUnavailable: the target cannot be read.
+        """
+        return {}
 
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:

@@ -6,7 +6,7 @@ Equal arguments always give equal plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -273,6 +273,14 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
 def find_lost_topics(window: Window, log: Log) -> tuple[str, ...]:
     """Return the topics of the window that were deleted, and perhaps recreated, so that the planned records no longer exist."""
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
+
+
+def find_unread_gaps(window: Window, read: Collection[TopicPartition]) -> tuple[Gap, ...]:
+    """Return the ranges of a window that were not read, because their topics were deleted.
+
+    :param read: the partitions that were read.
+    """
+    return tuple(Gap(r.topic, r.partition, r.start, r.end) for r in window.ranges if r.span and r.topic_partition not in read)
 
 
 def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ()) -> tuple[Split, ...]:

@@ -265,6 +265,8 @@ def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(
     window = again.job([]).window
     assert lake.sink.topics_in_rows(window, {"other", "orders"}) == ["orders"], "if it is created again, its records would lose"
     assert replace(lake.sink, offset_columns=False).topics_in_rows(window, {"orders"}) == []
+    assert {t: found.pipeline for t, found in lake.sink.find_last_windows({"orders", "other"}).items()} == {"orders": "another"}
+    assert not replace(lake.sink, offset_columns=False).find_last_windows({"orders"})
     # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
     assert write(lake.sink, again, [history[5], {"id": 3, "v": "new"}]).written == 1
     write(lake.sink, Pipeline(KEYED, "third", tombstones=True, topic="other"), [{"id": 1, "v": "other"}])

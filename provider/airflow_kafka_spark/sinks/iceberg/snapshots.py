@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -174,6 +174,12 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
 
     def newest(self, pipeline: str) -> Recorded | None:
         return self.state(pipeline).newest
+
+    def list_windows(self) -> Iterator[Applied]:
+        for snapshot in sorted(self.table.metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms, reverse=True):
+            summary = snapshot.summary.additional_properties if snapshot.summary else {}
+            if PIPELINE in summary and WINDOW in summary:
+                yield Recorded.load(summary[WINDOW]).applied
 
     def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:

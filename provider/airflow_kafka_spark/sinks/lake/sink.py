@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -60,6 +60,14 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         """Return the record of the window with the highest number.
 
         :raises WindowConflict: the table has the window's rows, but no record of it.
+        :raises SinkUnavailable: the store did not answer.
+        """
+
+    @abstractmethod
+    def list_windows(self) -> Iterator[Applied]:
+        """Yield the windows of all pipelines that the table's commits name, the newest commit first, as far as they are kept.
+
+        :raises WindowConflict: a record cannot be understood.
         :raises SinkUnavailable: the store did not answer.
         """
 
@@ -143,6 +151,18 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         with self.load_table(f"looking for rows of {', '.join(sorted(topics))}") as table:
             column = OFFSET_COLUMNS[0]
             return [topic for topic in sorted(topics) if table is not None and table.has_row(window, column, topic)]
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the window of each of some topics that any pipeline has committed last, if ``offset_columns`` is set."""
+        if not (self.upserts and self.offset_columns and topics):
+            return {}
+        found: dict[str, Applied] = {}
+        with self.load_table(f"looking for windows of {', '.join(sorted(topics))}") as table:
+            for applied in table.list_windows() if table is not None else ():
+                found |= dict.fromkeys((applied.topic_ids.keys() & topics) - found.keys(), applied)
+                if len(found) == len(topics):
+                    break
+        return found
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window of the pipeline with the highest number that the table's record has.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +50,14 @@ def has_table(connection: psycopg.Connection, table: Name) -> bool:
 def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
     """Return the pipeline's window with the highest number, other than ``but``."""
     return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+
+
+def find_last_records_of(
+    connection: psycopg.Connection, windows: Name, target: Name, topics: Iterable[str]
+) -> dict[str, Applied]:
+    """Return the window of each of some topics that any pipeline has written last into a target."""
+    found = fetch_rows(connection, sql.select_last_windows_of(windows, target, topics))
+    return {topic: applied for topic, pipeline, *row in found if (applied := _parse_recorded(pipeline, [tuple(row)]))}
 
 
 def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -182,6 +182,20 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             column = quote(OFFSET_COLUMNS[0])
             query = f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {column} = "
             return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{quote_literal(topic)})")[0][0]]
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the newest row of ``airflow_windows`` for each of some topics, of any pipeline that writes into this table.
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        from airflow_kafka_spark.sinks.postgres import attempt as record
+
+        if self.mode != "upsert" or not topics:
+            return {}
+        with self.server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.

@@ -163,10 +163,22 @@ def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) 
     return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
+def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -> str:
+    """Select the newest row of a target, of any pipeline, with each of some topics: the topic and the pipeline come first."""
+    names = ", ".join(map(quote_literal, topics))
+    return (
+        f"SELECT DISTINCT ON (topic) topic, pipeline, {_WINDOW_COLUMNS} "
+        f"FROM {windows} AS w, jsonb_object_keys(topic_ids) AS topic "
+        f"WHERE target = {quote_literal(str(target))} AND topic IN ({names}) ORDER BY topic, applied_at DESC"
+    )
+
+
+# Through JSON: a table that was created before replays existed has no such column, and is only read here.
+_WINDOW_COLUMNS = "number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer, cluster_id"
+
+
 def _select_windows(windows: Name) -> str:
-    # Through JSON: a table that was created before replays existed has no such column, and is only read here.
-    replay = "(to_jsonb(w)->>'replay')::integer"
-    return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
+    return f"SELECT {_WINDOW_COLUMNS} FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:

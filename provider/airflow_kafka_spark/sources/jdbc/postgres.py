@@ -298,6 +298,8 @@ class PostgresSession(DatabaseSession):
             return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
         if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
             return "the server is a standby, which does not show the transactions that write on its primary"
+        if relation.writers and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, relation.writers)))):
+            return f"a subscription writes {relation.name}, and this server does not show the transactions of its publisher"
         return ""
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
@@ -341,6 +343,13 @@ WITH RECURSIVE tree AS (
     SELECT {oid}::oid AS oid, 0 AS depth
     UNION ALL SELECT i.inhrelid, tree.depth + 1 FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid)
 SELECT tree.oid::bigint, c.relkind = 'f' FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid ORDER BY tree.depth, tree.oid
+"""
+
+# A publisher may send rows of partitions as those of a partitioned table above them.
+_SUBSCRIPTIONS = """
+SELECT 1 FROM pg_catalog.pg_subscription_rel WHERE srrelid IN (
+    SELECT unnest(ARRAY[{tables}])::oid
+    UNION ALL SELECT relid::oid FROM unnest(ARRAY[{tables}]) AS t, pg_catalog.pg_partition_ancestors(t::oid::regclass)) LIMIT 1
 """
 
 # The primary key first, then the index of the fewest columns. A key is unique at any time and takes no NULL; rows are in their
