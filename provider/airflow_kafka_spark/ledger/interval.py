@@ -129,11 +129,11 @@ class IntervalLedger(Ledger):
         return self._parent.intervals.get(self.interval.name)
 
     def find_last_complete(self) -> WindowEntry | None:
-        """Return the window of the data interval that was planned last, of those that are complete and had offsets; None without
-        one, or if the ledger no longer has it. The interval of this attempt is left out."""
+        """Return the window of the latest data interval that is complete and had offsets; None without one, or if the ledger no
+        longer has it. The interval of this attempt is left out."""
         recent = self._parent.intervals.recent.values()
         done = [s for s in recent if s.state is State.COMPLETE and not s.is_of(self.interval) and any(r.span for r in s.ranges)]
-        last = max(done, key=lambda state: state.offset, default=None)
+        last = max(done, key=lambda state: state.interval, default=None)
         if last is None:
             return None
         name = last.interval.ledger_name(self.parent_pipeline)

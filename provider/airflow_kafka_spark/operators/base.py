@@ -185,7 +185,7 @@ class WindowOperator(VisibleOperator):
         """Return the next window, which begins at the position of the pipeline (step 3)."""
 
     def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
-        """Refuse a new window if the sink has lost the record of a window that it does not have to follow.
+        """Refuse a window if the sink has lost the record of one that this window does not have to follow.
 
         :param found: the binding of this run.
         """
@@ -464,6 +464,7 @@ class WindowOperator(VisibleOperator):
                 found = add_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
             self._refuse_replay(ledger, unfinished)
+            self.refuse_lost_records(ledger, found)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,

@@ -384,8 +384,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return made
 
     def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
-        """Refuse a data interval if a sink has no record of the interval that was committed there last. No commit of an interval
-        compares its record with those of others.
+        """Refuse a data interval if a sink has no record of the latest one that was committed there. The commit of an interval
+        looks at no other interval's record.
 
         :raises SinkRecordMissing: a sink has none, and no `rebind` was made since.
         """
@@ -400,7 +400,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return
         names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
         for sink, name in names:
-            if sink.last_applied(name) is None:
+            if sink.applied(replace(window, pipeline=name)) is None:
                 interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
                 raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 
