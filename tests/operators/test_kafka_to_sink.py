@@ -338,6 +338,15 @@ class TestDataLoss:
         assert gaps == {(r["topic"], r["partition"], r["start"], r["end"]) for r in report["ranges"]}
         assert files.run("run2", data_loss="skip")["records_read"] == 900
 
+    def test_splits_of_a_topic_that_is_gone_stay_in_the_table_and_are_no_gap(self, table):
+        table.produce(30)
+        sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
+        with fails_at("job.done"):
+            table.run(sink=sink)
+        self.recreate(table)
+        report = table.run(sink=sink, data_loss="skip")
+        assert (report["records_written"], report["gaps"], len(table.rows())) == (30, [], 30)
+
     def test_a_log_that_went_back_is_refused(self, files, unique):
         """Imitate an unclean election: the ledger has offsets of a longer log, from the group."""
         files.produce(30)

@@ -48,6 +48,7 @@ from airflow_kafka_spark.windows.model import (
     Applied,
     Followed,
     Gap,
+    OffsetRange,
     Split,
     TopicPartition,
     Window,
@@ -592,12 +593,12 @@ class FromKafkaOperator(WindowOperator):
         """Return the topics of the window that can no longer be read."""
         return find_lost_topics(window, self.log_of(window))
 
-    def unread_gaps(self, window: Window, read: Iterable[TopicPartition]) -> tuple[Gap, ...]:
+    def unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
         """Return the offsets of a window that no task has read, for its report: those of topics that were deleted after the plan.
 
-        :param read: the partitions that were read.
+        :param read: the ranges that were read.
         """
-        gaps = find_unread_gaps(window, set(read))
+        gaps = find_unread_gaps(window, read)
         for topic in sorted({gap.topic for gap in gaps}):
             self.log.warning("Topic %s was deleted before window %s was read: its offsets are gaps in the report", topic, window)
         return gaps

@@ -37,7 +37,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
 from airflow_kafka_spark.windows.binding import Binding, Endpoint
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import TASK_PUT, Applied, OffsetRange, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
@@ -628,7 +628,7 @@ class SinkMove:
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
             applied = writer.commit(self.results)
-        return self._report(applied, others)
+        return self._report(applied, others, writer.list_kept_ranges())
 
     def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
@@ -739,8 +739,11 @@ class SinkMove:
         aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
-    def _report(self, applied: Applied, others: RoutedSinks) -> Report:
-        """Return the report of the window."""
+    def _report(self, applied: Applied, others: RoutedSinks, kept: Sequence[OffsetRange]) -> Report:
+        """Return the report of the window.
+
+        :param kept: the offsets that the sink has of topics that are gone.
+        """
         report = sum_up(
             self.window,
             self.results,
@@ -750,8 +753,7 @@ class SinkMove:
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)
-        # With a sink that commits splits by themselves, an earlier attempt may have committed some of these offsets.
-        unread = self.operator.unread_gaps(self.window, (split.range.topic_partition for split in self.splits))
+        unread = self.operator.unread_gaps(self.window, [*(split.range for split in self.splits), *kept])
         return replace(
             report,
             gaps=(*report.gaps, *unread),

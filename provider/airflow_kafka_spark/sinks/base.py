@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import Applied, BadRecord, OffsetRange, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,6 +168,11 @@ class WindowWriter(ABC):
         :raises WindowConflict: this window does not follow the sink's last window of the pipeline.
         :raises ForeignOffsets: the sink's last window is of another cluster.
         """
+
+    def list_kept_ranges(self) -> Sequence[OffsetRange]:
+        """Return the offsets of splits that an earlier attempt has committed by themselves, and that are not among those of this
+        attempt, because their topic is gone. Called behind :meth:`commit`."""
+        return ()
 
     @abstractmethod
     def __enter__(self) -> Self: ...

@@ -6,7 +6,7 @@ Equal arguments always give equal plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -275,12 +275,17 @@ def find_lost_topics(window: Window, log: Log) -> tuple[str, ...]:
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
 
 
-def find_unread_gaps(window: Window, read: Collection[TopicPartition]) -> tuple[Gap, ...]:
-    """Return the ranges of a window that were not read, because their topics were deleted.
+def find_unread_gaps(window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
+    """Return the offsets of a window that were not read, because their topics were deleted.
 
-    :param read: the partitions that were read.
+    :param read: the ranges that were read.
     """
-    return tuple(Gap(r.topic, r.partition, r.start, r.end) for r in window.ranges if r.span and r.topic_partition not in read)
+    left, gaps = {r.topic_partition: r for r in window.ranges}, []
+    for r in sorted(read):
+        gaps.append(Gap(*r.topic_partition, left[r.topic_partition].start, r.start))
+        left[r.topic_partition] = replace(left[r.topic_partition], start=r.end)
+    gaps += [Gap(r.topic, r.partition, r.start, r.end) for r in left.values()]
+    return tuple(gap for gap in gaps if gap.start < gap.end)
 
 
 def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
