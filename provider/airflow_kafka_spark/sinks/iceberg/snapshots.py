@@ -9,6 +9,7 @@ what they were when the table was loaded, so an attempt that was overtaken can c
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -181,6 +182,30 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
             if PIPELINE in summary and WINDOW in summary:
                 yield Recorded.load(summary[WINDOW]).applied
 
+    def has_history_since(self, instant: int) -> bool:
+        """Return True if no snapshot of the branch has expired that is younger than an instant.
+
+        :param instant: milliseconds since the epoch.
+        """
+        metadata = self.table.metadata
+        snapshot = metadata.snapshot_by_name(self.branch)
+        while snapshot is not None and snapshot.timestamp_ms > instant and snapshot.parent_snapshot_id is not None:
+            snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+            if snapshot is None:
+                return False
+        return True
+
+    def count_rows(self, pipeline: str) -> int:
+        """Return the number of rows in the data files that a pipeline has written to the branch, without those that others have
+        rewritten.
+
+        :raises Exception: the store did not answer.
+        """
+        first = make_data_directory(make_marker_name(pipeline, 0))
+        directories = re.compile(re.escape(first.removesuffix("0" * 20)) + r"\d{20}")
+        files = list_data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directories)
+        return sum(file.record_count for file in files)
+
     def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:
             return []
@@ -323,20 +348,21 @@ def list_metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
     return {snapshot.manifest_list, *(manifest.manifest_path for manifest in snapshot.manifests(table.io))}
 
 
-def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str) -> list[DataFile]:
+def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str | re.Pattern[str]) -> list[DataFile]:
     """Return the data files of snapshots that lie in a directory, each once.
 
-    :param directory: its name.
+    :param directory: its name, or a pattern of names.
     :raises Exception: the store did not answer.
     """
     from pyiceberg.manifest import ManifestContent
 
     manifests = {m.manifest_path: m for s in snapshots if s is not None for m in s.manifests(table.io)}
+    inside = re.compile(f"/{directory.pattern if isinstance(directory, re.Pattern) else re.escape(directory)}/")
     found: dict[str, DataFile] = {}
     for manifest in manifests.values():
         if manifest.content == ManifestContent.DATA:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if f"/{directory}/" in entry.data_file.file_path:
+                if inside.search(entry.data_file.file_path):
                     found[entry.data_file.file_path] = entry.data_file
     return list(found.values())
 
