@@ -308,6 +308,39 @@ def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, di
     assert not files.rows()
 
 
+@pytest.mark.parametrize(("atomic", "point"), [("window", "sink.committed"), ("split", "job.done")])
+def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so(table, dies, atomic, point):
+    """Both tables have one record of windows and splits."""
+    other, third = f"other_{table.place}", f"third_{table.place}"
+
+    def ask(statement):
+        with table.postgres.connect(autocommit=True) as connection:
+            found = connection.execute(statement)
+            return found.fetchall() if found.description else []
+
+    def ids(name):
+        return sorted(number for (number,) in ask(f'SELECT id FROM "{name}"'))
+
+    sink = PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
+    ask(f'CREATE TABLE "{other}" ({COLUMNS})')
+    table.produce(30)
+    dies(table, "run1", point=point, sink=sink)
+    decide(table, running=False)
+    dies(table, "run1", point=point, sink=replace(sink, table=other))
+    assert ids(other) == ids(table.place) == list(range(30)), "what the first table has stays there"
+    assert table.run("run1", sink=replace(sink, table=other))["attempts"] == 3
+    table.produce(10)
+    assert table.run("run2", sink=replace(sink, table=other))["records_read"] == 10
+    assert ids(other) == list(range(40))
+    # A table that was renamed has the rows of its open window already.
+    table.produce(5)
+    dies(table, "run3", point=point, sink=replace(sink, table=other))
+    ask(f'ALTER TABLE "{other}" RENAME TO "{third}"')
+    decide(table, running=False)
+    table.run("run3", sink=replace(sink, table=third))
+    assert ids(third) == list(range(45))
+
+
 @pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
 def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
@@ -702,7 +735,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     elsewhere = f"elsewhere_{table.place}"
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{elsewhere}" (LIKE "{table.place}" INCLUDING ALL)')
-    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window", windows_table=f"windows_{table.name}")
+    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window")
     decide(table)
     assert intervals.run(3, sink=sink, **few)["records_read"] == 7
     # The ledger has no record of its window any more, and the new place has none.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import Applied, BadRecord, OffsetRange, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -191,8 +191,9 @@ def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
 
 
 def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
-    """Return the problem of a replay in a sink that has no record of the pipeline; none if it has one."""
-    return [] if sink.last_applied(replay.pipeline) is not None else [make_unknown_window_problem(replay, sink.uri)]
+    """Return the problem of a replay in a sink that has no record of the window in this target; none if it has one."""
+    first = replace(replay, replay=0, after=ELSEWHERE)
+    return [] if sink.applied(first) is not None else [make_unknown_window_problem(replay, sink.uri)]
 
 
 def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:

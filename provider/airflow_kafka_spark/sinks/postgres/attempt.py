@@ -32,7 +32,7 @@ from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, make_lo
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -71,6 +71,14 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
         return None
     refuse_other(found, window, str(windows))
     return found if found.replay >= window.replay else None
+
+
+def is_elsewhere(connection: psycopg.Connection, windows: Name, window: Window, target: Name) -> bool:
+    """Return True if a window was committed to another target than this one, and this target was given to it by a ``rebind``.
+    Tables of one schema have one record of windows."""
+    if window.after != ELSEWHERE:
+        return False
+    return bool(fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target)))
 
 
 def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
@@ -262,11 +270,16 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         if sink.auto_evolve:
             # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             add_missing_columns(connection, sink, name, shape)
+        if window.after == ELSEWHERE:
+            # It is moved again, because the rows of the earlier target stay there.
+            run(connection, sql.delete_window_elsewhere(windows, window.pipeline, window.number, name))
         token = uuid4().hex[:8]
         if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            if window.after == ELSEWHERE and has_table(connection, markers):
+                run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
                 _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
@@ -419,6 +432,8 @@ def _create_missing(
     there = read_table(connection, windows)
     if there is not None and "replay" not in there.columns:
         run(connection, sql.add_replay(windows))
+    if sink.atomic == "split" and (splits := read_table(connection, markers)) is not None and "target" not in splits.columns:
+        run(connection, sql.add_target(markers))
 
 
 def create_table_statement(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:

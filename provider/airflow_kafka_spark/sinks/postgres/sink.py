@@ -218,8 +218,11 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for window", str(window)) as connection:
-            windows = self._windows(connection)
-            return record.find_record(connection, windows, window) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            if not record.has_table(connection, windows) or record.is_elsewhere(connection, windows, window, name):
+                return None
+            return record.find_record(connection, windows, window)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.

@@ -157,6 +157,23 @@ def select_window(windows: Name, pipeline: str, number: int) -> str:
     return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
 
 
+def _is_elsewhere(there: str, target: Name) -> str:
+    """Return the condition that a record is of another table than the target. A table that is gone counts as renamed to it."""
+    return f"{there} <> {quote_literal(str(target))} AND to_regclass({there}) IS NOT NULL"
+
+
+def select_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
+    """Select the table that has the window's rows, if that is another one than the target."""
+    row = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
+    return f"SELECT target FROM {windows} WHERE {row} AND {_is_elsewhere('target', target)}"
+
+
+def delete_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
+    """Delete the row of a window whose rows are in another table than the target."""
+    row = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
+    return f"DELETE FROM {windows} WHERE {row} AND {_is_elsewhere('target', target)}"
+
+
 def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
     """Select the pipeline's row with the highest number, other than ``but``."""
     others = "" if but is None else f"AND number <> {quote_literal(but)} "
@@ -195,9 +212,14 @@ def create_splits(splits: Name) -> str:
     return (
         f"CREATE TABLE IF NOT EXISTS {splits} (pipeline text NOT NULL, number bigint NOT NULL, topic text NOT NULL, "
         "partition integer NOT NULL, start_offset bigint NOT NULL, end_offset bigint NOT NULL, rows bigint NOT NULL DEFAULT 0, "
-        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, PRIMARY KEY (pipeline, number, topic, partition, "
-        "start_offset))"
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text, "
+        "PRIMARY KEY (pipeline, number, topic, partition, start_offset))"
     )
+
+
+def add_target(splits: Name) -> str:
+    """Add the column ``target`` to a table that was created before markers had one."""
+    return f"ALTER TABLE {splits} ADD COLUMN IF NOT EXISTS target text"
 
 
 OWNER = "number = 0"
@@ -229,10 +251,10 @@ class SplitRow(NamedTuple):
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
 
 
-def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
+def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow, target: str) -> str:
     """Insert the split's marker."""
-    values = ", ".join(quote_literal(value) for value in (pipeline, number, *marker[:4]))
-    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
+    values = ", ".join(quote_literal(value) for value in (pipeline, number, *marker[:4], target))
+    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset, target) VALUES ({values})"
 
 
 def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
@@ -288,6 +310,14 @@ def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
     """Delete the rows of earlier windows, of deferred splits, and of the owner."""
     old = f"number < {quote_literal(number)} OR rows = {DEFERRED}"
     return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND ({old})"
+
+
+def delete_splits_elsewhere(splits: Name, pipeline: str, number: int, target: Name) -> str:
+    """Delete the markers of a window's splits that are in another table than the target."""
+    # Through JSON: a table that was created before markers had a target has no such column.
+    window = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
+    elsewhere = _is_elsewhere("(to_jsonb(s)->>'target')", target)
+    return f"DELETE FROM {splits} AS s WHERE {window} AND {elsewhere}"
 
 
 def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:
