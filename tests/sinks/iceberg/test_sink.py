@@ -534,6 +534,30 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
 
 
+def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
+    """Both branches are of one table, whose snapshots name the windows of all of them."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    audit = replace(lake.sink, branch="audit")
+    apply(audit, job)
+    assert lake.ids() == first.ids
+    moved = replace(job, window=replace(job.window, after=ELSEWHERE))
+    assert lake.sink.applied(job.window) is not None, "without a rebind, the branch is that of the window"
+    assert lake.sink.applied(moved.window) is None
+    for _ in range(2):
+        assert apply(lake.sink, moved).written == len(job.ids)
+        assert lake.sink.applied(moved.window) is not None
+        same_multiset([*first.expected, *job.expected], lake.read())
+    apply(lake.sink, feed.next())
+    # A branch that was published to another one has its windows there.
+    other, later = replace(lake.sink, branch="other"), feed.next()
+    apply(other, later)
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.manage_snapshots().create_branch(table.metadata.snapshot_by_name("other").snapshot_id, "next").commit()
+    assert replace(lake.sink, branch="next").applied(replace(later.window, after=ELSEWHERE)) is not None
+
+
 def test_a_branch_of_a_table_without_snapshots_begins_with_an_empty_one(lake, feed):
     job = feed.next()
     apply(replace(lake.sink, branch="audit"), job)

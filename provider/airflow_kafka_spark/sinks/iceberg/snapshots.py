@@ -21,7 +21,7 @@ from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import make_data_directory, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import make_commit_metadata, parse_recorded_window
 from airflow_kafka_spark.windows.interval import remove_interval
-from airflow_kafka_spark.windows.model import Applied, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Window
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -64,17 +64,19 @@ class Recorded:
     :param applied: the window that was written.
     :param snapshot_id: the snapshot that has added its files. Another one may carry a copy of the record.
     :param text: the record as it is stored.
+    :param branch: the branch to which it was committed; empty if unknown.
     """
 
     applied: Applied
     snapshot_id: int
     text: str
+    branch: str = ""
 
     @classmethod
-    def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int) -> Recorded:
+    def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int, branch: str) -> Recorded:
         """Return the record of a window that is going to be committed."""
-        text = json.dumps({**make_commit_metadata(window, rows, deleted), "snapshot": snapshot_id}, ensure_ascii=False)
-        return cls.load(text)
+        place = {"snapshot": snapshot_id, "branch": branch}
+        return cls.load(json.dumps({**make_commit_metadata(window, rows, deleted), **place}, ensure_ascii=False))
 
     @classmethod
     def load(cls, text: str) -> Recorded:
@@ -84,7 +86,7 @@ class Recorded:
         """
         try:
             found = json.loads(text)
-            return cls(parse_recorded_window(found), found["snapshot"], text)
+            return cls(parse_recorded_window(found), found["snapshot"], text, found.get("branch", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise WindowConflict("of a snapshot's summary", f"`{text[:200]}` cannot be understood", "a record") from error
 
@@ -101,18 +103,22 @@ class PipelineSnapshots:
     records: Mapping[int, Recorded]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, pipeline: str) -> PipelineSnapshots:
+    def of(cls, metadata: TableMetadata, pipeline: str, branch: str | None = None) -> PipelineSnapshots:
         """Return the state that a table's metadata shows.
 
+        :param branch: leaves out records of other branches, unless this branch has their snapshots. Default: all records.
         :raises WindowConflict: a record cannot be understood.
         """
         records: dict[int, Recorded] = {}
+        here = {snapshot.snapshot_id for snapshot in list_ancestors(metadata, branch)} if branch is not None else set()
         for snapshot in metadata.snapshots:
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
             if summary.get(PIPELINE) != pipeline:
                 continue
             for text in {summary[key] for key in (WINDOW, NEWEST) if key in summary}:
                 found = Recorded.load(text)
+                if branch is not None and found.branch not in ("", branch) and found.snapshot_id not in here:
+                    continue
                 known = records.get(found.applied.number)
                 if known is None or known.applied.replay < found.applied.replay:
                     records[found.applied.number] = found
@@ -173,6 +179,11 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def find(self, pipeline: str, number: int) -> Recorded | None:
         return self.state(pipeline).find(number)
 
+    def find_window(self, window: Window) -> Recorded | None:
+        if window.after != ELSEWHERE:
+            return super().find_window(window)
+        return PipelineSnapshots.of(self.table.metadata, window.pipeline, self.branch).find(window.number)
+
     def newest(self, pipeline: str) -> Recorded | None:
         return self.state(pipeline).newest
 
@@ -187,13 +198,8 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
 
         :param instant: milliseconds since the epoch.
         """
-        metadata = self.table.metadata
-        snapshot = metadata.snapshot_by_name(self.branch)
-        while snapshot is not None and snapshot.timestamp_ms > instant and snapshot.parent_snapshot_id is not None:
-            snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
-            if snapshot is None:
-                return False
-        return True
+        ancestors = list(list_ancestors(self.table.metadata, self.branch))
+        return not ancestors or ancestors[-1].timestamp_ms <= instant or ancestors[-1].parent_snapshot_id is None
 
     def count_rows(self, pipeline: str) -> int:
         """Return the number of rows in the data files that a pipeline has written to the branch, without those that others have
@@ -229,6 +235,15 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
 
     def flush(self) -> None:
         self.lake.flush(self.table, self.table.metadata_location)
+
+
+def list_ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
+    """Yield the snapshots of a branch, the newest first, up to the first one that has expired."""
+    snapshot = metadata.snapshot_by_name(branch)
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = metadata.snapshot_by_id(parent) if parent is not None else None
 
 
 # --- commits ------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         :raises SinkUnavailable: the store did not answer.
         """
 
+    def find_window(self, window: Window) -> RecordT | None:
+        """Return the record of a window in this target, as :meth:`find`. If a ``rebind`` has given it this target, a record of
+        the target before does not count, although one table may have both."""
+        return self.find(window.pipeline, window.number)
+
     @abstractmethod
     def newest(self, pipeline: str) -> RecordT | None:
         """Return the record of the window with the highest number.
@@ -133,7 +138,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             if table is None:
                 return [make_unknown_window_problem(replay, self.uri)]
             try:
-                found = table.find(replay.pipeline, replay.number)
+                found = table.find_window(replay)
                 if found is None:
                     return (
                         [] if table.names_window(replay, self.window_column) else [make_unknown_window_problem(replay, self.uri)]
@@ -180,7 +185,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         with self.load_table(f"looking for window {window}") as table:
-            found = table.find(window.pipeline, window.number) if table is not None else None
+            found = table.find_window(window) if table is not None else None
             if table is None or found is None:
                 return None
             refuse_other(found.applied, window, self.uri)
