@@ -747,6 +747,23 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
 
 
+def test_an_open_replay_stays_in_its_table_also_where_a_rebind_allows_another_one(table, dies):
+    other = f"other_{table.place}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    table.produce(30)
+    table.run("run1", sink=sink)
+    again = {"on_rerun": "replay", "facts": {"max_tries": 1}}
+    dies(table, "run1", point="planned", sink=sink, **again)
+    decide(table, running=False)
+    with pytest.raises(ValidationError, match="has no record of window"):
+        table.run("run1", sink=replace(sink, table=other), **again)
+    assert table.run("run1", sink=sink, **again)["replay"] == 1
+    assert table.check() == 30
+
+
 TASK = Writer("dag", "task", -1, "run1", "prod")
 PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"}, {"windows_table": "w", "dead_letters": "d"})
 

@@ -396,8 +396,9 @@ class WindowOperator(VisibleOperator):
         return True
 
     def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
-        """Return that the rows of a complete window may be in another destination than this run's."""
-        return self.unknown_window_problems(replay) if ledger.is_destination_lost else []
+        """Return that the rows of a complete window may be in another destination than this run's: the ledger has lost the
+        destination, or a ``rebind`` has changed it while a replay was open."""
+        return self.unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
