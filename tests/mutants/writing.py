@@ -82,8 +82,8 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-split-marker-committed-first",
         path="sinks/postgres/tasks/write.py",
-        old="session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker, self.load.target))",
-        new="""session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker, self.load.target))
+        old="session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))",
+        new="""session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         session.commit()""",
         breaks="A split and its marker are committed in one transaction.",
         tests=(f"{_CONTRACT}::test_a_crashed_attempt_is_repeated_and_the_window_is_there_once[postgres split-split.mid]",),

@@ -278,11 +278,16 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
-            if window.after == ELSEWHERE and has_table(connection, markers):
+            has_markers = has_table(connection, markers)
+            if window.after == ELSEWHERE and has_markers:
                 run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
                 _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+            if sink.atomic == "split":
+                run(connection, sql.name_target(markers, window.pipeline, window.number, name))
+            elif has_markers:
+                run(connection, sql.unname_target(markers, window.pipeline, window.number))
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
@@ -432,8 +437,6 @@ def _create_missing(
     there = read_table(connection, windows)
     if there is not None and "replay" not in there.columns:
         run(connection, sql.add_replay(windows))
-    if sink.atomic == "split" and (splits := read_table(connection, markers)) is not None and "target" not in splits.columns:
-        run(connection, sql.add_target(markers))
 
 
 def create_table_statement(sink: PostgresSinkOptions, name: Name, shape: Shape) -> str:

@@ -162,16 +162,18 @@ def _is_elsewhere(there: str, target: Name) -> str:
     return f"{there} <> {quote_literal(str(target))} AND to_regclass({there}) IS NOT NULL"
 
 
+def _is_window(pipeline: str, number: int) -> str:
+    return f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
+
+
 def select_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
     """Select the table that has the window's rows, if that is another one than the target."""
-    row = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
-    return f"SELECT target FROM {windows} WHERE {row} AND {_is_elsewhere('target', target)}"
+    return f"SELECT target FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
 
 
 def delete_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
     """Delete the row of a window whose rows are in another table than the target."""
-    row = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
-    return f"DELETE FROM {windows} WHERE {row} AND {_is_elsewhere('target', target)}"
+    return f"DELETE FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
 
 
 def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
@@ -212,19 +214,15 @@ def create_splits(splits: Name) -> str:
     return (
         f"CREATE TABLE IF NOT EXISTS {splits} (pipeline text NOT NULL, number bigint NOT NULL, topic text NOT NULL, "
         "partition integer NOT NULL, start_offset bigint NOT NULL, end_offset bigint NOT NULL, rows bigint NOT NULL DEFAULT 0, "
-        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, target text, "
-        "PRIMARY KEY (pipeline, number, topic, partition, start_offset))"
+        "written bigint NOT NULL DEFAULT 0, deleted bigint NOT NULL DEFAULT 0, PRIMARY KEY (pipeline, number, topic, partition, "
+        "start_offset))"
     )
 
 
-def add_target(splits: Name) -> str:
-    """Add the column ``target`` to a table that was created before markers had one."""
-    return f"ALTER TABLE {splits} ADD COLUMN IF NOT EXISTS target text"
-
-
 OWNER = "number = 0"
-"""The owner's row of the splits table; the other rows are of windows, which are numbered from 1. Its ``end_offset`` names the
-attempt whose tasks may commit splits of the pipeline's windows."""
+"""The owner's row of the splits table; the rows of splits have the number of their window, from 1. Its ``end_offset`` names the
+attempt whose tasks may commit splits of the pipeline's windows. A row with the negative number of a window has, as its topic, the
+table that has the window's splits."""
 
 DEFERRED = -1
 """Used instead of the number of rows of a split that is left to the driver. No task may commit this split any more."""
@@ -251,10 +249,10 @@ class SplitRow(NamedTuple):
         return f"{self.topic}-{self.partition}[{self.start},{self.end})"
 
 
-def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow, target: str) -> str:
+def claim_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
     """Insert the split's marker."""
-    values = ", ".join(quote_literal(value) for value in (pipeline, number, *marker[:4], target))
-    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset, target) VALUES ({values})"
+    values = ", ".join(quote_literal(value) for value in (pipeline, number, *marker[:4]))
+    return f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values})"
 
 
 def count_split(splits: Name, pipeline: str, number: int, marker: SplitRow) -> str:
@@ -312,12 +310,25 @@ def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
     return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND ({old})"
 
 
+def name_target(splits: Name, pipeline: str, number: int, target: Name) -> str:
+    """Insert the row that names the table of a window's splits, unless it is there."""
+    values = ", ".join(quote_literal(value) for value in (pipeline, -number, str(target), 0, 0, 0))
+    return (
+        f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
+        "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO NOTHING"
+    )
+
+
+def unname_target(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the row that names the table of a window's splits."""
+    return f"DELETE FROM {splits} WHERE {_is_window(pipeline, -number)}"
+
+
 def delete_splits_elsewhere(splits: Name, pipeline: str, number: int, target: Name) -> str:
-    """Delete the markers of a window's splits that are in another table than the target."""
-    # Through JSON: a table that was created before markers had a target has no such column.
-    window = f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
-    elsewhere = _is_elsewhere("(to_jsonb(s)->>'target')", target)
-    return f"DELETE FROM {splits} AS s WHERE {window} AND {elsewhere}"
+    """Delete the rows of a window whose splits are in another table than the target."""
+    there = f"SELECT 1 FROM {splits} WHERE {_is_window(pipeline, -number)} AND {_is_elsewhere('topic', target)}"
+    window = f"{_is_window(pipeline, number)} OR {_is_window(pipeline, -number)}"
+    return f"DELETE FROM {splits} WHERE ({window}) AND EXISTS ({there})"
 
 
 def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:

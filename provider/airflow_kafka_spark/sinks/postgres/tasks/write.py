@@ -478,7 +478,7 @@ class SplitAtomicWriter(CopyWriter):
         if [owner for (owner,) in owners] != [self.owner]:
             raise Fenced(self.load.pipeline, f"writing {self.split.range} of window {self.load.number}")
         self._refuse_overlap(session)
-        session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker, self.load.target))
+        session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         return None
 
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
