@@ -190,8 +190,8 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def list_windows(self) -> Iterator[Applied]:
         for snapshot in sorted(self.table.metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms, reverse=True):
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
-            if PIPELINE in summary and WINDOW in summary:
-                yield Recorded.load(summary[WINDOW]).applied
+            if PIPELINE in summary and (text := summary.get(WINDOW) or summary.get(NEWEST)):
+                yield Recorded.load(text).applied
 
     def has_history_since(self, instant: int) -> bool:
         """Return True if no snapshot of the branch has expired that is younger than an instant.
