@@ -308,6 +308,20 @@ def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, di
     assert not files.rows()
 
 
+def test_a_sink_of_a_filter_that_a_rebind_has_replaced_gets_its_part_though_the_own_sink_has_its_own(files, tmp_path, dies):
+    def routed_to(name):
+        to = FilesSink(path=str(tmp_path / name))
+        return {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=to)]}
+
+    files.produce(30)
+    dies(files, "run1", point="close.begin", **routed_to("one"))
+    decide(files, running=False)
+    dies(files, "run1", point="close.begin", **routed_to("other"))
+    assert files.run("run1", **routed_to("other"))["attempts"] == 3
+    for name in ("one", "other"):
+        same_multiset(orders(files), [*files.rows(), *files_rows(str(tmp_path / name))])
+
+
 @pytest.mark.parametrize(("atomic", "point"), [("window", "sink.committed"), ("split", "job.done")])
 def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so(table, dies, atomic, point):
     """Both tables have one record of windows and splits."""

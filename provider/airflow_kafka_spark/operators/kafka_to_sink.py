@@ -37,7 +37,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
 from airflow_kafka_spark.windows.binding import Binding, Endpoint
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, OffsetRange, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, TASK_PUT, Applied, OffsetRange, Split, SplitResult, TopicPartition, Window
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
 
 
+FILTER = "filter"
+"""The beginning of the names of facts on the sinks of filters, before their number."""
 COMPARED_DAYS = 30
 """Days within which a sink has to have the record of a complete data interval. An Iceberg table may lose such records later."""
 
@@ -380,7 +382,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().destinations()
         for number, routed in enumerate(self._routed_sinks, 1):
-            made |= routed.sink.destination().under(f"filter {number}")
+            made |= routed.sink.destination().under(f"{FILTER} {number}")
         return made
 
     def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
@@ -416,7 +418,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        return self.sink.applied(window)
+        """Return the record of the operator's own sink, which commits last. None if a ``rebind`` has given the window a sink of a
+        filter that does not have its part yet."""
+        found = self.sink.applied(window)
+        if found is None or window.after != ELSEWHERE or window.binding is None:
+            return found
+        place = window.binding.destination.place
+        for number, routed in enumerate(self._routed_sinks, 1):
+            # A filter that was added to an open window gets nothing of it.
+            is_bound = any(fact.startswith(f"{FILTER} {number} ") for fact in place)
+            if is_bound and routed.sink.applied(replace(window, pipeline=routed.pipeline(window.pipeline))) is None:
+                return None
+        return found
 
     def move(self, window: Window, ledger: Ledger) -> Report:
         return SinkMove.of(self, window, ledger).run()
