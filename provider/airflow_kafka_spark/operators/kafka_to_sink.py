@@ -37,7 +37,16 @@ from airflow_kafka_spark.operators.routed_sinks import (
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
 from airflow_kafka_spark.windows.binding import Binding, Endpoint
-from airflow_kafka_spark.windows.model import ELSEWHERE, TASK_PUT, Applied, OffsetRange, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.model import (
+    ELSEWHERE,
+    TASK_PUT,
+    Applied,
+    OffsetRange,
+    Split,
+    SplitResult,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
