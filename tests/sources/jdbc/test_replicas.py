@@ -151,14 +151,17 @@ def test_a_cursor_is_refused_on_a_table_that_a_subscription_writes(servers, subs
     monkeypatch.setenv("AIRFLOW_CONN_SUBSCRIBER", _address_subscriber(servers.primary.connection_uri()))
     source, blind = (JdbcSource("subscriber", "sent", cursor="id", writers_timeout=wait) for wait in (60, 0))
     subscriber("CREATE TABLE own (id int PRIMARY KEY)")
-    assert JdbcSource("subscriber", "own", cursor="id").freeze(None).rows == 0
+    for own in (JdbcSource("subscriber", "own", cursor="id"), JdbcSource("subscriber", query="TABLE own", cursor="id")):
+        assert own.freeze(None).rows == 0
     with servers.primary.connect() as writing:
         writing.execute("INSERT INTO sent VALUES (1)")
         servers.ask(servers.primary, "INSERT INTO sent VALUES (2)")
         assert eventually(lambda: subscriber("SELECT count(*) FROM sent") == [(1,)])
         assert [problem.where for problem in source.validate()] == ["source.writers_timeout"]
-        with pytest.raises(SourceRejected, match="a subscription writes"):
-            source.freeze(None)
+        of_query = JdbcSource("subscriber", query="SELECT s.id FROM sent s LEFT JOIN own o USING (id)", cursor="id")
+        for refused in (source, of_query):
+            with pytest.raises(SourceRejected, match="a subscription writes"):
+                refused.freeze(None)
         first = blind.freeze(None)
         assert first.rows == 1
         writing.commit()

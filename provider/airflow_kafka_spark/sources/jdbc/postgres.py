@@ -294,13 +294,31 @@ class PostgresSession(DatabaseSession):
     # --- writers ---
 
     def find_hidden_writers(self, relation: Relation) -> str:
-        if relation.is_foreign:
-            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        tables, is_foreign = relation.writers, relation.is_foreign
         if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
             return "the server is a standby, which does not show the transactions that write on its primary"
-        if relation.writers and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, relation.writers)))):
+        if not tables and not is_foreign:
+            tables, is_foreign = self._list_scanned_tables(relation)
+        if is_foreign:
+            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        if tables and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, tables)))):
             return f"a subscription writes {relation.name}, and this server does not show the transactions of its publisher"
         return ""
+
+    def _list_scanned_tables(self, relation: Relation) -> tuple[tuple[int, ...], bool]:
+        """Return the tables that a view or a query reads, and True if one of them is a foreign table."""
+        names, kinds = set(), set()
+        left = [self.rows(f"EXPLAIN (VERBOSE, FORMAT JSON) SELECT * FROM {relation.sql}")[0][0][0]["Plan"]]
+        while left:
+            node = left.pop()
+            left += node.get("Plans", ())
+            kinds.add(node["Node Type"])
+            if "Relation Name" in node:
+                names.add(f"{quote(node['Schema'])}.{quote(node['Relation Name'])}")
+        found = (
+            self.rows(f"SELECT unnest(ARRAY[{', '.join(map(quote_literal, names))}]::regclass[])::oid::bigint") if names else ()
+        )
+        return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
