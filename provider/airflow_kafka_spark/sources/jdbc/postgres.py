@@ -315,9 +315,8 @@ class PostgresSession(DatabaseSession):
             kinds.add(node["Node Type"])
             if "Relation Name" in node:
                 names.add(f"{quote(node['Schema'])}.{quote(node['Relation Name'])}")
-        found = (
-            self.rows(f"SELECT unnest(ARRAY[{', '.join(map(quote_literal, names))}]::regclass[])::oid::bigint") if names else ()
-        )
+        listed = ", ".join(map(quote_literal, names))
+        found = self.rows(f"SELECT unnest(ARRAY[{listed}]::regclass[])::oid::bigint") if names else ()
         return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
