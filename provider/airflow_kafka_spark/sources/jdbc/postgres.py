@@ -314,9 +314,8 @@ class PostgresSession(DatabaseSession):
             left += node.get("Plans", ())
             kinds.add(node["Node Type"])
             if "Relation Name" in node:
-                names.add(f"{quote(node['Schema'])}.{quote(node['Relation Name'])}")
-        listed = ", ".join(map(quote_literal, names))
-        found = self.rows(f"SELECT unnest(ARRAY[{listed}]::regclass[])::oid::bigint") if names else ()
+                names.add(f"({quote_literal(node['Schema'])}, {quote_literal(node['Relation Name'])})")
+        found = self.rows(_OIDS.format(names=", ".join(sorted(names)))) if names else ()
         return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
@@ -345,6 +344,12 @@ _OID = """
 SELECT c.oid::bigint, c.relkind::text, has_schema_privilege(n.oid, 'USAGE')
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+"""
+
+# From the catalog: a view may read tables of schemas that the role may not use.
+_OIDS = """
+SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE (n.nspname, c.relname) IN ({names})
 """
 
 _ATTRIBUTES = """
