@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from airflow_kafka_spark.errors import (
     GroupOwned,
     KafkaSparkError,
     PipelineTaken,
+    RecordElsewhere,
     SinkRecordMissing,
     SinkRejected,
     SourceChanged,
@@ -759,6 +761,31 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
         assert connection.execute(f'SELECT count(*) FROM "{elsewhere}"').fetchone() == (7,)
     # One that was moved since is replayed where it is.
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
+
+
+@pytest.mark.parametrize("by_interval", [False, True], ids=["progress", "intervals"])
+def test_the_record_of_another_table_of_the_schema_does_not_count_for_a_pipeline_that_was_forgotten(table, by_interval):
+    """It would say that the records are in the table of this run."""
+    other = f"other_{table.place}"
+    if by_interval:
+        intervals = Intervals(table, table=True)
+        intervals.fill()
+        run = partial(intervals.run, 0)
+    else:
+        table.produce(30)
+        run = partial(table.run, "run1")
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    column = "window" if by_interval else None
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column=column)
+    moved = run(sink=sink)["records_read"]
+    wait_stable(table.kafka.connection_extra(), f"ledger-{table.name}")
+    with KafkaHook() as hook:
+        forget(hook, table.name, why="a test", ledger_topic=f"ledger-{table.name}")
+    with pytest.raises(RecordElsewhere, match=table.place):
+        run(sink=replace(sink, table=other))
+    run(sink=sink)
+    assert len(table.rows()) == moved > 0
 
 
 def test_an_open_replay_stays_in_its_table_also_where_a_rebind_allows_another_one(table, dies):

@@ -194,6 +194,27 @@ class SinkRecordMissing(WindowConflict):
         )
 
 
+class RecordElsewhere(WindowConflict):
+    """Raised when the ledger does not know a pipeline, and the sink's record of it is of another table than the present one.
+
+    Tables of one schema have one record of windows. Nothing was changed.
+
+    :param pipeline: name of the pipeline in the sink.
+    :param number: number of the window in the sink's record.
+    :param elsewhere: the table that has its rows.
+    """
+
+    def __init__(self, pipeline: str, number: int, elsewhere: str) -> None:
+        self.window, self.pipeline, self.number, self.elsewhere = f"{pipeline}#{number}", pipeline, number, elsewhere
+        KafkaSparkError.__init__(
+            self,
+            f"The ledger does not know window {self.window}, and the sink's record of it is of table {elsewhere}",
+            expected="a record of the table that is written now, since it shows which records the table has",
+            action="To continue there, name that table again; a `rebind` may change it afterwards. To fill this table, give the "
+            "operator a new `pipeline=` name and `group_id`, or the sink a `windows_table` of its own",
+        )
+
+
 class ForeignOffsets(WindowConflict):
     """Raised when the sink's record of a pipeline has offsets of another cluster, or of a topic that was created again.
 

@@ -416,7 +416,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
                 raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        return self.sink.last_applied(pipeline)
+        found = self.sink.last_applied(pipeline)
+        # With a template, each window has its own target, and the record is of all of them.
+        return replace(found, elsewhere="") if found is not None and self._destination_is_free else found
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         read = self.read_options

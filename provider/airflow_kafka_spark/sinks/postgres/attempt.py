@@ -73,12 +73,11 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
     return found if found.replay >= window.replay else None
 
 
-def is_elsewhere(connection: psycopg.Connection, windows: Name, window: Window, target: Name) -> bool:
-    """Return True if a window was committed to another target than this one, and this target was given to it by a ``rebind``.
-    Tables of one schema have one record of windows."""
-    if window.after != ELSEWHERE:
-        return False
-    return bool(fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target)))
+def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window | Applied, target: Name) -> str:
+    """Return the table that has the rows of a recorded window, if that is another one than the target; else an empty text. Tables
+    of one schema have one record of windows."""
+    found = fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target))
+    return found[0][0] if found else ""
 
 
 def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import (
@@ -20,11 +20,7 @@ from airflow_kafka_spark.hooks.databases import (
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
-from airflow_kafka_spark.windows.model import Applied, Split, Window
-
-if TYPE_CHECKING:
-    import psycopg
-
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
 
 @dataclass(frozen=True)
 class PostgresSink(PostgresSinkOptions, KeyedSink):
@@ -205,8 +201,10 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for the last window of", pipeline) as connection:
-            windows = self._windows(connection)
-            return record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -220,7 +218,9 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         with self.server().session("looking for window", str(window)) as connection:
             name = resolve(connection, *parse_name(self.table))
             windows = Name(name.schema, self.windows_table)
-            if not record.has_table(connection, windows) or record.is_elsewhere(connection, windows, window, name):
+            if not record.has_table(connection, windows):
+                return None
+            if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):
                 return None
             return record.find_record(connection, windows, window)
 
@@ -241,9 +241,6 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
-
-    def _windows(self, connection: psycopg.Connection) -> Name:
-        return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)
 
 
 def _make_path(*parts: str) -> str:
