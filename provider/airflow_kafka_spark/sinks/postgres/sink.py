@@ -22,6 +22,7 @@ from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
 
+
 @dataclass(frozen=True)
 class PostgresSink(PostgresSinkOptions, KeyedSink):
     """Writes windows into a table of PostgreSQL 12 or newer, by COPY from Spark's tasks.
