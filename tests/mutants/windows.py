@@ -281,7 +281,7 @@ _OF_INTERVALS = (
     Mutant(
         name="interval-into-a-sink-that-has-lost-the-others",
         path="operators/kafka_to_sink.py",
-        old="if sink.applied(replace(window, pipeline=name)) is None:",
+        old="if sink.has_lost(replace(window, pipeline=name)):",
         new="if False:",
         breaks="A data interval goes only where the record of the latest one is.",
         tests=(

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 FILTER = "filter"
 """The beginning of the names of facts on the sinks of filters, before their number."""
 COMPARED_DAYS = 30
-"""Days within which a sink has to have the record of a complete data interval. An Iceberg table may lose such records later."""
+"""Days within which a sink has to have the record of a complete data interval. Older windows may have been removed on purpose."""
 
 
 class KafkaToSinkOperator(FromKafkaOperator):
@@ -411,7 +411,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return
         names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
         for sink, name in names:
-            if sink.applied(replace(window, pipeline=name)) is None:
+            if sink.has_lost(replace(window, pipeline=name)):
                 interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
                 raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 

@@ -324,6 +324,11 @@ class Sink(ABC):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
 
+    def has_lost(self, window: Window) -> bool:
+        """Return True if the sink has lost its record of a window that was committed to it. A record that may have expired is not
+        lost."""
+        return self.applied(window) is None
+
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt at this window.

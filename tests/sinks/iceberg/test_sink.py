@@ -115,9 +115,11 @@ def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its
     apply(lake.sink, job)
     lake.of_others(-1)
     assert lake.sink.applied(unmoved.window) is None, "all snapshots are there"
+    assert (lake.sink.has_lost(job.window), lake.sink.has_lost(unmoved.window)) == (False, True)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(job.window.pipeline)).commit()
     lake.expire()
+    assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
     found = lake.sink.applied(job.window)
     assert found is not None and (found.written, found.ranges) == (len(job.ids), job.window.ranges)
     lake.maintain()

@@ -134,6 +134,13 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         )
         raise error
 
+    def has_lost(self, window: Window) -> bool:
+        """Return True if the table has no record of a window, and has all snapshots since the window was planned."""
+        if super().applied(window) is not None:
+            return False
+        with self.load_table(f"looking for window {window}") as table:
+            return table is None or table.has_history_since(to_milliseconds(parse_iso(window.planned_at)))
+
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.
 
