@@ -265,12 +265,15 @@ def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(
     window = again.job([]).window
     assert lake.sink.topics_in_rows(window, {"other", "orders"}) == ["orders"], "if it is created again, its records would lose"
     assert replace(lake.sink, offset_columns=False).topics_in_rows(window, {"orders"}) == []
-    assert {t: found.pipeline for t, found in lake.sink.find_last_windows({"orders", "other"}).items()} == {"orders": "another"}
-    assert not replace(lake.sink, offset_columns=False).find_last_windows({"orders"})
     # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
     assert write(lake.sink, again, [history[5], {"id": 3, "v": "new"}]).written == 1
-    write(lake.sink, Pipeline(KEYED, "third", tombstones=True, topic="other"), [{"id": 1, "v": "other"}])
+    job = Pipeline(KEYED, "third", tombstones=True, topic="other").job([{"id": 1, "v": "other"}])
+    apply(lake.sink, replace(job, window=replace(job.window, cluster_id="first", topic_ids={"other": "1"})))
     assert rows(lake) == {1: "other", 2: "e", 3: "new"}
+    # A pipeline that has not read a topic before learns who has written its records last.
+    (last,) = lake.sink.find_last_windows({"other", "unread"}).values()
+    assert (last.pipeline, last.cluster_id, last.topic_ids) == ("third", "first", {"other": "1"})
+    assert not replace(lake.sink, offset_columns=False).find_last_windows({"other"})
 
 
 @pytest.mark.faults

@@ -198,8 +198,9 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
 
         :param instant: milliseconds since the epoch.
         """
-        ancestors = list(list_ancestors(self.table.metadata, self.branch))
-        return not ancestors or ancestors[-1].timestamp_ms <= instant or ancestors[-1].parent_snapshot_id is None
+        *_, oldest = (None, *list_ancestors(self.table.metadata, self.branch))
+        # Some programs remove the parent of a snapshot with the parent itself.
+        return oldest is None or oldest.timestamp_ms <= instant or (oldest.sequence_number or 0) <= 1
 
     def count_rows(self, pipeline: str) -> int:
         """Return the number of rows in the data files that a pipeline has written to the branch, without those that others have
