@@ -230,6 +230,17 @@ _CONTINUITY = "tests/windows/test_continuity.py"
 
 _OF_CONTINUITY = (
     Mutant(
+        name="offsets-of-an-earlier-cluster-in-rows-of-a-new-pipeline",
+        path="operators/from_kafka.py",
+        old="            earlier = foreign.union(recreated)\n",
+        new="            earlier = set(recreated)\n",
+        breaks="Records do not lose against offsets that another pipeline has read from an earlier topic of this name.",
+        tests=(
+            "tests/operators/test_kafka_to_sink.py::TestDataLoss"
+            "::test_records_of_a_topic_created_again_do_not_lose_against_the_offsets_of_the_old_one",
+        ),
+    ),
+    Mutant(
         name="continuity-hole-behind-the-last-window",
         path="windows/continuity.py",
         old="(*window.passed, *window.gaps), window.after == ELSEWHERE",
@@ -267,6 +278,17 @@ _OF_CONTINUITY = (
 )
 
 _OF_INTERVALS = (
+    Mutant(
+        name="interval-into-a-sink-that-has-lost-the-others",
+        path="operators/kafka_to_sink.py",
+        old="if sink.has_lost(replace(window, pipeline=name)):",
+        new="if False:",
+        breaks="A data interval goes only where the record of the latest one is.",
+        tests=(
+            "tests/operators/test_binding.py"
+            "::test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so",
+        ),
+    ),
     Mutant(
         name="intervals-overlap-not-withdrawn",
         path="ledger/interval.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.model import Mutant
 
+_BINDING = "tests/operators/test_binding.py"
 _CONTRACT = "tests/sinks/test_contract.py::TestContract"
 _POSTGRES_FAULTS = "tests/sinks/postgres/test_faults.py"
 _POSTGRES_MODES = "tests/sinks/postgres/test_modes.py"
@@ -70,6 +71,24 @@ _OF_POSTGRES = (
         new='log.warning("%d rows were read, and %d were counted", read, count)',
         breaks="A window whose reader and sink counted different rows is not committed.",
         tests=(f"{_POSTGRES_FAULTS}::test_counts_that_disagree_are_never_committed",),
+    ),
+    Mutant(
+        name="postgres-record-of-another-table-counts",
+        path="sinks/postgres/sink.py",
+        old="if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):",
+        new="if False:",
+        breaks="An open window that a rebind sends to another table of the schema is moved into that table.",
+        tests=(
+            f"{_BINDING}::test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so[window-sink.committed]",
+        ),
+    ),
+    Mutant(
+        name="postgres-splits-of-another-table-count",
+        path="sinks/postgres/attempt.py",
+        old="                run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))\n",
+        new="                pass\n",
+        breaks="Splits that are in another table of the schema are written into the table that a rebind has named.",
+        tests=(f"{_BINDING}::test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so[split-job.done]",),
     ),
     Mutant(
         name="postgres-split-marker-not-looked-for",

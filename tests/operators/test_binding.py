@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from airflow_kafka_spark.errors import (
     GroupOwned,
     KafkaSparkError,
     PipelineTaken,
+    RecordElsewhere,
     SinkRecordMissing,
     SinkRejected,
     SourceChanged,
@@ -308,6 +310,53 @@ def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, di
     assert not files.rows()
 
 
+def test_a_sink_of_a_filter_that_a_rebind_has_replaced_gets_its_part_though_the_own_sink_has_its_own(files, tmp_path, dies):
+    def routed_to(name):
+        to = FilesSink(path=str(tmp_path / name))
+        return {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=to)]}
+
+    files.produce(30)
+    dies(files, "run1", point="close.begin", **routed_to("one"))
+    decide(files, running=False)
+    dies(files, "run1", point="close.begin", **routed_to("other"))
+    assert files.run("run1", **routed_to("other"))["attempts"] == 3
+    for name in ("one", "other"):
+        same_multiset(orders(files), [*files.rows(), *files_rows(str(tmp_path / name))])
+
+
+@pytest.mark.parametrize(("atomic", "point"), [("window", "sink.committed"), ("split", "job.done")])
+def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so(table, dies, atomic, point):
+    """Both tables have one record of windows and splits."""
+    other, third = f"other_{table.place}", f"third_{table.place}"
+
+    def ask(statement):
+        with table.postgres.connect(autocommit=True) as connection:
+            found = connection.execute(statement)
+            return found.fetchall() if found.description else []
+
+    def ids(name):
+        return sorted(number for (number,) in ask(f'SELECT id FROM "{name}"'))
+
+    sink = PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
+    ask(f'CREATE TABLE "{other}" ({COLUMNS})')
+    table.produce(30)
+    dies(table, "run1", point=point, sink=sink)
+    decide(table, running=False)
+    dies(table, "run1", point=point, sink=replace(sink, table=other))
+    assert ids(other) == ids(table.place) == list(range(30)), "what the first table has stays there"
+    assert table.run("run1", sink=replace(sink, table=other))["attempts"] == 3
+    table.produce(10)
+    assert table.run("run2", sink=replace(sink, table=other))["records_read"] == 10
+    assert ids(other) == list(range(40))
+    # A table that was renamed has the rows of its open window already.
+    table.produce(5)
+    dies(table, "run3", point=point, sink=replace(sink, table=other))
+    ask(f'ALTER TABLE "{other}" RENAME TO "{third}"')
+    decide(table, running=False)
+    table.run("run3", sink=replace(sink, table=third))
+    assert ids(third) == list(range(45))
+
+
 @pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
 def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
@@ -504,6 +553,27 @@ def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_
     assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
 
 
+def test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """Each interval has a record of its own, so that the commit of one says nothing about the others."""
+    intervals, there, away = Intervals(files, table=False), Path(files.place), tmp_path / "mounted elsewhere"
+    intervals.fill()
+    for number in (1, 0):
+        intervals.run(number)
+    there.rename(away)
+    with pytest.raises(SinkRecordMissing, match="whose data interval [0-9TZ-]+ was committed there") as refused:
+        intervals.run(2)
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files.rows()
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert intervals.check([intervals.run(number) for number in range(4)]) > 0
+    shutil.rmtree(there)
+    decide(files, running=None)
+    moved = intervals.run(4)["records_read"]
+    assert len(files.rows()) == moved > 0
+    assert intervals.run(5)["records_read"] > 0, "the interval before has a record there"
+
+
 def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
     """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
     for number in (1, 2):
@@ -681,7 +751,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     elsewhere = f"elsewhere_{table.place}"
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{elsewhere}" (LIKE "{table.place}" INCLUDING ALL)')
-    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window", windows_table=f"windows_{table.name}")
+    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window")
     decide(table)
     assert intervals.run(3, sink=sink, **few)["records_read"] == 7
     # The ledger has no record of its window any more, and the new place has none.
@@ -691,6 +761,50 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
         assert connection.execute(f'SELECT count(*) FROM "{elsewhere}"').fetchone() == (7,)
     # One that was moved since is replayed where it is.
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
+
+
+@pytest.mark.parametrize("by_interval", [False, True], ids=["progress", "intervals"])
+def test_the_record_of_another_table_of_the_schema_does_not_count_for_a_pipeline_that_was_forgotten(table, by_interval):
+    """It would say that the records are in the table of this run."""
+    other = f"other_{table.place}"
+    if by_interval:
+        intervals = Intervals(table, table=True)
+        intervals.fill()
+        run = partial(intervals.run, 0)
+    else:
+        table.produce(30)
+        run = partial(table.run, "run1")
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    column = "window" if by_interval else None
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column=column)
+    moved = run(sink=sink)["records_read"]
+    wait_stable(table.kafka.connection_extra(), f"ledger-{table.name}")
+    with KafkaHook() as hook:
+        forget(hook, table.name, why="a test", ledger_topic=f"ledger-{table.name}")
+    with pytest.raises(RecordElsewhere, match=table.place):
+        run(sink=replace(sink, table=other))
+    if by_interval:  # which bind the pipeline before they are planned
+        decide(table)
+    run(sink=sink)
+    assert len(table.rows()) == moved > 0
+
+
+def test_an_open_replay_stays_in_its_table_also_where_a_rebind_allows_another_one(table, dies):
+    other = f"other_{table.place}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    table.produce(30)
+    table.run("run1", sink=sink)
+    again = {"on_rerun": "replay", "facts": {"max_tries": 1}}
+    dies(table, "run1", point="planned", sink=sink, **again)
+    decide(table, running=False)
+    with pytest.raises(ValidationError, match="has no record of window"):
+        table.run("run1", sink=replace(sink, table=other), **again)
+    assert table.run("run1", sink=sink, **again)["replay"] == 1
+    assert table.check() == 30
 
 
 TASK = Writer("dag", "task", -1, "run1", "prod")

@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.plan import (
     check_readable,
     find_lost_topics,
     find_next_position,
+    find_unread_gaps,
     limit_ranges,
     make_splits,
     make_whole_splits,
@@ -259,3 +260,10 @@ def test_each_split_carries_the_leader_epoch_with_which_its_partition_was_planne
     splits = make_splits(planned, 10)
     assert {(split.range.partition, split.epoch) for split in splits} == {(0, 7), (1, -1)}
     assert [split.epoch for split in make_whole_splits(planned)] == [7, -1]
+
+
+def test_what_was_not_read_of_a_window_is_a_gap_in_each_partition():
+    planned = window(OffsetRange("t", 0, 5, 20), OffsetRange("t", 1, 0, 4), OffsetRange("t", 2, 3, 3))
+    read = [OffsetRange("t", 0, 12, 20), OffsetRange("t", 0, 5, 8)]
+    assert find_unread_gaps(planned, read) == (Gap("t", 0, 8, 12), Gap("t", 1, 0, 4))
+    assert find_unread_gaps(planned, planned.ranges) == ()

@@ -128,6 +128,18 @@ class IntervalLedger(Ledger):
         """The state of this interval in the pipeline's ledger; None if it is new."""
         return self._parent.intervals.get(self.interval.name)
 
+    def find_last_complete(self) -> WindowEntry | None:
+        """Return the window of the latest data interval that is complete and had offsets; None without one, or if the ledger no
+        longer has it. The interval of this attempt is left out."""
+        recent = self._parent.intervals.recent.values()
+        done = [s for s in recent if s.state is State.COMPLETE and not s.is_of(self.interval) and any(r.span for r in s.ranges)]
+        last = max(done, key=lambda state: state.interval, default=None)
+        if last is None:
+            return None
+        name = last.interval.ledger_name(self.parent_pipeline)
+        found = self.topic.read_partition(name, self._partition, wait_for=WAIT_FOR_NONE).memory.entries.get(NUMBER)
+        return found if found is not None and found.state is State.COMPLETE else None
+
     @property
     def is_destination_lost(self) -> bool:
         entry, known = self.memory.entries.get(NUMBER), self.known

@@ -184,6 +184,12 @@ class WindowOperator(VisibleOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         """Return the next window, which begins at the position of the pipeline (step 3)."""
 
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a window if the sink has lost the record of one that this window does not have to follow.
+
+        :param found: the binding of this run.
+        """
+
     def redirected(self, window: Window) -> Window:
         """Return an open window that goes to the destination of this run from now on."""
         return window
@@ -390,8 +396,9 @@ class WindowOperator(VisibleOperator):
         return True
 
     def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
-        """Return that the rows of a complete window may be in another destination than this run's."""
-        return self.unknown_window_problems(replay) if ledger.is_destination_lost else []
+        """Return that the rows of a complete window may be in another destination than this run's: the ledger has lost the
+        destination, or a ``rebind`` has changed it while a replay was open."""
+        return self.unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
 
     def unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
@@ -445,6 +452,7 @@ class WindowOperator(VisibleOperator):
             window = replace(self.plan(ledger, run), binding=found)
             if isinstance(self.sink, Sink) and not window.moved:
                 window = replace(window, after=bindings.find_committed_before(ledger.memory, found))
+            self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
@@ -457,6 +465,7 @@ class WindowOperator(VisibleOperator):
                 found = add_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
             self._refuse_replay(ledger, unfinished)
+            self.refuse_lost_records(ledger, found)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,

@@ -150,6 +150,12 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
     return all(one.place and not compare_locations(one, other) and not compare_locations(other, one) for one, other in ends)
 
 
+def has_same_destination(one: Binding, other: Binding) -> bool:
+    """Return True if the windows of two bindings go to equal destinations, with equal details."""
+    known, now = one.destination, other.destination
+    return not (compare_endpoints(known, now) or compare_endpoints(now, known))
+
+
 def find_committed_before(whole: Memory, found: Binding) -> int:
     """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
     ``ELSEWHERE`` if the last one went to another destination, or if the pipeline has data intervals, which a sink has under names
@@ -166,8 +172,7 @@ def find_committed_before(whole: Memory, found: Binding) -> int:
     before = whole.binding if last is None else last.binding
     if before is None:
         return 0
-    known, now = before.destination, found.destination
-    if compare_endpoints(known, now) or compare_endpoints(now, known):
+    if not has_same_destination(before, found):
         return ELSEWHERE
     return last.number if last is not None and before.decided == found.decided else 0
 

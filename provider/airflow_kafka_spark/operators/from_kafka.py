@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -47,6 +47,8 @@ from airflow_kafka_spark.windows.model import (
     VALUE_CONVERTER,
     Applied,
     Followed,
+    Gap,
+    OffsetRange,
     Split,
     TopicPartition,
     Window,
@@ -58,6 +60,7 @@ from airflow_kafka_spark.windows.plan import (
     check_readable,
     find_epochs,
     find_lost_topics,
+    find_unread_gaps,
     is_recreated,
     plan_ranges,
 )
@@ -381,7 +384,7 @@ class FromKafkaOperator(WindowOperator):
         if isinstance(ledger, IntervalLedger):
             window, known = self._intervals.window(ledger, run), list_known_topic_ids(ledger.parent_memory)
             recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
-            return self._refuse_old_offsets(window, recreated)
+            return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - known.keys())
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
@@ -436,16 +439,22 @@ class FromKafkaOperator(WindowOperator):
         recreated = {t for t in topics if is_recreated(t, log, position)}
         if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
             recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
-        return self._refuse_old_offsets(window, recreated)
+        return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - position.topic_ids.keys())
 
-    def _refuse_old_offsets(self, window: Window, recreated: Collection[str]) -> Window:
+    def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
         """Return a window that is going to be planned, unless an upsert would take its records for older ones.
 
         :param recreated: the topics that have other records under their offsets than those that the pipeline has read.
-        :raises OldOffsetsInRows: rows of a sink have offsets of these topics.
+        :param unread: the topics that are new to the pipeline. Another pipeline may have read earlier ones of these names.
+        :raises OldOffsetsInRows: rows of a sink have offsets of earlier topics.
         """
-        for sink in self.sinks if recreated else ():
-            if isinstance(sink, Sink) and (topics := sink.topics_in_rows(window, recreated)):
+        for sink in self.sinks if recreated or unread else ():
+            if not isinstance(sink, Sink):
+                continue
+            last = sink.find_last_windows(unread)
+            foreign = {t for t in last if find_foreign_topics(last[t], window.cluster_id, {t: window.topic_ids[t]})}
+            earlier = foreign.union(recreated)
+            if earlier and (topics := sink.topics_in_rows(window, earlier)):
                 raise OldOffsetsInRows(sink.uri, topics, OFFSET_COLUMNS)
         return window
 
@@ -583,6 +592,16 @@ class FromKafkaOperator(WindowOperator):
     def lost_topics(self, window: Window) -> tuple[str, ...]:
         """Return the topics of the window that can no longer be read."""
         return find_lost_topics(window, self.log_of(window))
+
+    def unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
+        """Return the offsets of a window that no task has read, for its report: those of topics that were deleted after the plan.
+
+        :param read: the ranges that were read.
+        """
+        gaps = find_unread_gaps(window, read)
+        for topic in sorted({gap.topic for gap in gaps}):
+            self.log.warning("Topic %s was deleted before window %s was read: its offsets are gaps in the report", topic, window)
+        return gaps
 
     # --- 6. close ---
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SinkRecordMissing, TooManyOutOfInterval, Unchecked
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
-from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.binding import Run, has_same_destination
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -36,12 +36,21 @@ from airflow_kafka_spark.operators.routed_sinks import (
 )
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
-from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.binding import Binding, Endpoint
+from airflow_kafka_spark.windows.model import (
+    ELSEWHERE,
+    TASK_PUT,
+    Applied,
+    OffsetRange,
+    Split,
+    SplitResult,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
-from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds
+from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -60,6 +69,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
+
+
+FILTER = "filter"
+"""The beginning of the names of facts on the sinks of filters, before their number."""
+COMPARED_DAYS = 30
+"""Days within which a sink has to have the record of a complete data interval. Older windows may have been removed on purpose."""
 
 
 class KafkaToSinkOperator(FromKafkaOperator):
@@ -376,11 +391,34 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().destinations()
         for number, routed in enumerate(self._routed_sinks, 1):
-            made |= routed.sink.destination().under(f"filter {number}")
+            made |= routed.sink.destination().under(f"{FILTER} {number}")
         return made
 
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a data interval if a sink has no record of the latest one that was committed there. The commit of an interval
+        looks at no other interval's record.
+
+        :raises SinkRecordMissing: a sink has none, and no `rebind` was made since.
+        """
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
+
+        if not isinstance(ledger, IntervalLedger) or ledger.sink_has_it or (last := ledger.find_last_complete()) is None:
+            return
+        window, before, since = last.window, last.window.binding, (last.report or {}).get("completed_at", "")
+        if before is None or before.decided != found.decided or not has_same_destination(before, found):
+            return
+        if not since or get_current_milliseconds() - to_milliseconds(parse_iso(since)) > COMPARED_DAYS * 86_400_000:
+            return
+        names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
+        for sink, name in names:
+            if sink.has_lost(replace(window, pipeline=name)):
+                interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
+                raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
+
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        return self.sink.last_applied(pipeline)
+        found = self.sink.last_applied(pipeline)
+        # With a template, each window has its own target, and the record is of all of them.
+        return replace(found, elsewhere="") if found is not None and self._destination_is_free else found
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         read = self.read_options
@@ -391,7 +429,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        return self.sink.applied(window)
+        """Return the record of the operator's own sink, which commits last. None if a ``rebind`` has given the window a sink of a
+        filter that does not have its part yet."""
+        found = self.sink.applied(window)
+        if found is None or window.after != ELSEWHERE or window.binding is None:
+            return found
+        place = window.binding.destination.place
+        for number, routed in enumerate(self._routed_sinks, 1):
+            # A filter that was added to an open window gets nothing of it.
+            is_bound = any(fact.startswith(f"{FILTER} {number} ") for fact in place)
+            if is_bound and routed.sink.applied(replace(window, pipeline=routed.pipeline(window.pipeline))) is None:
+                return None
+        return found
 
     def move(self, window: Window, ledger: Ledger) -> Report:
         return SinkMove.of(self, window, ledger).run()
@@ -603,7 +652,7 @@ class SinkMove:
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
             applied = writer.commit(self.results)
-        return self._report(applied, others)
+        return self._report(applied, others, writer.list_kept_ranges())
 
     def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
@@ -714,8 +763,11 @@ class SinkMove:
         aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
-    def _report(self, applied: Applied, others: RoutedSinks) -> Report:
-        """Return the report of the window."""
+    def _report(self, applied: Applied, others: RoutedSinks, kept: Sequence[OffsetRange]) -> Report:
+        """Return the report of the window.
+
+        :param kept: the offsets that the sink has of topics that are gone.
+        """
         report = sum_up(
             self.window,
             self.results,
@@ -725,8 +777,10 @@ class SinkMove:
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)
+        unread = self.operator.unread_gaps(self.window, [*(split.range for split in self.splits), *kept])
         return replace(
             report,
+            gaps=(*report.gaps, *unread),
             records_rejected=report.records_rejected + refused,
             records_routed=report.records_routed - refused,
             dead_letters=self.sent.landed if self.sent else (),

@@ -91,7 +91,7 @@ class RoutedSink:
         ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
         # The filter may be newer than the windows before.
-        return replace(window, pipeline=name, gaps=(*window.gaps, *holes), after=0)
+        return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
 
     def chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
         """Return the transforms that make the sink's rows of records.

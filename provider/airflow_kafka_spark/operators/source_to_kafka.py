@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_problems
 from airflow_kafka_spark.errors import (
+    ClusterChanged,
     LedgerBehind,
     PipelineInOtherLedger,
     Problem,
@@ -62,6 +63,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 
+COPIED_LEDGER = (
+    "Correct `bootstrap.servers`. If the ledger topic was copied to a new cluster, compare the topics with the source first: the "
+    "copies may have fewer records than the ledger says, or more. To go on where the ledger stands: `airflow kafka-spark rebind "
+    "<pipeline> --not-running --why ...`. To publish all rows to the new cluster, give the operator a new `pipeline=` name"
+)
+"""The action of the error if the ledger names another cluster."""
 MAX_TARGETS = 3
 """Maximum number of topics at which the group names the last window, if a column names the topics."""
 RECORD_OPTIONS = frozenset(
@@ -333,6 +340,8 @@ class SourceToKafkaOperator(WindowOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.ledger.attempt import format_utc_now
 
+        if ledger.memory.rebound_after(ledger.memory.binding) is None:
+            self._refuse_other_cluster(ledger.memory.position.cluster_id)
         self.sink.ensure_topic(self.kafka)
         targets = self._targets()
         self._refuse_lost(ledger, targets)
@@ -378,6 +387,7 @@ class SourceToKafkaOperator(WindowOperator):
         targets = self._targets()
         return replace(
             window,
+            cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
         )
@@ -390,6 +400,15 @@ class SourceToKafkaOperator(WindowOperator):
             return position
         frozen = {name: value for name, value in position.items() if name != GIVEN_UP}
         return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
+
+    def _refuse_other_cluster(self, known: str) -> None:
+        """Refuse a ledger that was copied from another cluster. It does not say which records the topics of this cluster have.
+
+        :param known: id of the cluster that the ledger names; empty if unknown.
+        :raises ClusterChanged: it names another cluster.
+        """
+        if known not in ("", found := self.kafka.cluster_id()):
+            raise ClusterChanged(known, found, COPIED_LEDGER)
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
         """Make sure that the ledger has every window that the group names, and that a new pipeline has published nothing.
@@ -525,10 +544,12 @@ class SourceToKafkaOperator(WindowOperator):
     def check(self, window: Window) -> None:
         """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
+        :raises ClusterChanged: the window was planned for another cluster.
         :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
         :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
         """
         assert window.source is not None
+        self._refuse_other_cluster(window.cluster_id)
         for name, count in window.source.partitions.items():
             check_target(self.kafka, self.sink, TargetTopic(name, window.topic_ids.get(name, ""), count))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,6 +169,11 @@ class WindowWriter(ABC):
         :raises ForeignOffsets: the sink's last window is of another cluster.
         """
 
+    def list_kept_ranges(self) -> Sequence[OffsetRange]:
+        """Return the offsets of splits that an earlier attempt has committed by themselves, and that are not among those of this
+        attempt, because their topic is gone. Called behind :meth:`commit`."""
+        return ()
+
     @abstractmethod
     def __enter__(self) -> Self: ...
 
@@ -186,8 +191,9 @@ def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
 
 
 def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
-    """Return the problem of a replay in a sink that has no record of the pipeline; none if it has one."""
-    return [] if sink.last_applied(replay.pipeline) is not None else [make_unknown_window_problem(replay, sink.uri)]
+    """Return the problem of a replay in a sink that has no record of the window in this target; none if it has one."""
+    first = replace(replay, replay=0, after=ELSEWHERE)
+    return [] if sink.applied(first) is not None else [make_unknown_window_problem(replay, sink.uri)]
 
 
 def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
@@ -285,12 +291,23 @@ class Sink(ABC):
         """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
         records (``offset_columns``). Default: none.
 
-        Called before a window is planned whose topics were created again, so that offsets of the old ones mean nothing.
+        Called before a window is planned whose topics were created again, or are of another cluster, so that offsets of the old
+        ones mean nothing.
 
         :param window: the window that is going to be planned.
         :raises SinkUnavailable: the target cannot be read.
         """
         return []
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the last window of each of some topics that any pipeline has written into the target, if an upsert compares the
+        offsets in rows with those of new records (``offset_columns``). Default: none.
+
+        Called before a pipeline reads topics for the first time: the rows may have offsets of earlier topics of these names.
+
+        :raises SinkUnavailable: the target cannot be read.
+        """
+        return {}
 
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:
@@ -306,6 +323,11 @@ class Sink(ABC):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
+
+    def has_lost(self, window: Window) -> bool:
+        """Return True if the sink has lost its record of a window that was committed to it. A record that may have expired is not
+        lost."""
+        return self.applied(window) is None
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:

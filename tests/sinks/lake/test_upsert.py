@@ -267,8 +267,13 @@ def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(
     assert replace(lake.sink, offset_columns=False).topics_in_rows(window, {"orders"}) == []
     # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
     assert write(lake.sink, again, [history[5], {"id": 3, "v": "new"}]).written == 1
-    write(lake.sink, Pipeline(KEYED, "third", tombstones=True, topic="other"), [{"id": 1, "v": "other"}])
+    job = Pipeline(KEYED, "third", tombstones=True, topic="other").job([{"id": 1, "v": "other"}])
+    apply(lake.sink, replace(job, window=replace(job.window, cluster_id="first", topic_ids={"other": "1"})))
     assert rows(lake) == {1: "other", 2: "e", 3: "new"}
+    # A pipeline that has not read a topic before learns who has written its records last.
+    (last,) = lake.sink.find_last_windows({"other", "unread"}).values()
+    assert (last.pipeline, last.cluster_id, last.topic_ids) == ("third", "first", {"other": "1"})
+    assert not replace(lake.sink, offset_columns=False).find_last_windows({"other"})
 
 
 @pytest.mark.faults

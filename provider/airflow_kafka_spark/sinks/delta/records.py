@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.storage import store_error
@@ -33,7 +33,7 @@ from airflow_kafka_spark.sinks.storage.attempts import (
 )
 from airflow_kafka_spark.sinks.storage.store import TableStore, make_pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, parse_recorded_window
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -187,11 +187,16 @@ class Records:
     def _in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
         """Return the record that is in the information of a commit, without its files: for a table that was copied without the
         directory of records."""
-        for commit in table.history():
-            found = commit.get(METADATA)
-            if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
-                return WindowRecord(parse_recorded_window(found))
-        return None
+        found = (f for f in list_commits(table) if (f["pipeline"], f["number"]) == (pipeline, number))
+        return next((WindowRecord(parse_recorded_window(facts)) for facts in found), None)
+
+
+def list_commits(table: DeltaTable) -> Iterator[Mapping[str, Any]]:
+    """Yield what the commits of windows say about them, the newest first, as far as the log holds them."""
+    for commit in table.history():
+        found = commit.get(METADATA)
+        if isinstance(found, dict) and "pipeline" in found and "number" in found:
+            yield found
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,11 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
             what = f"{self.records.store.location.uri} has its rows, but no record of its offsets"
             raise WindowConflict(f"{pipeline}#{number}", what, "a record in `_airflow`")
         return found
+
+    def list_windows(self) -> Iterator[Applied]:
+        with self.records.log.answering("reading the history"):
+            commits = list(list_commits(self.table))
+        yield from map(parse_recorded_window, commits)
 
     def files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
         import pyarrow as pa

@@ -294,7 +294,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]
         added = [make_data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
-        record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id)
+        record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id, self.branch)
         summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
         commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -55,11 +55,24 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         :raises SinkUnavailable: the store did not answer.
         """
 
+    def find_window(self, window: Window) -> RecordT | None:
+        """Return the record of a window in this target, as :meth:`find`. If a ``rebind`` has given it this target, a record of
+        the target before does not count, although one table may have both."""
+        return self.find(window.pipeline, window.number)
+
     @abstractmethod
     def newest(self, pipeline: str) -> RecordT | None:
         """Return the record of the window with the highest number.
 
         :raises WindowConflict: the table has the window's rows, but no record of it.
+        :raises SinkUnavailable: the store did not answer.
+        """
+
+    @abstractmethod
+    def list_windows(self) -> Iterator[Applied]:
+        """Yield the windows of all pipelines that the table's commits name, the newest commit first, as far as they are kept.
+
+        :raises WindowConflict: a record cannot be understood.
         :raises SinkUnavailable: the store did not answer.
         """
 
@@ -125,7 +138,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             if table is None:
                 return [make_unknown_window_problem(replay, self.uri)]
             try:
-                found = table.find(replay.pipeline, replay.number)
+                found = table.find_window(replay)
                 if found is None:
                     return (
                         [] if table.names_window(replay, self.window_column) else [make_unknown_window_problem(replay, self.uri)]
@@ -144,6 +157,18 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             column = OFFSET_COLUMNS[0]
             return [topic for topic in sorted(topics) if table is not None and table.has_row(window, column, topic)]
 
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the window of each of some topics that any pipeline has committed last, if ``offset_columns`` is set."""
+        if not (self.upserts and self.offset_columns and topics):
+            return {}
+        found: dict[str, Applied] = {}
+        with self.load_table(f"looking for windows of {', '.join(sorted(topics))}") as table:
+            for applied in table.list_windows() if table is not None else ():
+                found |= dict.fromkeys((applied.topic_ids.keys() & topics) - found.keys(), applied)
+                if len(found) == len(topics):
+                    break
+        return found
+
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window of the pipeline with the highest number that the table's record has.
 
@@ -160,7 +185,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         with self.load_table(f"looking for window {window}") as table:
-            found = table.find(window.pipeline, window.number) if table is not None else None
+            found = table.find_window(window) if table is not None else None
             if table is None or found is None:
                 return None
             refuse_other(found.applied, window, self.uri)

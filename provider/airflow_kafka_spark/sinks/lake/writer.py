@@ -139,7 +139,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         tried: tuple[object, object] | None = None
         for again in range(_TRIES):
             table = self.load()
-            found = table.find(window.pipeline, window.number)
+            found = table.find_window(window)
             if found is not None:
                 refuse_other(found.applied, window, self.uri)
                 if found.applied.replay >= window.replay:
@@ -153,7 +153,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
             self.refuse_overtaken(table)
             if not window.replay:
                 newest = table.newest(window.pipeline)
-                refuse_gap(newest.applied if newest is not None else None, window, self.uri)
+                # A record of this window that was not found is of another target.
+                is_other = newest is not None and newest.applied.number != window.number
+                refuse_gap(newest.applied if newest is not None and is_other else None, window, self.uri)
             self.attempt.refuse_missing((str(file["path"]) for file in files), self.uri, self.suspect)
             if self.options.upserts:
                 upsert = upsert or self._upsert(results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, make_lo
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -52,6 +52,14 @@ def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: st
     return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
+def find_last_records_of(
+    connection: psycopg.Connection, windows: Name, target: Name, topics: Iterable[str]
+) -> dict[str, Applied]:
+    """Return the window of each of some topics that any pipeline has written last into a target."""
+    found = fetch_rows(connection, sql.select_last_windows_of(windows, target, topics))
+    return {topic: applied for topic, pipeline, *row in found if (applied := _parse_recorded(pipeline, [tuple(row)]))}
+
+
 def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
     """Return the row of this window, or None. A replay that is not applied yet has none.
 
@@ -63,6 +71,13 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
         return None
     refuse_other(found, window, str(windows))
     return found if found.replay >= window.replay else None
+
+
+def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window | Applied, target: Name) -> str:
+    """Return the table that has the rows of a recorded window, if that is another one than the target; else an empty text. Tables
+    of one schema have one record of windows."""
+    found = fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target))
+    return found[0][0] if found else ""
 
 
 def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
@@ -254,14 +269,24 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         if sink.auto_evolve:
             # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             add_missing_columns(connection, sink, name, shape)
+        if window.after == ELSEWHERE:
+            # It is moved again, because the rows of the earlier target stay there.
+            run(connection, sql.delete_window_elsewhere(windows, window.pipeline, window.number, name))
         token = uuid4().hex[:8]
         if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
             _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            has_markers = has_table(connection, markers)
+            if window.after == ELSEWHERE and has_markers:
+                run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
                 _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+            if sink.atomic == "split":
+                run(connection, sql.name_target(markers, window.pipeline, window.number, name))
+            elif has_markers:
+                run(connection, sql.unname_target(markers, window.pipeline, window.number))
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import (
@@ -20,10 +20,7 @@ from airflow_kafka_spark.hooks.databases import (
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
-from airflow_kafka_spark.windows.model import Applied, Split, Window
-
-if TYPE_CHECKING:
-    import psycopg
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
 
 
 @dataclass(frozen=True)
@@ -183,6 +180,20 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             query = f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {column} = "
             return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{quote_literal(topic)})")[0][0]]
 
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the newest row of ``airflow_windows`` for each of some topics, of any pipeline that writes into this table.
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        from airflow_kafka_spark.sinks.postgres import attempt as record
+
+        if self.mode != "upsert" or not topics:
+            return {}
+        with self.server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
+
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.
 
@@ -191,8 +202,10 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for the last window of", pipeline) as connection:
-            windows = self._windows(connection)
-            return record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -204,8 +217,13 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for window", str(window)) as connection:
-            windows = self._windows(connection)
-            return record.find_record(connection, windows, window) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            if not record.has_table(connection, windows):
+                return None
+            if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):
+                return None
+            return record.find_record(connection, windows, window)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.
@@ -224,9 +242,6 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
-
-    def _windows(self, connection: psycopg.Connection) -> Name:
-        return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)
 
 
 def _make_path(*parts: str) -> str:

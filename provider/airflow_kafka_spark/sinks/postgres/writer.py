@@ -29,7 +29,7 @@ from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
 from airflow_kafka_spark.sinks.postgres.server import format_message, is_refusal
 from airflow_kafka_spark.sinks.postgres.sql import StagedSplit
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Split, SplitResult
+from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, OffsetRange, Split, SplitResult
 
 if TYPE_CHECKING:
     import psycopg
@@ -650,6 +650,7 @@ class SplitsWindowWriter(DriverWriter):
 
     def __init__(self, attempt: WindowAttempt) -> None:
         super().__init__(attempt, stages=False)
+        self._kept: tuple[OffsetRange, ...] = ()
 
     def split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.postgres.tasks.write import SplitAtomicWriter
@@ -686,8 +687,12 @@ class SplitsWindowWriter(DriverWriter):
         staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
         return {**found, **staged}
 
+    def list_kept_ranges(self) -> Sequence[OffsetRange]:
+        return self._kept
+
     def _written(self) -> tuple[int, int]:
-        markers = self._markers()
+        markers, mine = self._markers(), {s.range for s in self.attempt.splits}
+        self._kept = tuple(r for r in (OffsetRange(*marker[:4]) for marker in markers) if r not in mine)
         return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
 
     def _markers(self) -> list[sql.SplitRow]:

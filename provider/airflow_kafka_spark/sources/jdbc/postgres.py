@@ -299,11 +299,29 @@ class PostgresSession(DatabaseSession):
     # --- writers ---
 
     def find_hidden_writers(self, relation: Relation) -> str:
-        if relation.is_foreign:
-            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        tables, is_foreign = relation.writers, relation.is_foreign
         if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
             return "the server is a standby, which does not show the transactions that write on its primary"
+        if not tables and not is_foreign:
+            tables, is_foreign = self._list_scanned_tables(relation)
+        if is_foreign:
+            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        if tables and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, tables)))):
+            return f"a subscription writes {relation.name}, and this server does not show the transactions of its publisher"
         return ""
+
+    def _list_scanned_tables(self, relation: Relation) -> tuple[tuple[int, ...], bool]:
+        """Return the tables that a view or a query reads, and True if one of them is a foreign table."""
+        names, kinds = set(), set()
+        left = [self.rows(f"EXPLAIN (VERBOSE, FORMAT JSON) SELECT * FROM {relation.sql}")[0][0][0]["Plan"]]
+        while left:
+            node = left.pop()
+            left += node.get("Plans", ())
+            kinds.add(node["Node Type"])
+            if "Relation Name" in node:
+                names.add(f"({quote_literal(node['Schema'])}, {quote_literal(node['Relation Name'])})")
+        found = self.rows(_OIDS.format(names=", ".join(sorted(names)))) if names else ()
+        return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
@@ -333,6 +351,12 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """
 
+# From the catalog: a view may read tables of schemas that the role may not use.
+_OIDS = """
+SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE (n.nspname, c.relname) IN ({names})
+"""
+
 _ATTRIBUTES = """
 SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
     has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
@@ -347,6 +371,13 @@ WITH RECURSIVE tree AS (
     SELECT {oid}::oid AS oid, 0 AS depth
     UNION ALL SELECT i.inhrelid, tree.depth + 1 FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid)
 SELECT tree.oid::bigint, c.relkind = 'f' FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid ORDER BY tree.depth, tree.oid
+"""
+
+# A publisher may send rows of partitions as those of a partitioned table above them.
+_SUBSCRIPTIONS = """
+SELECT 1 FROM pg_catalog.pg_subscription_rel WHERE srrelid IN (
+    SELECT unnest(ARRAY[{tables}])::oid
+    UNION ALL SELECT relid::oid FROM unnest(ARRAY[{tables}]) AS t, pg_catalog.pg_partition_ancestors(t::oid::regclass)) LIMIT 1
 """
 
 # The primary key first, then the index of the fewest columns. A key is unique at any time and takes no NULL; rows are in their
