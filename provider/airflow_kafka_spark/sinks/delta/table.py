@@ -42,6 +42,13 @@ def _remove_nullability(kind: object) -> Any:
     return [_remove_nullability(value) for value in kind] if isinstance(kind, list) else kind
 
 
+def read_columns(table: DeltaTable) -> pa.Schema:
+    """Return the table's columns for Arrow, with Delta's properties of each as its metadata."""
+    import pyarrow as pa
+
+    return pa.schema(table.schema().to_arrow())
+
+
 def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> DeltaTable:
     """Return the table, which is created, or gets the columns that it lacks, if the options say so.
 
@@ -50,6 +57,8 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     """
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError
+
+    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped
 
     doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
     error: Exception = OSError("others change it all the time")
@@ -74,6 +83,8 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 if not sink.auto_evolve:
                     names = "`, `".join(field.name for field in missing)
                     raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and `auto_evolve` is False")
+                if is_mapped(read_columns(table)):
+                    raise SinkUnavailable(sink.uri, doing, f"it has column mapping, and no columns `{names}`")
                 table.alter.add_columns(missing)
             else:
                 return table

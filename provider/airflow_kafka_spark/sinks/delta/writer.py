@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.storage import store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
-from airflow_kafka_spark.sinks.delta.table import open_table
+from airflow_kafka_spark.sinks.delta.table import open_table, read_columns
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
@@ -62,9 +62,17 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         base: PipelineVersion,
         table: DeltaTable,
     ) -> None:
+        from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
+
+        self.uri = sink.uri
         self.version, self.records, self.base = base.after(window.number), records, base
         self.partition_by, self.optimize = tuple(sink.partition_by), sink.optimize
         self.properties = dict(table.metadata().configuration)
+        self.columns = read_columns(table)
+        try:
+            self.generated = tuple(list_generated_columns(self.columns))
+        except ValueError as error:
+            raise self.unavailable(f"beginning window {window}", str(error)) from error
         attempt = TableAttempt(window, make_marker_name(window.pipeline, int(self.version)), records.store, records.store)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
@@ -83,13 +91,24 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
         import pyarrow as pa
 
+        from airflow_kafka_spark.sinks.delta.tasks.columns import find_physical_name, is_mapped, make_written_schema
         from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
 
-        fields = [field for field in columns or self.shape.schema if field.name not in self.partition_by]
-        file_schema = self.spec.stored(pa.schema(fields))
-        statistics = list_skipping_columns(file_schema, self.properties)
-        common = self.common_target(file_schema, of_rows)
-        return DeltaSplitWriter(DeltaTarget(**common, partition_columns=self.partition_by, statistics=statistics))
+        table = self.columns if columns is None else columns
+        written = columns or [*self.shape.schema, *(column.field for column in self.generated)]
+        file_schema = self.spec.stored(pa.schema([field for field in written if field.name not in self.partition_by]))
+        physical = {field.name: find_physical_name(field) for field in table}
+        statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)
+        return DeltaSplitWriter(
+            DeltaTarget(
+                **self.common_target(file_schema, of_rows),
+                partition_columns=self.partition_by,
+                partition_fields=tuple(physical[name] for name in self.partition_by),
+                statistics=statistics,
+                mapped=make_written_schema(file_schema, table) if is_mapped(table) else None,
+                generated=self.generated,
+            )
+        )
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
