@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import pickle
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +313,114 @@ def test_new_columns_are_added_to_the_table_and_older_rows_have_none(lake, feed)
     assert found[0]["place"] is None and found[0]["name"] == row(0)["name"]
     same_multiset(job.expected, [found[i] for i in job.ids])
     assert sink.validate(feed.shape) == [], "rows may lack columns of the table"
+
+
+WIDE = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("big", pa.int64()),
+        ("ratio", pa.float64()),
+        ("amount", pa.decimal128(12, 2)),
+        ("place", pa.struct([("city", pa.string())])),
+        ("places", pa.list_(pa.struct([("zip", pa.int64())]))),
+        ("by_name", pa.map_(pa.string(), pa.struct([("a", pa.string())]))),
+    ]
+)
+NARROW = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("big", pa.int16()),
+        ("ratio", pa.float32()),
+        ("amount", pa.decimal128(9, 2)),
+        ("place", pa.struct([("zip", pa.int64()), ("lines", pa.list_(pa.string()))])),
+        ("places", pa.list_(pa.struct([("note", pa.string()), ("zip", pa.int32())]))),
+        ("by_name", pa.map_(pa.string(), pa.struct([("a", pa.string()), ("day", pa.date32())]))),
+    ]
+)
+GROWN = pa.schema(
+    [
+        *(WIDE.field(at) for at in range(4)),
+        ("place", pa.struct([("city", pa.string()), ("zip", pa.int64()), ("lines", pa.list_(pa.string()))])),
+        ("places", pa.list_(pa.struct([("zip", pa.int64()), ("note", pa.string())]))),
+        ("by_name", pa.map_(pa.string(), pa.struct([("a", pa.string()), ("day", pa.date32())]))),
+    ]
+)
+
+
+def wide_row(i: int) -> dict[str, Any]:
+    by_name = [("k", {"a": "x"}), ("l", None)]
+    place = {"city": f"c{i}"} if i % 3 else None
+    amount = Decimal(f"{i}1234567.25")
+    return {
+        "id": i,
+        "big": 2**40 + i,
+        "ratio": 0.1,
+        "amount": amount,
+        "place": place,
+        "places": [{"zip": i}, None],
+        "by_name": by_name,
+    }
+
+
+def narrow_row(i: int) -> dict[str, Any]:
+    place = {"zip": i, "lines": ["a", None]} if i % 3 else None
+    by_name = [("k", {"a": None, "day": dt.date(1582, 1, i % 28 + 1)})]
+    places = [{"note": "n", "zip": i}]
+    return {"id": i, "big": -i, "ratio": 0.5, "amount": Decimal("-1.25"), "place": place, "places": places, "by_name": by_name}
+
+
+def grown(line: dict[str, Any]) -> dict[str, Any]:
+    """A row as the table has it with all members."""
+    made = dict(line)
+    for name in ("place", "places", "by_name"):
+        kind = GROWN.field(name).type
+        made[name] = _filled(line[name], kind)
+    return made
+
+
+def _filled(value: Any, kind: pa.DataType) -> Any:
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {
+            kind.field(at).name: _filled(value.get(kind.field(at).name), kind.field(at).type) for at in range(kind.num_fields)
+        }
+    if pa.types.is_map(kind):
+        return [(key, _filled(item, kind.item_type)) for key, item in value]
+    return [_filled(item, kind.value_type) for item in value]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_members_of_structures_are_added_or_left_out_and_narrower_numbers_are_taken(new_lake, mode):
+    options = {"mode": mode, "key": ["id"] if mode == "upsert" else ()}
+    lake = new_lake(GROWN, **options)
+    wide, narrow = Feed(WIDE), Feed(NARROW)
+    jobs = [wide.next(6, 0, 1, values=wide_row)]
+    apply(lake.sink, jobs[0])
+    problems = {p.where.rpartition(" ")[2]: p.action for p in lake.sink.validate(narrow.shape)}
+    assert problems.keys() == {"`place`", "`places`", "`by_name`"}, "all at once, and no number"
+    assert all("auto_evolve" in action for action in problems.values())
+    evolving = replace(lake.sink, auto_evolve=True)
+    assert evolving.validate(narrow.shape) == []
+    narrow.number, narrow.first_id, narrow.positions = wide.number, wide.first_id, dict(wide.positions)
+    jobs.append(narrow.next(5, 2, 0, values=narrow_row))
+    with pytest.raises(SinkUnavailable, match="auto_evolve"):
+        apply(lake.sink, jobs[1])
+    apply(evolving, jobs[1])
+    wide.number, wide.first_id, wide.positions = narrow.number, narrow.first_id, dict(narrow.positions)
+    assert lake.sink.validate(wide.shape) == [], "rows may lack members of structures"
+    jobs.append(wide.next(2, 0, 0, values=wide_row))
+    apply(lake.sink, jobs[2])
+    expected = [grown(line) for job in jobs for line in job.expected]
+    same_multiset(expected, lake.read())
+    if mode == "upsert":
+        # Files of each of the three schemas are rewritten.
+        changed = {line["id"] for line in (expected[0], expected[8], expected[-1])}
+        rest = [line for line in expected if line["id"] not in changed]
+        news = [wide_row(i) | {"place": None} for i in sorted(changed)]
+        job = wide.next(len(news), 0, 0, values=lambda i: news[i - wide.first_id + len(news)])
+        apply(lake.sink, job)
+        same_multiset([*rest, *map(grown, news)], lake.read())
 
 
 def test_columns_of_another_type_or_spelling_are_refused(lake, feed):

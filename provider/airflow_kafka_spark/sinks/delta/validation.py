@@ -264,14 +264,24 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
     import pyarrow as pa
     from deltalake import Schema
 
-    from airflow_kafka_spark.sinks.delta.table import format_type, list_column_types, read_columns
+    from airflow_kafka_spark.sinks.delta.table import (
+        find_fitting_columns,
+        find_grown_columns,
+        format_type,
+        list_column_types,
+        read_columns,
+    )
     from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
 
     storable = pa.schema([field for field in schema if _find_unstorable_problem(sink, field) is None])
-    now = list_column_types(Schema.from_arrow(sink.spec().stored(storable)))
-    before = list_column_types(table.schema())
+    stored = Schema.from_arrow(sink.spec().stored(storable))
+    now, before = list_column_types(stored), list_column_types(table.schema())
     there = {name: format_type(kind) for name, kind in before.items()}
-    rows = (ComparedColumn(name, format_type(kind), there.get(name), before.get(name) == kind) for name, kind in now.items())
+    grown = {field["name"] for field in find_grown_columns(stored, table.schema())}
+    fitting = find_fitting_columns(stored, table.schema()) - grown
+    rows = (
+        ComparedColumn(name, format_type(kind), there.get(name), name in fitting, name in grown) for name, kind in now.items()
+    )
     columns = read_columns(table)
     try:
         generated = {column.field.name: column.source for column in list_generated_columns(columns)}
@@ -283,8 +293,8 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
             yield Problem(f"sink.path column `{source}`", what, "Add it to the schema")
     strict = sorted(field.name for field in table.schema().fields if not field.nullable and field.name not in generated)
     required = [(name, name in now) for name in strict if name not in now or schema.field(name).nullable]
-    new = [name for name in now if name not in before]
+    new = [name for name in now if name not in before or name in grown]
     if new and sink.auto_evolve and is_mapped(columns):
-        what = f"the table has column mapping, and no columns {quote_names(new)}; deltalake gives new columns no ids"
+        what = f"the table has column mapping, and no columns {quote_names(new)} of this type; deltalake gives new columns no ids"
         yield Problem("sink.auto_evolve", what, "Add them by ALTER TABLE in Spark")
     yield from find_column_problems("path", rows, there, required, sink.auto_evolve)

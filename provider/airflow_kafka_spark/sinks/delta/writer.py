@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.storage import store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
-from airflow_kafka_spark.sinks.delta.table import open_table, read_columns
+from airflow_kafka_spark.sinks.delta.table import make_file_schema, open_table, read_columns
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
@@ -82,7 +82,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
     def row_schema(self) -> pa.Schema:
-        return self.spec.stored(self.shape.schema)
+        return self.spec.stored(make_file_schema(self.spec.stored(self.shape.schema), self.columns))
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
 
         table = self.columns if columns is None else columns
-        written = columns or [*self.shape.schema, *(column.field for column in self.generated)]
+        written = columns or [*self.row_schema(), *(column.field for column in self.generated)]
         file_schema = self.spec.stored(pa.schema([field for field in written if field.name not in self.partition_by]))
         physical = {field.name: find_physical_name(field) for field in table}
         statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)

@@ -122,12 +122,14 @@ class ComparedColumn:
     :param kind: its type, for messages.
     :param expected: the type of the table's column; None if the table has none for it.
     :param fits: True if the table's column takes its values.
+    :param grows: True if it would with further members of its structures.
     """
 
     name: str
     kind: str
     expected: str | None
     fits: bool
+    grows: bool = False
 
 
 def find_doubled_names(names: Sequence[str]) -> Iterator[Problem]:
@@ -149,9 +151,12 @@ def find_column_problems(
     for column in rows:
         where, name = f"sink.{option} column `{column.name}`", column.name
         if column.expected is not None:
-            if not column.fits:
+            if not (column.fits or column.grows and auto_evolve):
                 what = f"found {column.kind}; expected {column.expected}, as the table has it"
-                yield Problem(where, what, "Correct the schema, or give the column another name")
+                action = "Correct the schema, or give the column another name"
+                yield Problem(
+                    where, what, "Set `auto_evolve=True` on the sink, or correct the schema" if column.grows else action
+                )
         elif similar := [known for known in there if known.casefold() == name.casefold()]:
             yield Problem(
                 where, f"the table has `{similar[0]}`, and many readers treat the two as one", f"Call it `{similar[0]}`"
