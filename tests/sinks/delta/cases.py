@@ -43,6 +43,10 @@ class DeltaCase(Case):
         """Another writer appends rows."""
         write_deltalake(self.path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append", schema_mode="merge")
 
+    def delete(self, id: int) -> None:
+        """Others delete a row."""
+        DeltaTable(self.path).delete(f"id = {id}")
+
     def compact(self) -> None:
         """OPTIMIZE: others write all rows into other files."""
         DeltaTable(self.path).optimize.compact()

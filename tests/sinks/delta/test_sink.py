@@ -19,11 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
-from deltalake.table import TableOptimizer
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, make_app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
@@ -52,56 +49,7 @@ def feed() -> Feed:
     return Feed(SMALL)
 
 
-# --- other writers --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("columns", [(), ("flag",)], ids=["plain", "partitioned"])
-def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(tmp_path, columns):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=3, window_column="moved_in", compression="zstd")
-    sink = replace(case.sink, partition_by=columns)
-    feed = Feed(SCHEMA)
-    jobs = [feed.next(40, 3, 1) for _ in range(4)]
-    counts = []
-    for job in jobs:
-        apply(sink, job)
-        counts.append(len(case.files()))
-    values = len({None, *({True, False} if columns else ())})
-    assert counts[1] > counts[2] == values, "behind the third window there is one file for each partition"
-    assert counts[3] > values
-    same_multiset([line for job in jobs for line in job.expected], case.read())
-    again = replayed(jobs[2], first=5)
-    apply(sink, again)
-    expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
-    same_multiset(expected, case.read())
-    assert sink.last_applied(feed.pipeline).number == 4
-
-
-def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
-    def fails(*args: Any, **options: Any) -> None:
-        raise DeltaError("a concurrent transaction deleted data")
-
-    sink, job = replace(lake.sink, optimize=1), feed.next()
-    monkeypatch.setattr(TableOptimizer, "compact", fails)
-    assert apply(sink, job).written == len(job.ids)
-    assert "not compacted" in caplog.text
-    same_multiset(job.expected, lake.read())
-    assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
-
-
-@pytest.mark.parametrize("point", COMPACTING)
-def test_an_attempt_that_is_killed_while_it_compacts_loses_and_doubles_nothing(tmp_path, feed, point):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, *others = (feed.next() for _ in range(4))
-    apply(case.sink, first)
-    with Victim(case.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    assert Counter(case.ids()) == Counter(first.ids + job.ids), "the window was committed before"
-    case.of_others(-1)
-    for one in (job, *others):
-        assert apply(case.sink, one).ranges == one.window.ranges
-    assert Counter(case.ids()) == Counter([i for one in (first, job, *others) for i in one.ids] + [-1])
-    assert len(case.files()) == 1, "the next compaction is not disturbed"
+# --- compaction (other tests: ``lake/test_lake.py``) -------------------------------------------------------------------
 
 
 def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_doubles_nothing(tmp_path, feed):
@@ -119,21 +67,6 @@ def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_dou
     for one in (job, third):
         apply(case.sink, one)
     assert Counter(case.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
-
-
-def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(tmp_path, feed):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, third = (feed.next() for _ in range(3))
-    apply(case.sink, first)
-    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:
-        assert zombie.stopped()
-        case.of_others(-1)
-        for one in (job, third):
-            apply(case.sink, one)
-        DeltaTable(case.path).delete(f"id = {first.ids[0]}")
-        assert zombie.wake() == 0
-    assert Counter(case.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, -1])
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------

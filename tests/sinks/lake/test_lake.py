@@ -15,10 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
+from deltalake.table import TableOptimizer
+from pyiceberg.table.snapshots import Operation
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
+from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.records import Records
+from airflow_kafka_spark.sinks.iceberg.compaction import Compaction
 from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
@@ -290,6 +295,87 @@ def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not
     apply(lake.sink, again)
     lake.maintain()
     assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
+
+
+# --- compaction -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [(), ("flag",)], ids=["plain", "partitioned"])
+def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(new_lake, columns):
+    lake = new_lake(SCHEMA, optimize=3, window_column="moved_in", compression="zstd")
+    sink, feed = replace(lake.sink, partition_by=columns), Feed(SCHEMA)
+    jobs = [feed.next(40, 3, 1) for _ in range(4)]
+    counts = []
+    for job in jobs:
+        apply(sink, job)
+        counts.append(len(lake.files()))
+    values = len({None, *({True, False} if columns else ())})
+    assert counts[1] > counts[2] == values, "behind the third window there is one file for each partition"
+    assert counts[3] > values
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    again = replayed(jobs[2], first=5)
+    apply(sink, again)
+    expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
+    same_multiset(expected, lake.read())
+    assert sink.last_applied(feed.pipeline).number == 4
+    if isinstance(lake, IcebergCase):
+        compacted = [s for s in lake.table().snapshots() if s.summary.operation == Operation.REPLACE]
+        assert [(s.summary["added-records"], s.summary["deleted-records"]) for s in compacted] == [("132", "132")]
+        lake.expire()
+        assert sink.applied(jobs[3].window).number == 4, "the tag is behind the compaction"
+
+
+def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
+    def fails(*args: Any, **options: Any) -> None:
+        raise DeltaError("a concurrent transaction deleted data")
+
+    sink, job, second = replace(lake.sink, optimize=1), feed.next(), feed.next()
+    with monkeypatch.context() as patch:
+        patch.setattr(TableOptimizer, "compact", fails)
+        patch.setattr(Compaction, "_join", fails)
+        assert apply(sink, job).written == len(job.ids)
+    assert "not compacted" in caplog.text and "a concurrent transaction" in caplog.text
+    same_multiset(job.expected, lake.read())
+    apply(sink, second)
+    same_multiset(job.expected + second.expected, lake.read())
+    assert attempts(lake) == [] and len(lake.files()) == 1
+    assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", COMPACTING)
+def test_an_attempt_that_is_killed_while_it_compacts_loses_and_doubles_nothing(new_lake, feed, tmp_path, point):
+    lake = new_lake(SMALL, optimize=2)
+    first, job, *others = (feed.next() for _ in range(4))
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
+        assert victim.died()
+    assert Counter(lake.ids()) == Counter(first.ids + job.ids), "the window was committed before"
+    lake.of_others(-1)
+    for one in (job, *others):
+        assert apply(lake.sink, one).ranges == one.window.ranges
+    assert Counter(lake.ids()) == Counter([i for one in (first, job, *others) for i in one.ids] + [-1])
+    assert len(lake.files()) == 1, "the next compaction is not disturbed"
+    assert attempts(lake) == []
+
+
+@pytest.mark.faults
+def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(new_lake, feed, tmp_path):
+    lake = new_lake(SMALL, optimize=2)
+    first, job, third = (feed.next() for _ in range(3))
+    apply(lake.sink, first)
+    with Victim(lake.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        lake.of_others(-1)
+        for one in (job, third):
+            apply(lake.sink, one)
+        lake.delete(first.ids[0])
+        assert zombie.wake() == 0
+    assert Counter(lake.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, -1])
+    fourth = feed.next()
+    apply(lake.sink, fourth)
+    assert Counter(lake.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, *fourth.ids, -1])
+    assert attempts(lake) == []
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

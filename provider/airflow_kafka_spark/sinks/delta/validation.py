@@ -129,8 +129,6 @@ def _has_files(directory: Path) -> bool:
 
 
 def _find_property_problems(sink: DeltaSinkOptions) -> Iterator[Problem]:
-    if sink.optimize is not None and sink.optimize < 1:
-        yield Problem("sink.optimize", f"it is {sink.optimize}; expected a number of windows from 1, or None", "Leave it out")
     if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
         what = f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink"
         yield Problem("sink.table_properties", what, "Leave it out")

@@ -66,7 +66,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
 
         self.uri = sink.uri
         self.version, self.records, self.base = base.after(window.number), records, base
-        self.partition_by, self.optimize = tuple(sink.partition_by), sink.optimize
+        self.partition_by = tuple(sink.partition_by)
         self.properties = dict(table.metadata().configuration)
         self.columns = read_columns(table)
         try:
@@ -157,21 +157,14 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         except OSError as error:
             log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
             return
-        if self.optimize and not self.window.replay and self.window.number % self.optimize == 0:
-            self._compact()
+        self.optimize()
 
-    def _compact(self) -> None:
-        """Join the table's small files. The window is committed, so that it stays if this fails."""
+    def compact(self) -> tuple[int, int]:
         from deltalake import WriterProperties
 
-        try:
-            table = self.load().table
-            faults.reached("sink.compacting")
-            found = table.optimize.compact(
-                writer_properties=WriterProperties(compression=_CODECS[self.spec.compression or "snappy"])
-            )
-            faults.reached("sink.compacted")
-        except Exception as error:  # deltalake and each store have errors of their own
-            log.warning("Window %s is committed; its table is not compacted: %s", self.window, error)
-            return
-        log.info("Compacted %s: %s files instead of %s", self.uri, found["numFilesAdded"], found["numFilesRemoved"])
+        table = self.load().table
+        faults.reached("sink.compacting")
+        codec = _CODECS[self.spec.compression or "snappy"]
+        found = table.optimize.compact(writer_properties=WriterProperties(compression=codec))
+        faults.reached("sink.compacted")
+        return int(found["numFilesRemoved"]), int(found["numFilesAdded"])

@@ -62,6 +62,9 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         none.
     :param table_properties: properties of a table that is created, for instance ``write.metadata.delete-after-commit.enabled``.
         Default: none.
+    :param optimize: join the small files of the branch behind every so many windows of a pipeline, in a snapshot of its own, on
+        the Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key", "window_column")

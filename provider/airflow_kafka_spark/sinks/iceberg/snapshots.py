@@ -236,12 +236,14 @@ def make_commit(
     tag: str | None = None,
     added: Sequence[DataFile] = (),
     removed: Sequence[DataFile] = (),
+    rewrites: bool = False,
 ) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
     :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
     :param tag: a tag that names the snapshot, too.
+    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
     :raises Exception: catalog or store did not answer.
     """
     from pyiceberg.table import Transaction
@@ -270,13 +272,22 @@ def make_commit(
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [updates[0]]
+    changes = [_mark_as_rewrite(updates[0]) if rewrites else updates[0]]
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot_id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
+
+
+def _mark_as_rewrite(update: TableUpdate) -> TableUpdate:
+    from pyiceberg.table.snapshots import Operation, Summary
+    from pyiceberg.table.update import AddSnapshotUpdate
+
+    assert isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
+    summary = Summary(Operation.REPLACE, **update.snapshot.summary.additional_properties)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
 
 
 def require_ref(name: str, snapshot_id: int | None) -> TableRequirement:

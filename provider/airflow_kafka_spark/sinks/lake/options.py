@@ -38,6 +38,7 @@ class LakeSinkOptions:
     compression: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    optimize: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "partition_by", as_names(self.partition_by))
@@ -67,7 +68,7 @@ class LakeSinkOptions:
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with mode, key, compression and options."""
+        """Yield what is wrong with mode, key, compression, options and ``optimize``."""
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, try_writing
@@ -75,6 +76,8 @@ class LakeSinkOptions:
         if self.mode not in MODES:
             yield Problem("sink.mode", f"it is {self.mode!r}; expected {' or '.join(map(repr, MODES))}")
         yield from find_key_problems(self)
+        if self.optimize is not None and self.optimize < 1:
+            yield Problem("sink.optimize", f"it is {self.optimize}; expected a number of windows from 1, or None", "Leave it out")
         spec, codecs = self.spec(), FileSpec("parquet").writer.codecs
         if self.compression not in codecs:
             known = ", ".join(c for c in codecs if c)
