@@ -49,8 +49,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
         refused before Spark starts.
-    :param auto_evolve: True: columns of the rows that the table lacks are added to it, as nullable ones. Default False: such rows
-        are refused before Spark starts. A column never changes its type.
+    :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
+        nullable ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:

@@ -53,8 +53,8 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         way; if nothing is named, it may be partitioned in any way. Default: none.
     :param auto_create: True (default): namespace and table are created with the columns of the rows if they do not exist. False:
         that is refused before Spark starts.
-    :param auto_evolve: True: columns of the rows that the table lacks are added to it, as optional ones. Default False: such rows
-        are refused before Spark starts. A column never changes its type.
+    :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
+        optional ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy``, ``gzip``, ``zstd``, ``lz4``. Default None: as the table's
         ``write.parquet.compression-codec`` says, else ``zstd``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
