@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -217,6 +218,20 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
         apply(lake.sink, replayed(jobs[1]))
     apply(lake.sink, feed.next())
     assert len(lake.ids()) == 4 * 3 + 98 + 1
+
+
+def test_no_snapshot_is_older_than_the_one_before_whatever_the_clocks_of_two_writers_say(lake, feed, monkeypatch):
+    """Java's readers refuse such a table: "Expected sorted snapshot log entries"."""
+    apply(lake.sink, feed.next(1, 0, 0))
+    now = time.time
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now() + 3600)
+        lake.of_others(-1)
+    apply(lake.sink, feed.next(1, 0, 0))
+    metadata = current(lake).metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert times == sorted(times) and times[-1] > (now() + 3000) * 1000
+    assert metadata.last_updated_ms >= times[-1]
 
 
 def test_manifests_of_many_windows_are_merged(lake, feed):

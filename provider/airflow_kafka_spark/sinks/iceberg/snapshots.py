@@ -272,7 +272,7 @@ def make_commit(
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [_mark_as_rewrite(updates[0]) if rewrites else updates[0]]
+    changes = [_complete_snapshot(updates[0], metadata, rewrites)]
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
@@ -281,13 +281,19 @@ def make_commit(
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
 
 
-def _mark_as_rewrite(update: TableUpdate) -> TableUpdate:
+def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> TableUpdate:
+    """Return a snapshot that is not older than those before it, whatever the clocks of two writers say: Iceberg's readers in Java
+    refuse a table whose snapshots go back in time by more than a minute.
+    """
     from pyiceberg.table.snapshots import Operation, Summary
     from pyiceberg.table.update import AddSnapshotUpdate
 
     assert isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
-    summary = Summary(Operation.REPLACE, **update.snapshot.summary.additional_properties)
-    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
+    logged = (entry.timestamp_ms for entry in (*metadata.snapshot_log[-1:], *metadata.metadata_log[-1:]))
+    changed: dict[str, object] = {"timestamp_ms": max(update.snapshot.timestamp_ms, metadata.last_updated_ms, *logged)}
+    if rewrites:
+        changed["summary"] = Summary(Operation.REPLACE, **update.snapshot.summary.additional_properties)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update=changed))
 
 
 def require_ref(name: str, snapshot_id: int | None) -> TableRequirement:
