@@ -19,12 +19,13 @@ from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots, find_head, make_commit, make_snapshot_id, tag_name
 from airflow_kafka_spark.sinks.iceberg.table import make_table_columns
 from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, make_marker_name
-from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table
+
+    from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
 _TARGET_SIZE = "write.target-file-size-bytes"
 _DEFAULT_SIZE = 512 << 20
