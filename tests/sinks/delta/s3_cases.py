@@ -197,6 +197,16 @@ def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
     assert data == lake.named(), "the last attempt has removed what earlier ones could not"
 
 
+def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, faulty):
+    (proxy, sink), jobs = faulty, [Feed(KEYED.remove(1)).next(1, 0, 0)]
+    apply(sink, jobs[0])
+    job = Feed(KEYED.remove(1), "another", first_id=1).next(1, 0, 0)
+    proxy.arm_at(lambda request: request.startswith("PUT") and "/_delta_log/0" in request, "conflict")
+    assert apply(sink, job).ranges == job.window.ranges
+    assert len(proxy.failed) == 1
+    assert sorted(lake.ids()) == [0, 1]
+
+
 def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
     (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
     monkeypatch.setattr(storage, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
