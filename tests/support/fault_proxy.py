@@ -21,8 +21,8 @@ _REFUSALS = {
     "skewed": (403, "RequestTimeTooSkewed"),
     "conflict": (409, "ConditionalRequestConflict"),
 }
-"""The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive. ``conflict``: another
-conditional write of one object is under way."""
+"""The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive. ``conflict``:
+another conditional write of the object is under way."""
 
 
 class FaultProxy:
