@@ -8,6 +8,8 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +30,7 @@ from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase
-from tests.sinks.feed import SCHEMA, Feed, replayed, row
+from tests.sinks.feed import SCHEMA, Feed, Job, replayed, row
 from tests.sinks.iceberg.cases import IcebergCase
 from tests.sinks.oracle import same_multiset
 
@@ -189,6 +191,25 @@ def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_co
     assert sorted(lake.ids()) == sorted(before)
     apply(lake.sink, job)
     assert Counter(lake.ids()) == Counter([*before, *job.ids])
+
+
+def test_pipelines_that_write_to_one_table_at_the_same_time_lose_and_double_nothing(new_lake):
+    """They create it, too, and compact it while others commit. A catalog in SQLite may be locked for a moment."""
+    lake = new_lake(SMALL, optimize=2)
+    feeds = [Feed(SMALL, f"shop.pipeline{n}", first_id=1000 * n) for n in range(3)]
+    jobs = [[feed.next(2, 1, 0) for _ in range(3)] for feed in feeds]
+
+    def move(own: list[Job]) -> None:
+        for job in own:
+            for _ in range(10):
+                with suppress(SinkUnavailable):
+                    assert apply(lake.sink, job).ranges == job.window.ranges
+                    break
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(move, jobs))
+    assert Counter(lake.ids()) == Counter(i for own in jobs for job in own for i in job.ids)
+    assert [lake.sink.last_applied(feed.pipeline).number for feed in feeds] == [3, 3, 3]
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
