@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import shutil
-import signal
 import urllib.parse
 from collections import Counter
 from dataclasses import replace
@@ -28,7 +26,7 @@ from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import Victim, apply
+from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import MAPPED, DeltaCase, create_mapped_table, mapped_row, read_mapped_table
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
@@ -47,26 +45,6 @@ def lake(tmp_path: Path) -> DeltaCase:
 @pytest.fixture
 def feed() -> Feed:
     return Feed(SMALL)
-
-
-# --- compaction (other tests: ``lake/test_lake.py``) -------------------------------------------------------------------
-
-
-def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_doubles_nothing(tmp_path, feed):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, third = feed.next(), feed.next(200, 0, 0), feed.next()
-    apply(case.sink, first)
-    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "victim") as victim:
-        assert victim.stopped()
-        os.kill(victim.process.pid, signal.SIGCONT)
-        # Its file is there, and its entry of the log perhaps.
-        while not list(case.path.glob("part-*.parquet")) and victim.process.poll() is None:
-            pass
-    case.of_others(-1)
-    for one in (job, third):
-        apply(case.sink, one)
-    assert Counter(case.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------
@@ -218,8 +196,11 @@ def test_a_table_with_column_mapping_and_generated_columns_gets_each_row_once(tm
         initials.update((name and name[:1]) == initial for name, initial in zip(*names.to_pydict().values(), strict=True))
     assert initials == {True: len(expected) - 1}
     DeltaTable(path).create_checkpoint()
-    apply(sink, feed.next(1, 0, 0, values=mapped_row))
+    apply(replace(sink, optimize=4), last := feed.next(1, 0, 0, values=mapped_row))
     assert sink.last_applied(feed.pipeline).number == 4
+    same_multiset([changed, *expected[2:], *last.expected], read_mapped_table(path))
+    found = Counter(line["partition.day"] for line in pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist())
+    assert set(found.values()) == {1}, "compacted"
 
 
 def test_generated_columns_that_tasks_cannot_compute_and_changes_that_column_mapping_forbids_are_refused(tmp_path):
@@ -235,8 +216,6 @@ def test_generated_columns_that_tasks_cannot_compute_and_changes_that_column_map
     assert problem.where == "sink.auto_evolve" and "`more`" in problem.what
     with pytest.raises(SinkUnavailable, match="column mapping"):
         apply(replace(sink, auto_evolve=True), Feed(wider.schema).next(1, 0, 0, values=lambda i: {**mapped_row(i), "more": i}))
-    (problem,) = replace(sink, optimize=3).target_problems()
-    assert problem.where == "sink.optimize"
     entry = path / "_delta_log" / f"{0:020d}.json"
     entry.write_text(entry.read_text().replace("CAST(placed_at AS DATE)", "CAST(placed_at + INTERVAL 1 DAY AS DATE)"))
     (problem,) = sink.target_problems()

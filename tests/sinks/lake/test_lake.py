@@ -17,16 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake.exceptions import DeltaError
-from deltalake.table import TableOptimizer
 from pyiceberg.table.snapshots import Operation
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.records import Records
-from airflow_kafka_spark.sinks.iceberg.compaction import Compaction
 from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
+from airflow_kafka_spark.sinks.lake.tasks import compaction
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase
@@ -348,14 +346,13 @@ def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(
 
 def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
     def fails(*args: Any, **options: Any) -> None:
-        raise DeltaError("a concurrent transaction deleted data")
+        raise OSError("the disk is full")
 
     sink, job, second = replace(lake.sink, optimize=1), feed.next(), feed.next()
     with monkeypatch.context() as patch:
-        patch.setattr(TableOptimizer, "compact", fails)
-        patch.setattr(Compaction, "_join", fails)
+        patch.setattr(compaction, "join_files", fails)
         assert apply(sink, job).written == len(job.ids)
-    assert "not compacted" in caplog.text and "a concurrent transaction" in caplog.text
+    assert "not compacted" in caplog.text and "the disk is full" in caplog.text
     same_multiset(job.expected, lake.read())
     apply(sink, second)
     same_multiset(job.expected + second.expected, lake.read())

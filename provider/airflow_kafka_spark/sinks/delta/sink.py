@@ -56,8 +56,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
-    :param optimize: compact the table's small files behind every so many windows of a pipeline (OPTIMIZE, on the Airflow worker).
-        The window is committed before, and stays if the compaction fails, which is logged. Windows of data intervals are not
+    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data intervals are not
         counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 

@@ -151,11 +151,13 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     :param schema: the rows' columns.
     :raises SinkUnavailable: the store did not answer, or refused it.
     """
-    from deltalake import DeltaTable, Schema
+    from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
     from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped
 
+    # A retry of deltalake would create the table again, in the entry behind the one that another attempt has created it by.
+    once = CommitProperties(max_commit_retries=0)
     doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
     error: Exception = OSError("others change it all the time")
     for _ in range(_TRIES):
@@ -168,10 +170,11 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 DeltaTable.create(
                     log.store.location.path_or_uri,
                     _make_nullable(stored),
-                    mode="ignore",
+                    mode="error",
                     partition_by=list(sink.partition_by),
                     configuration=dict(sink.table_properties),
                     storage_options=dict(log.store.storage_options),
+                    commit_properties=once,
                 )
             elif missing := _find_missing_columns(stored, table.schema()):
                 names = "`, `".join(field.name for field in missing)
@@ -179,7 +182,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                     raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and `auto_evolve` is False")
                 if is_mapped(read_columns(table)):
                     raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and column mapping")
-                table.alter.add_columns(missing)
+                table.alter.add_columns(missing, commit_properties=once)
             else:
                 return table
         except (DeltaError, OSError) as failed:

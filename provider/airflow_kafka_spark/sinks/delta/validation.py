@@ -151,7 +151,7 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
     if constraints := sorted(name for name in properties if name.startswith("delta.constraints.")):
         what = f"it has constraints that Spark's tasks do not check: {', '.join(constraints)}"
         yield Problem(where, what, "Drop them, or load another table and merge from there")
-    yield from _find_special_problems(where, sink, table)
+    yield from _find_special_problems(where, table)
     if list(metadata.partition_columns) != list(sink.partition_by):
         there = ", ".join(metadata.partition_columns) or "nothing"
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
@@ -160,7 +160,7 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
         yield from _find_unsafe_writer_problems(where, table)
 
 
-def _find_special_problems(where: str, sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
+def _find_special_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
     """Yield the problems of column mapping, and of columns that tasks cannot compute or check."""
     from airflow_kafka_spark.sinks.delta.table import read_columns
     from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
@@ -168,8 +168,6 @@ def _find_special_problems(where: str, sink: DeltaSinkOptions, table: DeltaTable
     columns = read_columns(table)
     if not is_mapped(columns) and table.metadata().configuration.get(_MAPPING, "none") != "none":
         yield Problem(where, f"it has `{_MAPPING}`, but its columns have no names in files (physical names)", "Unset it in Spark")
-    elif is_mapped(columns) and sink.optimize is not None:
-        yield Problem("sink.optimize", "deltalake does not compact tables with column mapping", "Leave it out; compact in Spark")
     for field in columns:
         names = (name.decode() for name in field.metadata or {})
         if computed := sorted(name for name in names if name.startswith(("delta.identity", "delta.invariants"))):

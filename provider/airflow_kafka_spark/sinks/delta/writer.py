@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CODECS: dict[str, Any] = {"none": "UNCOMPRESSED", "snappy": "SNAPPY", "gzip": "GZIP", "zstd": "ZSTD", "lz4": "LZ4_RAW"}
-"""The names of codecs in Delta's own writer."""
-
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
@@ -88,7 +85,9 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def filled(self) -> tuple[str, ...]:
         return tuple(name for name in self.options.key if name in self.partition_by)
 
-    def data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
+    def data_writer(
+        self, columns: pa.Schema | None, of_rows: bool = False, attempt: TableAttempt | None = None
+    ) -> DeltaSplitWriter:
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.delta.tasks.columns import find_physical_name, is_mapped, make_written_schema
@@ -101,7 +100,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)
         return DeltaSplitWriter(
             DeltaTarget(
-                **self.common_target(file_schema, of_rows),
+                **self.common_target(file_schema, of_rows, attempt),
                 partition_columns=self.partition_by,
                 partition_fields=tuple(physical[name] for name in self.partition_by),
                 statistics=statistics,
@@ -160,11 +159,39 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         self.optimize()
 
     def compact(self) -> tuple[int, int]:
-        from deltalake import WriterProperties
+        """Join small files in an attempt of its own, which takes the pipeline's transaction version further. Its commit is tried
+        once.
 
-        table = self.load().table
-        faults.reached("sink.compacting")
-        codec = _CODECS[self.spec.compression or "snappy"]
-        found = table.optimize.compact(writer_properties=WriterProperties(compression=codec))
-        faults.reached("sink.compacted")
-        return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
+        Not by deltalake's OPTIMIZE, which tries its commit again behind that of another OPTIMIZE: rows of files that both have
+        joined are then there twice.
+        """
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import list_small_files
+        from airflow_kafka_spark.sinks.lake.tasks import compaction
+
+        table, pipeline, store = self.load(), self.window.pipeline, self.records.store
+        groups, schema = list_small_files(store, table.table)
+        if not groups:
+            return 0, 0
+        if table.version(pipeline) != self.version:
+            raise Fenced(pipeline, "compacting")
+        version = self.version.after()
+        attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
+        try:
+            attempt.begin()
+            added: list[DataFile] = []
+            for group in groups:
+                known = [file.file.rows for file in group]
+                rows = sum(known) if all(known) else None
+                joined = compaction.join_files(self.data_writer(schema, attempt=attempt), group, rows, self.window.number)
+                added += [DataFile.of(file) for file in joined]
+            removed = [file.file for group in groups for file in group]
+            faults.reached("sink.compacting")
+            facts = {"pipeline": pipeline, "compacted": len(removed)}
+            error = self.records.log.try_commit(table.table, pipeline, version, added, removed, facts, rewrites=True)
+            if error is not None:
+                raise error
+            faults.reached("sink.compacted")
+            attempt.finish()
+        finally:
+            attempt.release()
+        return len(removed), len(added)

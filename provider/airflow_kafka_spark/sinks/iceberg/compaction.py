@@ -7,19 +7,17 @@ its files.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced
-from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots, find_head, make_commit, make_snapshot_id, tag_name
 from airflow_kafka_spark.sinks.iceberg.table import make_table_columns
 from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, make_marker_name
-from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
+from airflow_kafka_spark.windows.model import Window
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 _TARGET_SIZE = "write.target-file-size-bytes"
 _DEFAULT_SIZE = 512 << 20
-_SMALL = 0.75
-"""A file below this part of the target size is joined with others, as Spark's rewrite_data_files does it."""
 
 
 @dataclass(frozen=True)
@@ -87,28 +83,17 @@ class Compaction:
         return len(removed), len(added)
 
     def _join(self, table: Table, group: list[FileScanTask], attempt: TableAttempt) -> list[DataFile]:
-        """Write the rows of files into one file, or more if they do not belong to one partition."""
-        import numpy as np
-        import pyarrow as pa
-
+        """Write the rows of files into one file."""
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import IcebergFile, describe_layout, make_data_file
+        from airflow_kafka_spark.sinks.lake.tasks import compaction
 
         file_schema, columns = make_table_columns(table.metadata)
         common: dict[str, Any] = {**attempt.target(self.lake.uri), "file_schema": file_schema, "spec": self.spec}
         writer = IcebergSplitWriter(IcebergTarget(**common, **describe_layout(table, columns)))
-        writer.open(Split(0, OffsetRange("compacted", 0, 0, self.window.number)))
-        try:
-            for task in group:
-                for batch in IcebergFile(table, task, {}).batches(None):
-                    writer.write(Rows(batch, pa.array(np.zeros(batch.num_rows, np.int64))))
-        except BaseException:
-            writer.abort()
-            raise
-        token, rows = writer.close(), sum(task.file.record_count for task in group)
-        if token["rows"] != rows:
-            raise ValueError(f"{token['rows']:,} rows were read of files that have {rows:,}")
-        return [make_data_file(file, attempt.data.named(file["path"]), table.metadata.default_spec_id) for file in token["files"]]
+        files, rows = [IcebergFile(table, task, {}) for task in group], sum(task.file.record_count for task in group)
+        made = compaction.join_files(writer, files, rows, self.window.number)
+        return [make_data_file(file, attempt.data.named(file["path"]), table.metadata.default_spec_id) for file in made]
 
 
 def list_small_files(table: Table, snapshot_id: int | None) -> Iterator[list[FileScanTask]]:
@@ -119,22 +104,16 @@ def list_small_files(table: Table, snapshot_id: int | None) -> Iterator[list[Fil
     :param snapshot_id: the snapshot whose files are read.
     :raises Exception: the store did not answer.
     """
+    from airflow_kafka_spark.sinks.lake.tasks.compaction import group_small_files
+
     if snapshot_id is None:
         return
-    target = int(table.properties.get(_TARGET_SIZE, _DEFAULT_SIZE))
-    small: dict[tuple[Any, ...], list[FileScanTask]] = defaultdict(list)
-    for task in table.scan(snapshot_id=snapshot_id).plan_files():
-        file = task.file
-        if not task.delete_files and file.spec_id == table.metadata.default_spec_id and file.file_size_in_bytes < _SMALL * target:
-            partition = tuple(file.partition[at] for at in range(len(table.spec().fields)))
-            small[partition].append(task)
-    for tasks in small.values():
-        group: list[FileScanTask] = []
-        for task in tasks:
-            if group and sum(one.file.file_size_in_bytes for one in (*group, task)) > target:
-                if len(group) > 1:
-                    yield group
-                group = []
-            group.append(task)
-        if len(group) > 1:
-            yield group
+    tasks = [
+        task
+        for task in table.scan(snapshot_id=snapshot_id).plan_files()
+        if not task.delete_files and task.file.spec_id == table.metadata.default_spec_id
+    ]
+    fields, target = range(len(table.spec().fields)), int(table.properties.get(_TARGET_SIZE, _DEFAULT_SIZE))
+    yield from group_small_files(
+        tasks, lambda task: tuple(task.file.partition[at] for at in fields), lambda task: task.file.file_size_in_bytes, target
+    )

@@ -103,10 +103,13 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
 
-    def common_target(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
-        """Return the parameters of a :class:`.StoreTarget`."""
+    def common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
+        """Return the parameters of a :class:`.StoreTarget`.
+
+        :param attempt: the attempt that writes; None: this one.
+        """
         return {
-            **self.attempt.target(self.uri),
+            **(attempt or self.attempt).target(self.uri),
             "file_schema": file_schema,
             "spec": self.spec,
             "offset_columns": self.options.offset_columns and of_rows,

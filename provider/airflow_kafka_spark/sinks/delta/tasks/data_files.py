@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import pyarrow.parquet
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.delta.log import DataFile
 from airflow_kafka_spark.sinks.delta.tasks.columns import GeneratedColumn, find_physical_name, make_written_schema, rename_columns
+from airflow_kafka_spark.sinks.lake.tasks.compaction import group_small_files
 from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, make_partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
@@ -290,15 +292,19 @@ class DeltaFile(TableFile):
             yield rename_columns(batch, schema)
 
 
-def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
+def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None) -> tuple[list[DeltaFile], pa.Schema]:
     """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns.
 
     Not by deltalake's `to_pyarrow_dataset`, which cannot read negative decimals as partition values.
 
     :param store: the table's files.
+    :param upsert: the upsert; None: all files are returned.
+    :raises OSError: others have given the table deletion vectors since it was validated, so that its files have deleted rows.
     """
     from pyarrow.dataset import ParquetFileFormat
 
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise OSError("the table has deletion vectors, which are not supported")
     schema = pa.schema(table.schema().to_arrow())
     written = make_written_schema(schema, schema)
     parquet = ParquetFileFormat(**READ_PARQUET)
@@ -308,7 +314,8 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tu
     paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
     files = []
     physical = {field.name: find_physical_name(field) for field in schema}
-    for at in map(int, np.flatnonzero(_find_candidates(actions, upsert, physical))):
+    wanted = np.ones(actions.num_rows, bool) if upsert is None else _find_candidates(actions, upsert, physical)
+    for at in map(int, np.flatnonzero(wanted)):
         # Without the escapes that Delta's log has in paths.
         path = urllib.parse.unquote(paths[at])
         within = pc.scalar(True)
@@ -319,6 +326,22 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tu
         file = DataFile(path, sizes[at], rows[at] or 0, {physical[name]: of_table[at] for name, of_table in texts.items()})
         files.append(DeltaFile(fragment, schema, written, file))
     return files, schema
+
+
+_TARGET_SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?", re.IGNORECASE)
+_DEFAULT_SIZE = 100 << 20
+
+
+def list_small_files(store: TableStore, table: DeltaTable) -> tuple[list[list[DeltaFile]], pa.Schema]:
+    """Return groups of small files of one partition, none larger than ``delta.targetFileSize`` together, and the table's columns.
+
+    :param store: the table's files.
+    """
+    found = _TARGET_SIZE.fullmatch(table.metadata().configuration.get("delta.targetFileSize", "").strip())
+    target = int(found[1]) << (10 * " kmgt".index(found[2].lower() or " ")) if found else _DEFAULT_SIZE
+    files, schema = list_table_files(store, table, None)
+    groups = group_small_files(files, lambda file: tuple(file.file.partition.items()), lambda file: file.file.bytes, target)
+    return list(groups), schema
 
 
 def _find_candidates(actions: pa.Table, upsert: Upsert, physical: Mapping[str, str]) -> np.ndarray:
