@@ -57,8 +57,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
     :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
-        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data intervals are not
-        counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key", "window_column")
