@@ -208,6 +208,9 @@ def test_pipelines_that_write_to_one_table_at_the_same_time_lose_and_double_noth
         list(pool.map(move, jobs))
     assert Counter(lake.ids()) == Counter(i for own in jobs for job in own for i in job.ids)
     assert [lake.sink.last_applied(feed.pipeline).number for feed in feeds] == [3, 3, 3]
+    if isinstance(lake, DeltaCase):
+        entries = [path.read_text() for path in lake.path.glob("_delta_log/*.json")]
+        assert sum('"metaData"' in entry for entry in entries) == 1, "created once"
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
@@ -394,6 +397,18 @@ def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_their
     apply(lake.sink, fourth)
     assert Counter(lake.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, *fourth.ids, -1])
     assert attempts(lake) == []
+
+
+@pytest.mark.faults
+def test_a_compaction_that_wakes_up_behind_another_one_of_its_files_doubles_nothing(new_lake, feed, tmp_path):
+    lake, another = new_lake(SMALL, optimize=1), Feed(SMALL, "shop.another", first_id=1000)
+    job, other = feed.next(), another.next(1, 0, 0)
+    with Victim(lake.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:
+        assert zombie.stopped()
+        apply(lake.sink, other)
+        assert len(lake.files()) == 1
+        assert zombie.wake() == 0
+    assert Counter(lake.ids()) == Counter([*job.ids, *other.ids])
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
