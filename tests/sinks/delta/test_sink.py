@@ -127,7 +127,6 @@ def test_a_column_that_takes_no_null_is_refused_unless_the_rows_have_none(lake):
     [
         ({"delta.enableDeletionVectors": "true"}, "eletionVectors"),
         ({"delta.setTransactionRetentionDuration": "interval 30 days"}, "forgets which windows"),
-        ({"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}, "columnMapping"),
         ({"delta.columnMapping.mode": "id", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}, "by their ids"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
