@@ -282,7 +282,7 @@ def make_commit(
 
 
 def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> TableUpdate:
-    """Return a snapshot that is not older than those before it, whatever the clocks of two writers say: Iceberg's readers in Java
+    """Return a snapshot that is younger than those before it, whatever the clocks of two writers say: Iceberg's readers in Java
     refuse a table whose snapshots go back in time by more than a minute.
     """
     from pyiceberg.table.snapshots import Operation, Summary
@@ -290,7 +290,9 @@ def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: b
 
     assert isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
     logged = (entry.timestamp_ms for entry in (*metadata.snapshot_log[-1:], *metadata.metadata_log[-1:]))
-    changed: dict[str, object] = {"timestamp_ms": max(update.snapshot.timestamp_ms, metadata.last_updated_ms, *logged)}
+    # One millisecond more: pyiceberg gives metadata of an equal time the time of its own clock.
+    earliest = max((metadata.last_updated_ms, *logged)) + 1
+    changed: dict[str, object] = {"timestamp_ms": max(update.snapshot.timestamp_ms, earliest)}
     if rewrites:
         changed["summary"] = Summary(Operation.REPLACE, **update.snapshot.summary.additional_properties)
     return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update=changed))
