@@ -93,7 +93,8 @@ class Compaction:
         writer = IcebergSplitWriter(IcebergTarget(**common, **describe_layout(table, columns)))
         files, rows = [IcebergFile(table, task, {}) for task in group], sum(task.file.record_count for task in group)
         made = compaction.join_files(writer, files, rows, self.window.number)
-        return [make_data_file(file, attempt.data.named(file["path"]), table.metadata.default_spec_id) for file in made]
+        store = self.lake.data_store(table)
+        return [make_data_file(file, store.named(file["path"]), table.metadata.default_spec_id) for file in made]
 
 
 def list_small_files(table: Table, snapshot_id: int | None) -> Iterator[list[FileScanTask]]:

@@ -289,7 +289,8 @@ def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: b
     from pyiceberg.table.update import AddSnapshotUpdate
 
     assert isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
-    logged = (entry.timestamp_ms for entry in (*metadata.snapshot_log[-1:], *metadata.metadata_log[-1:]))
+    logged = [entry.timestamp_ms for entry in metadata.snapshot_log[-1:]]
+    logged += [entry.timestamp_ms for entry in metadata.metadata_log[-1:]]
     # One millisecond more: pyiceberg gives metadata of an equal time the time of its own clock.
     earliest = max((metadata.last_updated_ms, *logged)) + 1
     changed: dict[str, object] = {"timestamp_ms": max(update.snapshot.timestamp_ms, earliest)}
