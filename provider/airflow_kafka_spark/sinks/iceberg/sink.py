@@ -62,8 +62,8 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         none.
     :param table_properties: properties of a table that is created, for instance ``write.metadata.delete-after-commit.enabled``.
         Default: none.
-    :param optimize: join the small files of the branch behind every so many windows of a pipeline, in a snapshot of its own, on
-        the Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
         intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
