@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_of_two_conditional_puts_one_is_the_commit(lake, feed, tmp_path):
         zombie.wake()
     assert lake.ids() == Counter([*first.ids, *job.ids])
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
+
+
+def test_of_many_conditional_writes_at_the_same_moment_one_succeeds(lake):
+    store = open_manifests(lake.sink).store
+    with ThreadPoolExecutor(16) as pool:
+        created = list(pool.map(lambda n: store.create(f"race/{n // 16}", str(n)), range(96)))
+    assert sum(created) == 6
+    for place in range(6):
+        (winner,) = (n for n in range(place * 16, place * 16 + 16) if created[n])
+        assert store.get(f"race/{place}") == str(winner)
 
 
 def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, feed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +63,7 @@ from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests, RestServer
 from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, write
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
 
@@ -249,6 +251,20 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
         apply(lake.sink, replayed(jobs[1]))
     apply(lake.sink, feed.next())
     assert len(lake.ids()) == 4 * 3 + 98 + 1
+
+
+def test_no_snapshot_is_older_than_the_one_before_whatever_the_clocks_of_two_writers_say(lake, feed, monkeypatch):
+    """Java's readers refuse such a table: "Expected sorted snapshot log entries"."""
+    apply(lake.sink, feed.next(1, 0, 0))
+    now = time.time
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now() + 3600)
+        lake.of_others(-1)
+    apply(lake.sink, feed.next(1, 0, 0))
+    metadata = current(lake).metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert times == sorted(times) and times[-1] > (now() + 3000) * 1000
+    assert metadata.last_updated_ms >= times[-1]
 
 
 def test_manifests_of_many_windows_are_merged(lake, feed):
@@ -472,6 +488,45 @@ def test_a_table_that_others_have_partitioned_and_sorted_gets_its_files_so(lake)
     (problem,) = replace(lake.sink, partition_by=["name"]).validate(feed.shape)
     assert "year(placed_at), truncate(1, name)" in problem.what
     assert replace(lake.sink, partition_by=["years(placed_at)", "truncate(name, 1)"]).validate(feed.shape) == []
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_each_window_is_written_for_the_partition_spec_of_its_time_and_replays_and_upserts_meet_all_of_them(lake, version):
+    """Format version 1 keeps a field that was removed, with the transform `void`."""
+    lake.schema = pa.schema([*SMALL, ("placed_at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
+    feed = Feed(lake.schema)
+    sink = replace(lake.sink, partition_by=["year(placed_at)"], table_properties={"format-version": version})
+    changes: list[Any] = [
+        lambda update: update.add_field("id", BucketTransform(3), "shard").remove_field("placed_at_year"),
+        lambda update: update.add_field("placed_at", HourTransform(), "hour").add_field("name", TruncateTransform(2), "begin"),
+        lambda update: update.remove_field("shard").remove_field("begin").add_field("day", MonthTransform(), "month"),
+        lambda update: update.remove_field("hour").remove_field("month").add_field("day", IdentityTransform(), "day_itself"),
+        lambda update: update.remove_field("day_itself"),
+    ]
+    jobs = [feed.next(6, 2, 1)]
+    apply(sink, jobs[0])
+    plain = replace(sink, partition_by=())
+    for change in changes:
+        with lake.catalog() as catalog, catalog.load_table(NAME).update_spec() as update:
+            change(update)
+        assert plain.validate(feed.shape) == []
+        jobs.append(feed.next(6, 2, 1))
+        apply(plain, jobs[-1])
+    assert len(current(lake).specs()) == 6
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    jobs[1] = replayed(jobs[1], first=2)
+    apply(plain, jobs[1])
+    expected = [line for job in jobs for line in job.expected]
+    same_multiset(expected, lake.read())
+    for line in expected[::7]:
+        found = current(lake).scan(EqualTo("id", line["id"])).to_arrow()["id"].to_pylist()
+        assert found == [line["id"]]
+    # A row of each window is updated, which rewrites files of all six specs.
+    changed = {job.ids[-1]: {**job.expected[-1], "ratio": 7.0} for job in jobs}
+    write(replace(plain, mode="upsert", key=["id"]), Pipeline(lake.schema, "upserts"), list(changed.values()))
+    same_multiset([changed.get(line["id"], line) for line in expected], lake.read())
+    apply(replace(plain, optimize=1), last := feed.next(2, 1, 0))
+    same_multiset([*(changed.get(line["id"], line) for line in expected), *last.expected], lake.read())
 
 
 @pytest.mark.parametrize("text", ["log(id)", "bucket(id)", "bucket(0, id)", "day(1, at)", "day(", "truncate(x, id)", "hour()"])

@@ -512,8 +512,9 @@ class ManifestWindowWriter(AttemptWindowWriter):
                     return self._finish(commit.record)
             except OSError as failed:
                 error = failed
-                # Many attempts that try again at the same moment would keep a store busy that has just refused them.
-                time.sleep(random.random() * 0.2 * (again + 1))
+            # Many attempts that try again at the same moment would keep a store busy that has just refused them. Amazon also
+            # refuses a conditional write while another one is under way, which need not succeed.
+            time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", error)
 
     # --- steps of a commit --------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         way; if nothing is named, it may be partitioned in any way. Default: none.
     :param auto_create: True (default): namespace and table are created with the columns of the rows if they do not exist. False:
         that is refused before Spark starts.
-    :param auto_evolve: True: columns of the rows that the table lacks are added to it, as optional ones. Default False: such rows
-        are refused before Spark starts. A column never changes its type.
+    :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
+        optional ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy``, ``gzip``, ``zstd``, ``lz4``. Default None: as the table's
         ``write.parquet.compression-codec`` says, else ``zstd``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
@@ -63,6 +63,9 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         none.
     :param table_properties: properties of a table that is created, for instance ``write.metadata.delete-after-commit.enabled``.
         Default: none.
+    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("table", "conn_id", "branch", "key", "window_column")

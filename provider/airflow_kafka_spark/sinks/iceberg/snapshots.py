@@ -283,12 +283,14 @@ def make_commit(
     tag: str | None = None,
     added: Sequence[DataFile] = (),
     removed: Sequence[DataFile] = (),
+    rewrites: bool = False,
 ) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
     :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
     :param tag: a tag that names the snapshot, too.
+    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
     :raises Exception: catalog or store did not answer.
     """
     from pyiceberg.table import Transaction
@@ -317,13 +319,31 @@ def make_commit(
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [updates[0]]
+    changes = [_complete_snapshot(updates[0], metadata, rewrites)]
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot_id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
+
+
+def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> TableUpdate:
+    """Return a snapshot that is younger than those before it, whatever the clocks of two writers say: Iceberg's readers in Java
+    refuse a table whose snapshots go back in time by more than a minute.
+    """
+    from pyiceberg.table.snapshots import Operation, Summary
+    from pyiceberg.table.update import AddSnapshotUpdate
+
+    assert isinstance(update, AddSnapshotUpdate) and update.snapshot.summary is not None
+    logged = [entry.timestamp_ms for entry in metadata.snapshot_log[-1:]]
+    logged += [entry.timestamp_ms for entry in metadata.metadata_log[-1:]]
+    # One millisecond more: pyiceberg gives metadata of an equal time the time of its own clock.
+    earliest = max((metadata.last_updated_ms, *logged)) + 1
+    changed: dict[str, object] = {"timestamp_ms": max(update.snapshot.timestamp_ms, earliest)}
+    if rewrites:
+        changed["summary"] = Summary(Operation.REPLACE, **update.snapshot.summary.additional_properties)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update=changed))
 
 
 def require_ref(name: str, snapshot_id: int | None) -> TableRequirement:

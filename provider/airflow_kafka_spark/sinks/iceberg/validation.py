@@ -241,7 +241,7 @@ def _find_type_problems(sink: IcebergSinkOptions, table: Table, schema: pa.Schem
     for found in match_columns(storable, table.metadata):
         taker = found.column.field_type if found.column is not None else None
         expected = format_type(taker) if taker is not None else None
-        fine = taker is not None and fits(found.kind, taker)
-        rows.append(ComparedColumn(found.row.name, format_type(found.kind), expected, fine))
+        fine, grows = (taker is not None and fits(found.kind, taker, grows) for grows in (False, True))
+        rows.append(ComparedColumn(found.row.name, format_type(found.kind), expected, fine, grows))
     required = find_required_columns(storable, table.metadata)
     yield from find_column_problems("table", rows, there, required, sink.auto_evolve)

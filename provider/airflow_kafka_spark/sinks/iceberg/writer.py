@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
+from airflow_kafka_spark.sinks.iceberg.compaction import Compaction
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
     LoadedIceberg,
@@ -320,6 +321,10 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
             log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, detail)
             return
         self.attempt.finish()
+        self.optimize()
+
+    def compact(self) -> tuple[int, int]:
+        return Compaction(self.lake, self.branch, self.window, self.snapshot_id, self.spec).run()
 
     def _remove_written(self, kept: Iterable[str]) -> None:
         """Remove the manifests of tries that failed."""

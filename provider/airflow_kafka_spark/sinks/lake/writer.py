@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from abc import abstractmethod
@@ -15,6 +16,7 @@ from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
+from airflow_kafka_spark.windows.interval import remove_interval
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
     from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
     from airflow_kafka_spark.sinks.storage.tasks.write import StoreSplitWriter
+
+log = logging.getLogger(__name__)
 
 _TRIES = 500
 """Commits of other writers that one commit may lose against."""
@@ -99,10 +103,13 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
 
-    def common_target(self, file_schema: pa.Schema, of_rows: bool) -> dict[str, Any]:
-        """Return the parameters of a :class:`.StoreTarget`."""
+    def common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
+        """Return the parameters of a :class:`.StoreTarget`.
+
+        :param attempt: the attempt that writes; None: this one.
+        """
         return {
-            **self.attempt.target(self.uri),
+            **(attempt or self.attempt).target(self.uri),
             "file_schema": file_schema,
             "spec": self.spec,
             "offset_columns": self.options.offset_columns and of_rows,
@@ -205,13 +212,33 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         """Write what a commit needs before it is tried. Return the window's record, and the commit."""
 
     @abstractmethod
-    @abstractmethod
     def is_mine(self, record: RecordT, table: TableT) -> bool:
         """Return True if the record that a table has is of this attempt's commit."""
 
     @abstractmethod
     def clean(self, record: RecordT, table: TableT | None) -> None:
         """Remove what this attempt has left, once it has committed. Never raises: the next attempt removes what is left."""
+
+    @abstractmethod
+    def compact(self) -> tuple[int, int]:
+        """Join the table's small files.
+
+        :return: the number of files that were joined, and of those that hold their rows now.
+        :raises Exception: they are as they were.
+        """
+
+    def optimize(self) -> None:
+        """Join the table's small files behind every so many windows. The window is committed, so that it stays if this fails."""
+        every, window = self.options.optimize, self.window
+        if not every or window.replay or window.number % every or remove_interval(window.pipeline) != window.pipeline:
+            return
+        try:
+            removed, added = self.compact()
+        except Exception as error:  # each catalog and store has errors of its own
+            why = error if isinstance(error, KafkaSparkError) else self.unavailable("compacting the table", error)
+            log.warning("Window %s is committed; its table is not compacted: %s", window, why)
+            return
+        log.info("Compacted %s: %s files instead of %s", self.uri, added, removed)
 
     def _done(self, record: RecordT, table: TableT | None) -> Applied:
         self.committed = table is None or self.is_mine(record, table)

@@ -292,6 +292,11 @@ class StoreTarget:
     window_column: str | None = None
 
     @property
+    def written_schema(self) -> pa.Schema:
+        """The files' columns by the names that they have in the files."""
+        return self.file_schema
+
+    @property
     def partition_by(self) -> tuple[str, ...]:
         """The columns whose values decide which file a row goes to."""
         return ()
@@ -306,7 +311,7 @@ class StoreFile(BufferedFile):
 
     def __init__(self, target: StoreTarget, path: str) -> None:
         self.store, self.path = target.store, path
-        super().__init__(self.store.open(path), target.spec, target.file_schema)
+        super().__init__(self.store.open(path), target.spec, target.written_schema)
 
     def finish(self) -> None:
         super().finish()
