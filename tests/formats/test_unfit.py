@@ -38,7 +38,7 @@ def rows(ids: list[int | None], *names: bytes) -> pa.StructArray:
 
 @pytest.mark.parametrize("format", FORMATS, ids=["avro", "protobuf", "json"])
 def test_every_row_that_does_not_fit_is_told_and_every_other_is_written(format: Format) -> None:
-    encoder = format.to_write("orders", "value").struct_encoder(parse_ddl("id bigint, name string"))
+    encoder = format.to_write("orders", "value").make_struct_encoder(parse_ddl("id bigint, name string"))
     fine = encoder.encode_struct(rows([1, 2], b"a", b"\xc3\xa9"))
     assert fine.bad == () and fine.values.null_count == 0
     found = encoder.encode_struct(rows([1 << 40, 1, None, 2], b"a", b"a", b"b", b"\xc3\xa9"))
@@ -51,8 +51,8 @@ def test_every_row_that_does_not_fit_is_told_and_every_other_is_written(format: 
 
 
 def test_of_a_row_whose_key_fits_neither_the_key_is_told_and_a_key_that_fits_is_there_for_the_letter() -> None:
-    value = FORMATS[0].to_write("orders", "value").struct_encoder(parse_ddl("id bigint, name string"))
-    key = Avro('"int"').to_write("orders", "key").struct_encoder(parse_ddl("id bigint"))
+    value = FORMATS[0].to_write("orders", "value").make_struct_encoder(parse_ddl("id bigint, name string"))
+    key = Avro('"int"').to_write("orders", "key").make_struct_encoder(parse_ddl("id bigint"))
     ids = pa.array([1, 1 << 40, 3], pa.int64())
     keys = pa.StructArray.from_arrays([ids], ["id"])
     values = pa.StructArray.from_arrays([ids, pa.array(["a", "b", None])], ["id", "name"])

@@ -61,9 +61,9 @@ _OF_LEDGER = (
         name="ledger-owner-of-a-group-read-before-the-fence",
         path="ledger/attempt.py",
         old="""            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
-            recorded = self._recorded_owner(name)
+            recorded = self._read_recorded_owner(name)
 """,
-        new="""            recorded = self._recorded_owner(name)
+        new="""            recorded = self._read_recorded_owner(name)
             producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
 """,
         breaks="Of two pipelines that take a group at once, one is refused.",
@@ -400,11 +400,11 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-moved-with-the-plan",
         path="ledger/attempt.py",
-        old="offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])",
+        old="offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry)])",
         new="""position = make_position_record(
                 self.pipeline, find_next_position(self.memory.position, entry.window), self.memory.last_number
             )
-            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry), position])""",
+            offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
         tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),

@@ -240,7 +240,7 @@ def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(or
     """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
     orders.send(300)
     with monkeypatch.context() as some:
-        some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
+        some.setattr(KafkaToKafkaOperator, "_find_unpublished", lambda self, window, ledger, left: (1, 2))
         with pytest.raises(SparkJobFailed, match="split 0"):
             orders.run("run1")
     with fails_at("job.done"):

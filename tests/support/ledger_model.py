@@ -483,7 +483,7 @@ class ModelSink(Sink):
     def validate(self, shape: Any) -> list[Any]:
         return []
 
-    def replay_problems(self) -> list[Any]:
+    def find_replay_problems(self) -> list[Any]:
         return []
 
     def last_applied(self, pipeline: str) -> Applied | None:
@@ -516,7 +516,7 @@ class ModelOperator(KafkaToSinkOperator):
     log = logging.getLogger("tests.ledger_model")
     takes = False
 
-    def problems(self, run: Any) -> list[Any]:
+    def find_all_problems(self, run: Any) -> list[Any]:
         return []
 
     def show(self, context: Any, run: Any) -> None:

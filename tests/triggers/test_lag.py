@@ -62,14 +62,14 @@ def test_a_consumer_in_a_bad_way_is_a_failure_where_that_is_wanted(kafka, topic)
     ],
 )
 def test_what_is_wrong_is_named(topic, options, fragment):
-    assert any(fragment in str(problem) for problem in backlog(topic, **options).probe().problems())
+    assert any(fragment in str(problem) for problem in backlog(topic, **options).probe().find_problems())
 
 
 def test_right_options_are_no_problem(topic):
     for options in ({}, {"at_least_seconds": "1.5"}, {"schedule": timedelta(days=1)}, {"topics": None, "pipeline": "p"},
                     {"at_least_records": "3", "per": "partition"}):  # fmt: skip
         trigger = backlog(topic, **options)
-        assert not trigger.probe().problems()
+        assert not trigger.probe().find_problems()
         again(trigger)
 
 

@@ -90,5 +90,5 @@ def test_only_windows_completed_since_count(upstream):
     ],
 )
 def test_what_is_wrong_is_named(options, fragment):
-    problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).problems()
+    problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).find_problems()
     assert [fragment in str(problem) for problem in problems] == [True]

@@ -201,8 +201,8 @@ def test_the_timetable_of_its_dag_says_when_a_run_is_due_and_a_paused_pipeline_m
     hourly = DagSchedule(next_run=time.time() + 60, timetable=CronDataIntervalTimetable("0 * * * *", timezone="UTC"))
     for schedule, expected in ((None, Periodic(10.0)), (DagSchedule(), Unscheduled()), (hourly, Timetabled(hourly.run_after))):
         watch = LedgerWatch(LedgerName("c", "t"), lambda conn: None, schedule_of=lambda pipeline, found=schedule: found)
-        assert watch._cadence(late) == expected
-        assert watch._cadence(replace(late, pause=Change(1, "pause", "somebody", "", ""))) == Unscheduled()
+        assert watch._find_cadence(late) == expected
+        assert watch._find_cadence(replace(late, pause=Change(1, "pause", "somebody", "", ""))) == Unscheduled()
 
 
 def test_a_clock_that_is_slow_makes_no_pipeline_go_back():

@@ -345,7 +345,7 @@ def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():
     assert hourly.deadline(MONDAY + 300) == MONDAY + 1.5 * HOUR
     friday = MONDAY + 4 * 24 * HOUR + 9.1 * HOUR
     working_days = Timetabled(next_working_day)
-    assert working_days.due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
+    assert working_days.find_due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
     assert working_days.deadline(friday) == MONDAY + 7 * 24 * HOUR + 21 * HOUR
     last = Timetabled(lambda instant: MONDAY if instant < MONDAY else None)
     assert last.deadline(MONDAY - 100) == MONDAY + LATE_SECONDS

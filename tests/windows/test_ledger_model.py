@@ -423,7 +423,7 @@ def test_the_sink_says_that_it_has_a_window_before_it_has_its_rows(model):
 def test_closing_before_the_sink_has_committed(model):
     def move(self, window, ledger):
         ledger.verify()
-        ledger.close({}, self.offsets_to_commit(window))
+        ledger.close({}, self.list_offsets_to_commit(window))
         self.sink.commit(window)
         return Report(window)
 

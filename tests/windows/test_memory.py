@@ -60,8 +60,8 @@ def test_the_newest_record_of_a_window_counts():
         ),
     )
     assert memory.open_entry.window.number == 2
-    assert memory.completed_by("run1").report == {"n": 1}
-    assert memory.completed_by("run2") is None
+    assert memory.find_completed_by("run1").report == {"n": 1}
+    assert memory.find_completed_by("run2") is None
     assert memory.oldest_offset == 1
 
 
@@ -120,7 +120,7 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():
     newer = LedgerRecord(make_window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
-    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).find_completed_by("run1")
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():

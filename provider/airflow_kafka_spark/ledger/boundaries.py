@@ -139,7 +139,7 @@ class Boundaries:
             kept = {topic: self._read(topic) for topic in topics}
             known = {t: kept[t].near(current.topic_ids.get(t, ""), wanted, current.lows(t)) for t in topics}
             for topic in topics:
-                known[topic].update(self._removed(topic, wanted, known[topic], current))
+                known[topic].update(self._find_removed(topic, wanted, known[topic], current))
             missing = {topic: [i for i in wanted if i not in known[topic]] for topic in topics}
             if not any(missing.values()):
                 for topic in sorted(written):
@@ -197,7 +197,9 @@ class Boundaries:
                 proposals.append(propose_boundary(found, known[topic], by=self.by, now=get_current_milliseconds()))
         return proposals, open_until
 
-    def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
+    def _find_removed(
+        self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log
+    ) -> dict[int, Boundary]:
         """Return boundaries for instants before the oldest record of a topic that the ledger does not hold.
 
         They are not written to the ledger: all that is known is that they lie below the first offset that is left.

@@ -147,13 +147,13 @@ class DeadLetterReader:
         found: list[dict[str, Any]] = []
         with closing(messages):
             for message in islice(messages, MAX_SCANNED):
-                if record := self._dead_letter(message):
+                if record := self._decode_dead_letter(message):
                     found.append(record)
                 if len(found) == self.limit:
                     break
         return found
 
-    def _dead_letter(self, message: Message) -> dict[str, Any] | None:
+    def _decode_dead_letter(self, message: Message) -> dict[str, Any] | None:
         headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
         # Of equal headers the last one counts, because a dead letter of a dead letter has the headers of both.
         context: Mapping[str, str] = {

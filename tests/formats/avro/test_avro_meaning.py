@@ -352,7 +352,7 @@ def test_what_a_reader_cannot_take_is_bad(writer: Any, reader: Any, reason: str)
 
 def test_a_type_that_is_no_record_is_one_column() -> None:
     made = Avro('"string"', column="key")
-    assert made.arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
+    assert made.get_arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
     assert made.decoder().decode([b"\x02a", None]).batch.to_pylist() == [{"key": "a"}, {"key": None}]
 
 
@@ -395,7 +395,7 @@ def test_options_that_contradict_each_other_are_problems() -> None:
     assert "the record's name is not known" in str(
         Avro(registry="r", subject_name_strategy="RecordNameStrategy").of_topics(["t"], "value").validate("value")
     )
-    assert Avro('"int"').encoding_problems("value", ["a"])
+    assert Avro('"int"').find_encoding_problems("value", ["a"])
 
 
 def test_a_format_is_a_value_and_cheap_to_construct() -> None:

@@ -108,7 +108,7 @@ def test_a_row_is_what_stands_after_the_change(format: type[Json], write: Write)
     decoded = decode(Debezium(format(CUSTOMERS)), write(CREATE), write(UPDATE), write(READ))
     assert decoded.batch.to_pylist() == [ANNE, ANNE_MARIE, ANNE]
     assert (decoded.bad, decoded.deleted, decoded.left_out) == ((), None, ())
-    assert decoded.batch.schema == Json(CUSTOMERS).arrow_schema()
+    assert decoded.batch.schema == Json(CUSTOMERS).get_arrow_schema()
 
 
 @WAYS
@@ -137,7 +137,7 @@ def test_deletes_can_be_rewritten_to_rows(format: type[Json], write: Write) -> N
     assert decoded.batch.to_pylist()[3] == dict.fromkeys(ANNE) | {"id": 1004, "__op": "d", "__deleted": "true"}
     assert decoded.left_out == (2,) and decoded.deleted is None
     assert decoded.bad == ((4, "`before` is null in a delete event; expected the row that was deleted, or the mode `tombstone`"),)
-    assert all(f.nullable for f in debezium.arrow_schema())
+    assert all(f.nullable for f in debezium.get_arrow_schema())
 
 
 @WAYS
@@ -267,8 +267,8 @@ class Events(Format):
     def validate(self, where: str) -> list[Any]:
         return []
 
-    def arrow_schema(self) -> pa.Schema:
-        return self.json.arrow_schema()
+    def get_arrow_schema(self) -> pa.Schema:
+        return self.json.get_arrow_schema()
 
     def decoder(self) -> Decoder:
         return self.json.decoder()

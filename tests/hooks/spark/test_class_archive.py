@@ -128,16 +128,16 @@ def connect(monkeypatch):
 
 
 def test_only_local_masters_have_an_archive_and_the_extra_switches_it_off(cache, connect):
-    assert connect(host="local[2]")._class_archive() is not None
-    assert connect(host="local[2]", extra={"class_archive": True})._class_archive() is not None
-    assert connect(host="local[2]", extra={"class_archive": False})._class_archive() is None
-    assert connect(host="local[2]", extra={"class_archive": "false"})._class_archive() is None
+    assert connect(host="local[2]")._find_class_archive() is not None
+    assert connect(host="local[2]", extra={"class_archive": True})._find_class_archive() is not None
+    assert connect(host="local[2]", extra={"class_archive": False})._find_class_archive() is None
+    assert connect(host="local[2]", extra={"class_archive": "false"})._find_class_archive() is None
     for host in ("spark://head", "yarn", "sc://head"):
-        assert connect(host=host)._class_archive() is None
+        assert connect(host=host)._find_class_archive() is None
 
 
 def test_settings_of_the_user_that_concern_archives_win(cache, connect, monkeypatch):
-    archive = connect(host="local")._class_archive()
+    archive = connect(host="local")._find_class_archive()
     publish(archive.file)
     assert archive.java_options("-Xmx1g -Dx=y")
     for option in ("-Xshare:off", "-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"):

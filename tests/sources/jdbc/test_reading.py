@@ -305,7 +305,7 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
             repr(source),
             source.uri,
             repr(source.database()),
-            repr(source.database().spark_reader(1, source.limits)),
+            repr(source.database().make_reader_options(1, source.limits)),
         ]
         assert not any(secret in text for text in said)
     finally:

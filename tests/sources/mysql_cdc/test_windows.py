@@ -236,10 +236,10 @@ def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: B
 
     made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
     files = [LogCoordinates("bin.000001", end), LogCoordinates("bin.000002", 500)]
-    assert made._readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
-    assert made._readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
     with pytest.raises(SourceRejected, match="beyond 4 GiB"):
-        made._readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
+        made._make_readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
 
 
 # --- what cannot be captured ---------------------------------------------------------------------------------------------

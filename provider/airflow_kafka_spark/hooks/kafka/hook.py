@@ -340,10 +340,10 @@ class KafkaHook(KafkaBaseHook):
         :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        found = self.find_records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
         return {partition: there.offset if there else None for partition, there in found.items()}
 
-    def records_for_times(
+    def find_records_for_times(
         self,
         partitions: Iterable[str | TopicPartition],
         timestamp_ms: int,
@@ -424,7 +424,7 @@ class KafkaHook(KafkaBaseHook):
             if partitions:
                 kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
     def delete_group(self, group_id: str) -> bool:
         """Delete a group with its committed offsets.
@@ -436,9 +436,9 @@ class KafkaHook(KafkaBaseHook):
         try:
             return kafka_requests.delete_group(self._calls, group_id)
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
-    def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
+    def _explain_members(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
         """Return :class:`GroupHasMembers` if the group has live members, otherwise the given error."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error

@@ -37,7 +37,7 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     rows = sink.add_own_columns(shape)
-    with records.log.answering(f"beginning window {window}"):
+    with records.log.translate_errors(f"beginning window {window}"):
         table = open_table(sink, records.log, rows.schema)
         base = records.sweep(window.pipeline)
         return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
@@ -80,7 +80,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def filled(self) -> tuple[str, ...]:
         return tuple(name for name in self.options.key if name in self.partition_by)
 
-    def data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
+    def make_data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
@@ -88,7 +88,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         fields = [field for field in columns or self.shape.schema if field.name not in self.partition_by]
         file_schema = self.spec.stored(pa.schema(fields))
         statistics = list_skipping_columns(file_schema, self.properties)
-        common = self.common_target(file_schema, of_rows)
+        common = self.make_common_target(file_schema, of_rows)
         return DeltaSplitWriter(DeltaTarget(**common, partition_columns=self.partition_by, statistics=statistics))
 
     # --- commit ---------------------------------------------------------------------------------------------------------

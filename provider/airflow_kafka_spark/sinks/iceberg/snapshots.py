@@ -175,7 +175,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def newest(self, pipeline: str) -> Recorded | None:
         return self.state(pipeline).newest
 
-    def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
+    def list_files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:
             return []
         directory = make_data_directory(make_marker_name(window.pipeline, found.snapshot_id))
@@ -189,7 +189,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
             raise WindowConflict(str(window), what, REPLACED)
         return files
 
-    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
 
         return list_table_files(

@@ -52,7 +52,7 @@ class MySqlCdcOptions:
     provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
-    def option_problems(self) -> Iterator[Problem]:
+    def find_option_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the options, without asking the server."""
         prefix: object = self.topic_prefix
         if not isinstance(prefix, str) or not prefix:

@@ -48,7 +48,7 @@ class PostgresCdcOptions:
     provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
-    def option_problems(self) -> Iterator[Problem]:
+    def find_option_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the options, without asking the server."""
         for name in ("publication", "slot", "topic_prefix"):
             value: object = getattr(self, name)

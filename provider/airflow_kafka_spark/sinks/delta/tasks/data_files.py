@@ -66,7 +66,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 
     target: DeltaTarget
 
-    def new_file(self, path: str) -> DeltaDataFile:
+    def open_new_file(self, path: str) -> DeltaDataFile:
         return DeltaDataFile(self.target, path)
 
     def describe(self, file: DeltaDataFile, key: PartitionKey) -> Mapping[str, Any]:

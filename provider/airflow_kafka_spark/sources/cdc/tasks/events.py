@@ -115,13 +115,13 @@ class TableWriter(ABC):
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name), key)
+        self._key = self._list_key_columns(form.keys.get(name), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
-            self._value_schema = format_json(self._envelope(source))
+            self._value_schema = format_json(self._make_envelope(source))
 
-    def _key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
+    def _list_key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
         if given is None:
             return list(of_log)
         at = {column.name: index for index, column in enumerate(self.columns)}
@@ -178,17 +178,17 @@ class TableWriter(ABC):
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
 
-    def same_key(self, old: RowValues, new: RowValues) -> bool:
+    def has_same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
-    def key_record(self, key: str) -> bytes | None:
+    def make_key_record(self, key: str) -> bytes | None:
         """Return a record's key."""
         if not key:
             return None
         return (f'{{"schema":{self._key_schema},"payload":{key}}}' if self._key_schema else key).encode()
 
-    def value_record(self, value: str) -> bytes:
+    def make_value_record(self, value: str) -> bytes:
         """Return a record's value."""
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
@@ -199,7 +199,7 @@ class TableWriter(ABC):
             fields.append({**column.schema, "optional": column.is_nullable and at not in self._key, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
 
-    def _envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, every = f"{self.topic}.Value", range(len(self.columns))
         rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
         block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
@@ -296,7 +296,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+        return Event(table.topic, table.make_key_record(key), table.make_value_record(value), self.timestamp)
 
     # --- transactions ---
 
@@ -312,7 +312,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         for event in events:
             if not self._transaction.is_begun:
                 self._transaction.is_begun = True
-                yield self._boundary("BEGIN", self._transaction.id, "null", "null")
+                yield self._make_boundary("BEGIN", self._transaction.id, "null", "null")
             yield event
 
     def end_transaction(self) -> Iterator[Event]:
@@ -321,9 +321,9 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if ended is None or not ended.is_begun:
             return
         counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
-        yield self._boundary("END", ended.id, str(ended.count), format_json(counts))
+        yield self._make_boundary("END", ended.id, str(ended.count), format_json(counts))
 
-    def _boundary(self, status: str, id: str, count: str, tables: str) -> Event:
+    def _make_boundary(self, status: str, id: str, count: str, tables: str) -> Event:
         key = f'{{"id":{format_json(id)}}}'
         value = (
             f'{{"status":"{status}","id":{format_json(id)},"event_count":{count},"data_collections":{tables},'
@@ -347,7 +347,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if new is None:
             assert old is not None
             yield from self._delete(table, position, old)
-        elif old is None or table.same_key(old, new):
+        elif old is None or table.has_same_key(old, new):
             yield from self._write(table, position, "c" if is_insert else "u", old, new)
         else:
             yield from self._delete(table, position, old)

@@ -136,7 +136,7 @@ class LogTableWriter(TableWriter):
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
-        self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
+        self._chunk_key = self._list_chunk_key_columns(snapshot) if snapshot is not None and snapshot.bounds else []
         self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
@@ -147,7 +147,7 @@ class LogTableWriter(TableWriter):
         pieces = [f"{piece}{value}" for piece, value in zip(self._pieces, values, strict=True)]
         return "{" + ",".join(pieces) + "}"
 
-    def _key_of_chunks(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
+    def _list_chunk_key_columns(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
         """Return index and form of each column by which the table is cut.
 
         :raises SourceRejected: the table had no such column when it was changed.
@@ -186,7 +186,7 @@ class LogTableWriter(TableWriter):
         del values[self._visible :]
         return values, at
 
-    def query_row(self, values: Iterable[bytes | None]) -> LogRow:
+    def convert_query_row(self, values: Iterable[bytes | None]) -> LogRow:
         """Return the values of a row of a query's results.
 
         :raises SourceRejected: a value cannot be written.
@@ -384,7 +384,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
         self._describe(now_us, "incremental", server_id, coordinates.file)
         for row in values:
-            found = writer.query_row(row)
+            found = writer.convert_query_row(row)
             yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
 
     def _describe_event(self, located: Located) -> None:
