@@ -42,7 +42,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-dead-stage-kept",
         path="sinks/postgres/attempt.py",
-        old="run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
+        old="run(earlier.connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
         new="left = left[_DROPPED_AT_ONCE:]",
         breaks="The stages of an attempt that was replaced are dropped, so that its tasks cannot go on.",
         tests=(f"{_POSTGRES_FAULTS}::test_tasks_of_an_attempt_that_was_overtaken_are_fenced[append]",),

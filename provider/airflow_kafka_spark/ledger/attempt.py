@@ -39,8 +39,7 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right
-from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
     describe,
     find_fatal_error,
@@ -778,8 +777,8 @@ class Ledger:
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
         rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
-        user = describe_identity(self.hook.config)
-        if missing := find_missing_right(cause, self.hook.conn_id, user, doing, rights, events=self._events):
+        user = KafkaUser.of(self.hook.config, self.hook.conn_id)
+        if missing := find_missing_right(cause, user, doing, rights, events=self._events):
             return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 

@@ -311,13 +311,14 @@ class TopicChain:
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
         formats: dict[str, Format | None] = dict.fromkeys(changed)
-        parts: list[tuple[Part, str, Format | None, Format | None]] = [
-            ("value", "sink.value", self.value, self.chain.value),
-            ("key", "sink.key_format", self.key, self.chain.key),
-        ]
-        for part, where, format, read in parts:
+        encodings = (
+            PartEncoding("value", "sink.value", self.value, self.chain.value),
+            PartEncoding("key", "sink.key_format", self.key, self.chain.key),
+        )
+        for encoding in encodings:
+            part = encoding.part
             if part in changed:
-                frame, formats[part] = encode_part(frame, part, where, fine, format, read, in_tasks=in_tasks)
+                frame, formats[part] = encode_part(frame, encoding, fine, in_tasks=in_tasks)
             columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
         if "topic" in changed:
             columns.append(F.col(MADE + "topic").alias("topic"))
@@ -387,15 +388,16 @@ class SourceChain:
         fine = ~aside & ~F.col(LEFT_OUT)
         if ends:
             fine = fine & F.col(END).isNull()
-        parts: list[tuple[Part, str, Format | None]] = [
-            ("value", "sink.value", self.sink.value_writer),
-            ("key", "sink.key_format", self._choose_key_format(changed)),
-        ]
-        for part, where, format in parts:
+        encodings = (
+            PartEncoding("value", "sink.value", self.sink.value_writer),
+            PartEncoding("key", "sink.key_format", self._choose_key_format(changed)),
+        )
+        for encoding in encodings:
+            part = encoding.part
             if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
-            made, _ = encode_part(made, part, where, fine, format, None)
+            made, _ = encode_part(made, encoding, fine)
         # Dead letters and routed records need the row before the transforms. If tasks encode, any row may still become a dead
         # letter.
         wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
@@ -523,37 +525,43 @@ def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tu
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(make_spark_column, kept)), frozenset(changed)
 
 
-def encode_part(
-    frame: DataFrame,
-    part: Part,
-    where: str,
-    fine: Column,
-    format: Format | None,
-    read: Format | None,
-    *,
-    in_tasks: bool = False,
-) -> tuple[DataFrame, Format]:
-    """Return the frame of :func:`transform_frame` with the bytes of a key or a value, and the format that they have.
+@dataclass(frozen=True)
+class PartEncoding:
+    """The format in which a key or a value is written.
 
+    :param part: the key or the value.
     :param where: the operator's argument that sets the format, for errors.
-    :param fine: a condition; True for the rows that are written.
     :param format: the format; None: the default of Connect for its type: a struct as JSON, a number or a text as text, bytes
         unchanged.
     :param read: the format in which the part was read. If the part is still one column of bytes or text, it is written in this
-        format.
+        format. Default: it was not read.
+    """
+
+    part: Part
+    where: str
+    format: Format | None
+    read: Format | None = None
+
+
+def encode_part(frame: DataFrame, encoding: PartEncoding, fine: Column, *, in_tasks: bool = False) -> tuple[DataFrame, Format]:
+    """Return the frame of :func:`transform_frame` with the bytes of a key or a value, and the format that they have.
+
+    :param encoding: the key or the value, and its format.
+    :param fine: a condition; True for the rows that are written.
     :param in_tasks: True: there is a struct in place of the bytes, which tasks encode in this format.
     :raises ValidationError: the part cannot be written in this format.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
+    part = encoding.part
     whole, found = F.col(MADE + part), frame.schema[MADE + part].dataType
     names = found.names if isinstance(found, StructType) else [part]
     if isinstance(found, (ArrayType, MapType)):
         what = f"behind the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
         raise ValidationError([Problem("transforms", what, "Give it a name with HoistField")])
-    writer = format or _find_default_format(found, read)
-    if problems := writer.find_encoding_problems(where, names):
+    writer = encoding.format or _find_default_format(found, encoding.read)
+    if problems := writer.find_encoding_problems(encoding.where, names):
         raise ValidationError(problems)
     before = [make_spark_column(name) for name in frame.columns]
     fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]

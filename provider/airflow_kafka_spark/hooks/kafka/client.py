@@ -20,7 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client_errors import (
+    CONNECTION_LOG,
+    REFUSED_LOGIN,
+    ClientEvents,
+    KafkaUser,
+    Right,
+    find_missing_right,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
@@ -343,7 +350,7 @@ class KafkaCalls:
         if describe_temporary_error(error):
             return self.unavailable(doing, describe_temporary_error(error))
         resource = str(getattr(what, "topic", what))
-        if missing := find_missing_right(error, self.conn_id, self._identity, doing, rights, resource):
+        if missing := find_missing_right(error, KafkaUser(self.conn_id, self._identity), doing, rights, resource):
             return missing
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 

@@ -293,14 +293,16 @@ class KafkaHook(KafkaBaseHook):
         :return: True if it was created by this call.
         :raises KafkaRefused: the brokers do not accept it, or it exists and ``exist_ok`` is false.
         """
-        return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.create_topic(self._calls, topic, exist_ok=exist_ok)
 
     def check_new_topic(
         self, name: str, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None
     ) -> KafkaSparkError | None:
         """Return why the brokers would not create a topic: :class:`KafkaRefused` or :class:`RightMissing`. None if they would, or
         if it exists. The parameters are those of :meth:`create_topic`."""
-        return kafka_requests.check_new_topic(self._calls, name, partitions, replication_factor, config or {})
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.check_new_topic(self._calls, topic)
 
     # --- offsets of the log ---
 

@@ -228,20 +228,30 @@ def find_head(metadata: TableMetadata, branch: str) -> int | None:
     return found.snapshot_id if found else None
 
 
-def make_commit(
-    table: Table,
-    snapshot_id: int,
-    summary: Mapping[str, str],
-    branch: str | None,
-    tag: str | None = None,
-    added: Sequence[DataFile] = (),
-    removed: Sequence[DataFile] = (),
-) -> SnapshotCommit:
+@dataclass(frozen=True)
+class NewSnapshot:
+    """A snapshot that is going to be committed.
+
+    :param id: its id, which stays unchanged when the commit is tried again.
+    :param summary: its summary.
+    :param branch: the branch that gets it; None for a snapshot that only the tag names.
+    :param tag: a tag that names it, too; default none.
+    :param added: the data files that it adds; default none.
+    :param removed: the data files that it removes; default none.
+    """
+
+    id: int
+    summary: Mapping[str, str]
+    branch: str | None
+    tag: str | None = None
+    added: Sequence[DataFile] = ()
+    removed: Sequence[DataFile] = ()
+
+
+def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
-    :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
-    :param tag: a tag that names the snapshot, too.
     :raises Exception: catalog or store did not answer.
     """
     from pyiceberg.table import Transaction
@@ -257,13 +267,14 @@ def make_commit(
             return self._table.metadata
 
     metadata = table.metadata
-    update = Look(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
+    update = Look(table).update_snapshot(snapshot_properties=dict(snapshot.summary), branch=snapshot.branch)
+    added, removed = snapshot.added, snapshot.removed
     producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
     if isinstance(producer, _MergeAppendFiles):
         # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
         producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
-    producer._snapshot_id, producer.commit_uuid = snapshot_id, _make_commit_uuid(snapshot_id)
+    producer._snapshot_id, producer.commit_uuid = snapshot.id, _make_commit_uuid(snapshot.id)
     for file in added:
         producer.append_data_file(file)
     for file in removed:
@@ -271,10 +282,10 @@ def make_commit(
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
     changes = [updates[0]]
-    for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
+    for name, kind in ((snapshot.branch, SnapshotRefType.BRANCH), (snapshot.tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
-            changes.append(set_ref(metadata, name, kind, snapshot_id))
+            changes.append(set_ref(metadata, name, kind, snapshot.id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
 

@@ -22,6 +22,7 @@ from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
     LoadedIceberg,
+    NewSnapshot,
     PipelineSnapshots,
     Recorded,
     find_head,
@@ -111,7 +112,7 @@ class Attempts:
             waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
             try:
                 summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
-                commit = make_commit(table, fence, summary, None, tag_name(pipeline))
+                commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=tag_name(pipeline)))
                 error = self.lake.try_commit(table, commit.requirements, commit.updates)
             except Exception as failed:  # each catalog and store has errors of its own
                 error = failed
@@ -297,7 +298,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id)
         summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
-        commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        commit = make_commit(table.table, snapshot)
         self.written += commit.written
         self.tried = commit.written
         if self.attempt.home.location.is_local:

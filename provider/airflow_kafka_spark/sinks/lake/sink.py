@@ -36,10 +36,10 @@ class TableRecord(Protocol):
 
 
 RecordT = TypeVar("RecordT", bound=TableRecord)
-FileT = TypeVar("FileT")
+LoadedFileT = TypeVar("LoadedFileT")
 
 
-class LoadedTable(ABC, Generic[RecordT, FileT]):
+class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
     """The table as it was loaded once. Nothing that was committed since shows in it."""
 
     @property
@@ -64,7 +64,7 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         """
 
     @abstractmethod
-    def list_files_of(self, window: Window, found: RecordT) -> Sequence[FileT]:
+    def list_files_of(self, window: Window, found: RecordT) -> Sequence[LoadedFileT]:
         """Return the files of a window that a replay removes.
 
         :param found: the record of the window.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
+from airflow_kafka_spark.sinks.lake.sink import LoadedFileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
@@ -35,7 +35,7 @@ TryCommit = Callable[[], "Exception | None"]
 """Tries one commit and returns None if it is committed. After an error the outcome is unknown."""
 
 
-class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
+class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT]):
     """One attempt: files that no commit names yet, and the commit that names them.
 
     :param attempt: the attempt, not begun yet.
@@ -199,7 +199,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         """Write the files of an upsert for the table as it was loaded."""
 
     @abstractmethod
-    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], FileT]) -> tuple[RecordT, TryCommit]:
+    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], LoadedFileT]) -> tuple[RecordT, TryCommit]:
         """Write what a commit needs before it is tried. Return the window's record, and the commit."""
 
     @abstractmethod
@@ -225,7 +225,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         key, guarded = tuple(self.options.key), self.options.offset_columns
         return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.make_data_writer)
 
-    def _plan_replacement(self, table: TableT, found: RecordT | None) -> tuple[Sequence[Mapping[str, Any]], Sequence[FileT]]:
+    def _plan_replacement(
+        self, table: TableT, found: RecordT | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[LoadedFileT]]:
         """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
         it removes.
 

@@ -35,8 +35,7 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right, name_missing_rights
-from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
@@ -484,7 +483,7 @@ class Publisher:
         said = error.args[0] if isinstance(error, KafkaException) else None
         # Records that are sent are watched; the marker is not.
         marker = [Right("topic", "Write", self.ledger.topic)]
-        if missing := find_missing_right(said, self.conn_id, describe_identity(self.config), doing, marker):
+        if missing := find_missing_right(said, KafkaUser.of(self.config, self.conn_id), doing, marker):
             return missing
         return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 

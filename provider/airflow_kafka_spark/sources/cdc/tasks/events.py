@@ -255,11 +255,11 @@ def _make_transaction_schemas() -> tuple[str, str]:
 
 _TRANSACTION_KEY, _TRANSACTION_VALUE = _make_transaction_schemas()
 
-TableT = TypeVar("TableT", bound=TableWriter)
+TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
 
 
-class ChangeWriter(ABC, Generic[TableT, PositionT]):
+class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     """Converts changes of rows to events.
 
     :param form: their form.
@@ -273,17 +273,17 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableT, position: PositionT) -> str:
+    def source(self, table: TableWriterT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
         :param position: of the change in the log.
         """
 
-    def is_included(self, table: TableT, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: TableWriterT, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
-    def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
+    def event(self, table: TableWriterT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
         """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
@@ -337,7 +337,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
+        self, table: TableWriterT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -353,7 +353,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             yield from self._delete(table, position, old)
             yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
+    def _write(self, table: TableWriterT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
@@ -362,7 +362,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, position: PositionT, old: RowValues) -> Iterator[Event]:
+    def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
         event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")
