@@ -82,7 +82,7 @@ def test_it_counts_until_a_window_is_bound_anew(piped, ask):
     json.dumps(to_json(done))
 
 
-def test_an_open_window_may_go_elsewhere_only_if_nobody_is_at_work_on_it(piped, ask):
+def test_an_open_window_may_go_elsewhere_only_if_no_attempt_works_on_it(piped, ask):
     piped.open_window(5, 5, binding=bound_to("a"))
     before = piped.everything()
     for running in (None, True):

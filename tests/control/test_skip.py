@@ -54,7 +54,7 @@ def test_without_an_open_window_what_waits_is_skipped_and_then_nothing_waits(mov
 
 
 @pytest.mark.parametrize("running", [True, None])
-def test_a_window_on_which_somebody_is_or_may_be_at_work_is_refused_and_not_disturbed(moved, ask, running):
+def test_a_window_that_an_attempt_works_on_or_may_work_on_is_refused_and_not_disturbed(moved, ask, running):
     with moved.ledger() as at_work:
         entry = at_work.plan(moved.window(at_work, 15, 15))
         with pytest.raises(AttemptAtWork) as caught:

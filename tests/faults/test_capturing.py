@@ -79,7 +79,7 @@ def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_noth
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
-def test_killed_when_all_is_staged_or_all_is_taken_the_retry_decides_anew_or_tells_what_was(flow, kind):
+def test_killed_after_staging_or_after_the_commit_the_retry_decides_anew_or_reports_the_first_decision(flow, kind):
     there = Other(flow, "files")
     flow.produce(COUNT)
     there.take(3)

@@ -303,7 +303,7 @@ def test_a_subject_that_is_not_there_is_a_problem() -> None:
     assert problem.where == "value.registry" and "`nothing-value`" in problem.what and "HTTP 404" in problem.what
 
 
-def test_a_wrong_password_is_told_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     with guarded(registry.url, "ann", "right") as url:
         add(monkeypatch, "good", login="ann", password="right", extra={"url": url})
         add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
@@ -328,7 +328,7 @@ def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.
     assert problem.where == "value.registry" and "did not answer" in problem.what and problem.action
 
 
-def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
+def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
     add(monkeypatch, "else", host=f"http://127.0.0.1:{registry.port}", schema="", extra=FAST)
     answered, told = SchemaRegistryHook("else").test_connection()
     assert not answered and "refused its subjects" in told
@@ -359,7 +359,7 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "the registry's client refuses it"),
     ],
 )
-def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
+def test_a_connection_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
     add(monkeypatch, "broken", **fields)
     hook = SchemaRegistryHook("broken")
     with pytest.raises(ConnectionInvalid, match=told) as caught:
@@ -367,7 +367,7 @@ def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatc
     assert "s3cr3t" not in str(caught.value) and not hook.test_connection()[0]
 
 
-def test_a_connection_of_another_type_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_of_another_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ODD", "http://registry")
     with pytest.raises(ConnectionInvalid, match="it is of type `http`.*Use a connection of type `schema_registry`"):
         _ = SchemaRegistryHook("odd").config

@@ -250,7 +250,7 @@ def hanging(hang):
     return hang()
 
 
-def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hanging, monkeypatch):
+def test_another_pipelines_open_transaction_alone_delays_no_reader(attempt, hanging, monkeypatch):
     # Shorter than the brokers let the transaction stay open: waiting for its end would fail.
     monkeypatch.setattr(ledger_topic, "READ_SECONDS", 30.0)
     with attempt() as ledger:
@@ -640,7 +640,7 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
         (LedgerRecord(b"", None), []),
     ],
 )
-def test_a_record_tells_under_which_transactional_ids_it_may_have_been_written(record, ids):
+def test_a_record_shows_under_which_transactional_ids_it_may_have_been_written(record, ids):
     assert list(identify_transaction(record, 0).ids("l")) == ids
 
 

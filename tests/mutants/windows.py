@@ -180,7 +180,9 @@ _OF_PLANNING = (
         old="max(start, min(stop, partition.lso))",
         new="max(start, min(stop, partition.lso + 1))",
         breaks="A window ends at the last stable offset.",
-        tests=(f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back",),
+        tests=(
+            f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_reports_the_records_that_are_held_back",
+        ),
     ),
     Mutant(
         name="plan-position-one-too-far",
@@ -261,7 +263,7 @@ _OF_CONTINUITY = (
         breaks="A pipeline that goes to another destination needs no record there of windows that went elsewhere.",
         tests=(
             "tests/operators/test_binding.py"
-            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since",
+            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since",
         ),
     ),
 )

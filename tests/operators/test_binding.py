@@ -297,7 +297,7 @@ def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
     assert (report["records_read"], report["records_written"], report.get("records_routed")) == (50, 50, None)
 
 
-def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, dies):
+def test_an_open_window_goes_elsewhere_after_a_rebind(files, tmp_path, dies):
     files.produce(30)
     dies(files, "run1", point="sink.staged")
     elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
@@ -352,7 +352,7 @@ def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique
         assert (len(committed_records(kafka.connection_extra(), other)), len(sold.records())) == (30, 0)
 
 
-def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
     """As where its mount is missing on a worker."""
     there, away = tmp_path / "rare", tmp_path / "mounted elsewhere"
     routed = {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(there)))]}
@@ -504,7 +504,7 @@ def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_
     assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
 
 
-def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
     """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
     for number in (1, 2):
         files.produce(30)
@@ -709,7 +709,7 @@ PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"
         ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
     ],
 )
-def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since(known, found, number):
+def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since(known, found, number):
     """The sink has to have a record of it, or of a later one."""
 
     def entry(number, state=State.COMPLETE, **facts):

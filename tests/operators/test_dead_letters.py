@@ -65,7 +65,7 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
     assert check_sorted_out(files, dead) == (350, bad) and "dead_letters" not in report
 
 
-def test_a_bad_key_is_told_from_a_bad_value(files: Pipeline):
+def test_a_bad_key_is_distinguished_from_a_bad_value(files: Pipeline):
     produce_mixed(files, 9, 4)
     files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
     stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]

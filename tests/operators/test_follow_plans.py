@@ -167,7 +167,7 @@ class TestUpstream:
 class TestDownstream:
     """Changes of the pipeline that follows."""
 
-    def test_a_new_one_begins_where_it_is_told_to(self, pair):
+    def test_a_new_pipeline_begins_at_its_starting_offsets(self, pair):
         for count in (2, 3, 4, 5):
             pair.publish(count, count, keep_windows=2)
         assert pair.loaded(pipeline="all", group_id="all") == (28, 1, 4, 28), "windows that were forgotten are counted"
@@ -219,7 +219,7 @@ class TestDownstream:
         pair.publish(1, 1)
         assert pair.loaded() == (2, 4, 4, 2)
 
-    def test_after_a_run_that_follows_nobody_it_goes_on_from_there(self, pair):
+    def test_after_a_run_that_follows_no_pipeline_it_continues_there(self, pair):
         pair.publish(2, 2)
         assert pair.loaded() == (4, 1, 1, 4)
         pair.publish(3, 3)

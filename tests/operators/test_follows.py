@@ -65,7 +65,7 @@ def test_it_reads_whole_windows_none_that_is_not_complete_and_their_counts_agree
     assert same_multiset(expected, rows) == 350
 
 
-def test_records_of_somebody_else_are_over_consumption_and_nothing_is_committed(orders):
+def test_records_of_another_producer_are_over_consumption_and_nothing_is_committed(orders):
     orders.sell(100)
     stray(orders, 7)
     orders.run("run1")

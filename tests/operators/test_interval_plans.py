@@ -162,7 +162,7 @@ class TestOverlaps:
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2]}
 
 
-def test_a_backfill_of_what_retention_has_removed_fails_or_tells_the_gap_and_the_group_passes_over_it(dry):
+def test_a_backfill_of_records_that_retention_has_removed_fails_or_reports_the_gap_and_the_group_passes_over_it(dry):
     dry.produce(0, 10, 70, 80, 130, 190)
     with KafkaHook("kafka_default") as hook:
         hook.delete_records({TopicPartition(dry.topic, 0): 3})

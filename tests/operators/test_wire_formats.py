@@ -224,7 +224,7 @@ def test_a_version_that_would_be_misread_makes_its_records_bad_and_spoils_no_oth
     assert at == 0 and "field 1 (`id`) was of type string, which is not read as int64" in reason
 
 
-def test_connects_decimals_of_64_digits_are_told_with_their_subject_and_read_with_fewer(client, unique):
+def test_connects_decimals_of_64_digits_are_reported_with_their_subject_and_read_with_fewer(client, unique):
     topic = unique("orders")
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2, "connect.parameters": {"scale": "2"}}
     text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": decimal}]})
@@ -239,7 +239,7 @@ def test_connects_decimals_of_64_digits_are_told_with_their_subject_and_read_wit
 
 
 @pytest.mark.parametrize("format", [Protobuf, JsonSchema])
-def test_a_subject_that_is_not_there_or_of_another_kind_is_told_before_anything_is_read(client, unique, format):
+def test_a_subject_that_is_not_there_or_of_another_kind_is_reported_before_anything_is_read(client, unique, format):
     topic = unique("orders")
     (problem,) = format(registry=CONN).of_topics([topic], "value").validate("value")
     assert problem.where == "value.registry" and f"{topic}-value" in problem.what

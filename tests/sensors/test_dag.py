@@ -49,7 +49,7 @@ PARSE = """if True:
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("sensors", 5), ("triggers", 4)])
-def test_airflow_is_told_of_every_module_that_has_one(kind, classes):
+def test_provider_info_names_every_module_that_has_one(kind, classes):
     from importlib import import_module
 
     listed = [name for entry in get_provider_info()[kind] for name in entry["python-modules"]]

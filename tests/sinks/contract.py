@@ -384,7 +384,7 @@ class SinkContract:
 
     # --- what the sink remembers --------------------------------------------------------------------------------------
 
-    def test_applied_and_last_applied_tell_what_was_committed(self, case: Case, feed: Feed) -> None:
+    def test_applied_and_last_applied_return_the_committed_window(self, case: Case, feed: Feed) -> None:
         jobs = [feed.next(), feed.next(), feed.next()]
         assert case.sink.last_applied(feed.pipeline) is None
         assert case.sink.applied(jobs[0].window) is None
@@ -458,7 +458,7 @@ class SinkContract:
                 assert case.everything() == before
         same_multiset(first.expected + job.expected, case.read())
 
-    def test_a_window_of_another_cluster_follows_only_where_somebody_has_moved_the_pipeline(self, case: Case, feed: Feed) -> None:
+    def test_a_window_of_another_cluster_follows_only_after_the_pipeline_was_moved(self, case: Case, feed: Feed) -> None:
         first, second = feed.next(), feed.next()
         apply(case.sink, first)
         topic_ids = {topic: f"another {topic}" for topic in second.window.topic_ids}
@@ -526,7 +526,7 @@ class SinkContract:
         assert all(isinstance(p, Problem) and p.what for p in problems)
 
     @every_format
-    def test_a_split_writer_travels_and_tells_no_password(self, case: Case, feed: Feed) -> None:
+    def test_a_split_writer_is_picklable_and_shows_no_password(self, case: Case, feed: Feed) -> None:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             task = writer.split_writer()

@@ -117,7 +117,7 @@ def test_a_wrong_option_is_named(transform, words) -> None:
         assert word in text
 
 
-def test_all_problems_of_a_chain_are_told_at_once_with_their_places() -> None:
+def test_all_problems_of_a_chain_are_reported_at_once_with_their_places() -> None:
     found = t.find_chain_problems([transform for transform, _ in WRONG], "smt")
     places = {problem.where.split(" ")[0] for problem in found}
     assert places == {f"smt[{index}]" for index in range(len(WRONG))}

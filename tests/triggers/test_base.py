@@ -118,7 +118,7 @@ def test_a_missing_topic_is_waited_for_if_that_is_wanted(kafka, unique):
     assert asyncio.run(created_later())["value"]["records"] == 1
 
 
-def test_waiting_ends_when_the_time_is_over_and_tells_what_was_seen_last(topic):
+def test_waiting_ends_at_the_timeout_and_reports_the_last_state(topic):
     event = fire(lag_trigger(topic, give_up_at=time.time() + 1))
     assert event["status"] == "timeout"
     assert "0 records behind" in event["line"]

@@ -85,7 +85,7 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     assert watch.age(time.time()) < 60
 
 
-def test_records_that_nobody_can_read_hide_nothing_else(past, watch, kafka):
+def test_unreadable_records_hide_nothing_else(past, watch, kafka):
     kafka.create_topic(watch.name.topic, 4, config={"cleanup.policy": "compact"})
     topic = watch.name.topic
     move(past, watch, "fine")
@@ -140,7 +140,7 @@ def test_a_ledger_that_is_deleted_and_created_again_is_read_from_its_beginning(p
     eventually(lambda: "first" not in watch.summaries)
 
 
-def test_the_watch_ends_when_nobody_asks_and_goes_on_where_it_was(past, kafka, unique):
+def test_the_watch_ends_without_requests_and_continues_at_its_position(past, kafka, unique):
     name = LedgerName("kafka_default", unique("ui-ledger"))
     task = PipelineTask("dag", "task", name, "dag.task", ("watched",))
     past.move("dag.task", 1, ["watched"], 10, run="dag/r{n}/task", group="g-idle", ledger_topic=name.topic)

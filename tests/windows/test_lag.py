@@ -184,7 +184,7 @@ def test_one_look_is_enough_to_see_that_a_night_was_missed():
     assert judge_partition([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 
 
-def test_nobody_is_silent_for_longer_than_there_is_something_to_read():
+def test_a_consumer_is_silent_only_while_there_is_something_to_read():
     history = [seen(-500, 10, None, active=True), seen(0, 10, 4, 60.0)]
     assert judge_partition(history, Periodic(HOUR)).status is Status.OK
     assert judge_partition([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
@@ -207,7 +207,7 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
     assert judge_partition(moved).status is Status.OK
 
 
-def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
+def test_a_sign_of_life_without_an_offset_is_neither_a_move_nor_a_way_back():
     told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
     life = Observation(told[1].time + 1, None, active=True, has_offset=False)
     assert judge_partition([*told[:2], life, *told[2:]]).status is judge_partition(told).status is Status.STALL
@@ -320,14 +320,14 @@ def test_a_catch_up_does_not_say_how_often_a_pipeline_runs(given):
     assert judge_partition([*past, now], Periodic(10.0)).status is Status.STOP
 
 
-def test_runs_that_nobody_schedules_have_none_to_miss():
+def test_runs_without_a_schedule_cannot_be_missed():
     for kind in ("manual", "asset_triggered", "backfill"):
         assert derive_cadence(windows(6, kind=kind)) == Unscheduled()
     silent = [Observation(0.0, 7, active=True), Observation(900 * HOUR, 7, 50, 800 * HOUR)]
     assert judge_partition(silent, Unscheduled()).status is Status.OK
 
 
-def test_names_of_another_kind_tell_by_the_time_between_completions():
+def test_with_names_of_another_kind_the_time_between_completions_decides():
     known = [CompletedWindow(at, "dag/run/task") for at in (0.0, 10.0, 30.0, 35.0)]
     assert derive_cadence(known) == Periodic(20.0)
     assert derive_cadence(known[:2]) is None

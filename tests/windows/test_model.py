@@ -62,7 +62,7 @@ def test_a_position_survives_json():
     assert position_from_json(position_to_json(position)) == position
 
 
-def test_a_report_adds_up_what_the_tasks_tell():
+def test_a_report_adds_up_what_the_tasks_report():
     results = [
         SplitResult(0, records=3, bytes=30, ignored=1, min_timestamp=5, max_timestamp=7),
         SplitResult(1, records=2, bytes=20, min_timestamp=4, max_timestamp=4),

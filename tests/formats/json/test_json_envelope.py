@@ -179,7 +179,7 @@ def test_a_default_stands_in_for_a_null_and_for_a_missing_field(
     )
 
 
-def test_defaults_of_parts_stand_in_wherever_their_value_is_and_one_that_does_not_fit_is_told() -> None:
+def test_defaults_of_parts_replace_missing_values_and_one_that_does_not_fit_is_reported() -> None:
     inner = struct(x={"type": "int32", "default": 5}, y="string", optional=True)
     listed = {"type": "array", "items": inner}
     mapped = {"type": "map", "keys": {"type": "string"}, "values": {"type": "int64", "default": 9}}

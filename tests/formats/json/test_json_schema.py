@@ -83,7 +83,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
 
 
-def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
+def test_headers_that_are_wrong_are_reported_and_the_rest_is_read() -> None:
     decoder = framed()
     good = make_wire_header(2) + GOOD
     wrong = {
@@ -374,7 +374,7 @@ def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> N
             written(format, [good, {**good, **change}], MADE)
 
 
-def test_columns_that_do_not_fit_the_schema_are_told_before_anything_is_written() -> None:
+def test_columns_that_do_not_fit_the_schema_are_reported_before_anything_is_written() -> None:
     format = JsonSchema(schema=ORDER).to_write("orders", "value")
     assert format.find_encoding_problems("value", ["id", "note"]) == []
     told = [p.what for p in format.find_encoding_problems("value", ["id", "more"])]
@@ -434,10 +434,10 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         ),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+def test_wrong_options_are_reported(options: dict[str, Any], found: str) -> None:
     assert found in " ".join(map(str, JsonSchema(**options).validate("value")))
 
 
-def test_what_cannot_be_put_together_is_told() -> None:
+def test_arguments_that_exclude_each_other_are_reported() -> None:
     with pytest.raises(SchemaUnusable, match="of `money.json`"):
         bundle_references(SchemaDocument("{}", (("money.json", "["),), "it"))

@@ -362,7 +362,7 @@ def test_a_descriptor_set_will_do_and_messages_are_found_by_either_name() -> Non
         ({"schema": "a int, a int"}, "`a` is there already"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+def test_wrong_options_are_reported(options: dict[str, Any], found: str) -> None:
     problems = Protobuf(**options).validate("value")
     pytest.raises(ValueError, _raise, str(problems)).match(found)
 
@@ -397,7 +397,7 @@ NEW = 'syntax = "proto3"; message Other { bool b = 1; } message Order { int64 id
 NEW += "message A { Order o = 1; message B { int32 x = 1; } }"
 
 
-def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told() -> None:
+def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_reported() -> None:
     decoder = framed(writers={1: OLD, 2: NEW}, reader=NEW)
     old = make_wire_header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
     new = make_wire_header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
@@ -514,7 +514,7 @@ def test_a_schema_made_of_columns_gives_their_values_back() -> None:
         ("a timestamp_ntz", "Declare it timestamp"),
     ],
 )
-def test_columns_of_which_no_message_can_be_made_are_told(columns: str, found: str) -> None:
+def test_columns_of_which_no_message_can_be_made_are_reported(columns: str, found: str) -> None:
     pytest.raises(ValueError, _raise, str(Protobuf(schema=columns).validate("value"))).match(found)
 
 
@@ -549,7 +549,7 @@ def test_two_members_of_a_oneof_are_never_written_as_one() -> None:
         written(Protobuf(schema=text), [{"s": "x", "i": {"n": 1}, "o": 1}], schema)
 
 
-def test_columns_that_do_not_fit_the_message_are_told_before_anything_is_written() -> None:
+def test_columns_that_do_not_fit_the_message_are_reported_before_anything_is_written() -> None:
     format = Protobuf(schema=SMALL).to_write("orders", "value")
     assert format.find_encoding_problems("value", ["id", "note"]) == []
     (problem,) = format.find_encoding_problems("value", ["id", "more"])
@@ -561,6 +561,6 @@ def test_columns_that_do_not_fit_the_message_are_told_before_anything_is_written
     assert "`n`" not in str(told.value), "of integers the value decides"
 
 
-def test_an_entry_without_a_schema_is_told_when_it_is_to_be_written() -> None:
+def test_an_entry_without_a_schema_is_reported_when_it_is_to_be_written() -> None:
     (problem,) = Protobuf().to_write("orders", "value").find_encoding_problems("value", ["id"])
     assert "neither" in problem.what

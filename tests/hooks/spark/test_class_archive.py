@@ -84,7 +84,7 @@ def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
     assert waited == [(None, True)]
 
 
-def test_what_a_killed_maker_left_and_what_nobody_used_for_months_is_removed(tmp_path):
+def test_files_of_a_killed_maker_and_archives_unused_for_months_are_removed(tmp_path):
     left = tmp_path / "spark-1.making-77"
     left.write_bytes(b"cla")
     old, used, foreign = tmp_path / "spark-2.jsa", tmp_path / "spark-3.jsa", tmp_path / "kafka-4.jsa"

@@ -80,7 +80,7 @@ def test_the_layout_is_the_documented_one(path):
     )
 
 
-def test_the_record_tells_people_what_the_window_is(path):
+def test_the_record_describes_the_window_for_people(path):
     feed = Feed()
     job = feed.next(3, 2, 0)
     apply(FilesSink(str(path)), job)
@@ -556,7 +556,7 @@ def test_a_topic_that_was_recreated_may_begin_at_zero_again(path):
     apply(sink, replace(again, window=replace(again.window, topic_ids={"orders": "two", "_returns": "r2"})))
 
 
-def test_executors_that_do_not_share_the_file_system_are_told_so(path):
+def test_executors_without_the_shared_file_system_get_an_error_that_names_it(path):
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:

@@ -75,7 +75,7 @@ def records(kafka, topic):
     return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
 
-def test_each_row_is_one_record_and_the_marker_tells_where_they_lie(kafka, publisher, topic):
+def test_each_row_is_one_record_and_the_marker_holds_their_offsets(kafka, publisher, topic):
     marker = publisher.publish(0, RecordBatches(iter([batch(25_000), batch(5, 25_000)])))
     found = records(kafka, topic)
     assert {m.key(): m.value() for m in found} == {str(n).encode(): b"v%d" % n for n in range(25_005)}

@@ -81,7 +81,7 @@ def test_a_commit_of_others_between_look_and_commit_loses_and_doubles_nothing(la
 
 
 @pytest.mark.faults
-def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
+def test_an_attempt_whose_files_were_removed_commits_nothing_although_no_other_attempt_has(lake, feed, tmp_path):
     """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)

@@ -497,7 +497,7 @@ def test_counts_that_disagree_are_never_committed(place: Place):
 
 
 @every_way
-def test_a_table_somebody_else_has_locked_is_a_clear_error_after_the_lock_timeout(place: Place, options: Any):
+def test_a_table_that_another_session_has_locked_is_a_clear_error_after_the_lock_timeout(place: Place, options: Any):
     sink, orders = place.sink(auto_create=True, **{**options, "lock_timeout": 0.5}), pipeline()
     apply(sink, orders.job(lines(0, 10)))
     job = orders.job(lines(10, 10))

@@ -312,7 +312,7 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
         place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_column_that_is_gone_is_told_before_spark_reads(place: Place, spark: JdbcSpark) -> None:
+def test_a_column_that_is_gone_is_reported_before_spark_reads(place: Place, spark: JdbcSpark) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, x int)")
     place.execute("INSERT INTO t VALUES (1, 1)")
     source = source_of(place, include_columns=["id", "x"])
