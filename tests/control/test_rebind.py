@@ -148,7 +148,7 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
 
 
 class Failing:
-    """A producer whose commit fails with an error that tells nothing, before or after it is done."""
+    """A producer whose commit fails with an error that leaves its outcome open, before or after the commit."""
 
     def __init__(self, producer, *, is_committed):
         self._producer, self._is_committed = producer, is_committed

@@ -1,4 +1,4 @@
-"""Giving up a window, or what waits, on a real broker: whole or not at all, and never while somebody is at work on it."""
+"""Skips of a window or of waiting records on a real broker: complete or not at all, and never while an attempt is at work."""
 
 from __future__ import annotations
 

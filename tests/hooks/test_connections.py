@@ -1,5 +1,6 @@
-"""Whoever looks an Airflow connection up says the same of one that is missing or of another type; and what Airflow's own test of
-a connection tells."""
+"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the results of the connection
+tests of Airflow's UI.
+"""
 
 from __future__ import annotations
 

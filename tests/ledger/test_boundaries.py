@@ -206,7 +206,7 @@ class TestTimestampsInTheFuture:
 
 
 class TestWhatRetentionHasRemoved:
-    """A backfill of intervals whose records are gone is data loss, whether or not somebody had asked for them before."""
+    """A backfill of intervals whose records were deleted is data loss, whether or not their boundaries were decided before."""
 
     def window(self, topic, begin, end, data_loss="fail"):
         instants = (BEGIN + begin * MINUTE, BEGIN + end * MINUTE)

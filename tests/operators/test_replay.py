@@ -1,4 +1,4 @@
-"""A replay that somebody has asked for, end to end: rows are replaced, offsets do not move, it happens once."""
+"""Requested replays end to end: rows are replaced once, and offsets do not move."""
 
 from __future__ import annotations
 

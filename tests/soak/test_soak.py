@@ -1,6 +1,6 @@
 """The soak program: pipelines of all kinds under random kills, zombies and commands, with every record counted after each.
 
-``make soak MINUTES=60 SEED=7``. Without a seed each run takes a new one, and tells it.
+``make soak MINUTES=60 SEED=7``. Without a seed each run takes a new one, and prints it.
 """
 
 from __future__ import annotations

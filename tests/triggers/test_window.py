@@ -15,7 +15,7 @@ from tests.support.triggers import again, fire, first
 
 
 class Upstream:
-    """A pipeline that completes windows when told."""
+    """A pipeline whose windows are completed by the test."""
 
     def __init__(self, name, topic):
         self.name, self.ledger_topic, self.topic, self.number = name, f"ledger-{name}", topic, 0

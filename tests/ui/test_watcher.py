@@ -1,4 +1,4 @@
-"""The watch over ledgers: on a real broker, which goes away and comes back, and over topics that hold what nobody expects."""
+"""The watch over ledgers: on a real broker, which stops and starts again, and over topics with unexpected records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def complete(watch, pipeline, number):
 
 
 def behind(watch, pipeline, records, samples=1):
-    """The tracker that tells of so many records to read."""
+    """Return the tracker that reports this number of records to read."""
 
     def look():
         with watch.lock:

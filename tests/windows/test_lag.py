@@ -179,7 +179,7 @@ def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
 
 
 def test_one_look_is_enough_to_see_that_a_night_was_missed():
-    """Nobody was seen at work, and the record at the committed offset has waited for longer than a run may take to come."""
+    """No attempt was seen, and the record at the committed offset has waited for longer than the time between runs."""
     assert judge_partition([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
     assert judge_partition([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 

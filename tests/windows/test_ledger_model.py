@@ -1,4 +1,4 @@
-"""Every order of the steps of two attempts and one command: each offset is in the sink exactly once, or somebody has given it up.
+"""Every order of the steps of two attempts and one command: each offset is in the sink exactly once, or a user has given it up.
 
 See :mod:`tests.support.ledger_model`: a kill after every step and an attempt that sleeps and wakes are among these orders.
 """
@@ -295,7 +295,7 @@ def test_a_pipeline_is_renamed_while_attempts_are_at_work(model, attempts):
 
 
 def is_own(actor: str, step: tuple[Any, ...]) -> bool:
-    """Return True for a step that meets nobody, as the pipelines of all actors have only groups in common."""
+    """Return True for a step that no other actor sees, because the pipelines of all actors have only groups in common."""
     kind, *args = step
     if kind in ("fence", "produce"):
         return not args[0].endswith((".owner", ".binding"))

@@ -31,7 +31,7 @@ def logical(type_: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple[list[Any], dict[int, str]]:
-    """The rows and the bad ones; both ways say the same."""
+    """Return the rows and the bad records, which are equal in both decoders."""
     made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)

@@ -78,7 +78,7 @@ CASES = {
 
 
 def both(format: JsonEnvelope, *values: bytes | None) -> Decoded:
-    """By both ways, which must say the same."""
+    """Return the results of both decoders, which must be equal."""
     decoder = EnvelopeDecoder(format.columns, few=0, defaults=format.replace_null_with_default)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     again = decoder.decode(values)

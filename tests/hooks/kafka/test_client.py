@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 
 class Client:
-    """Tells where it ends."""
+    """Records the thread that ends it."""
 
     def __init__(self, ends: list[str]) -> None:
         self.ends = ends

@@ -251,7 +251,7 @@ def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topi
 
 
 def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher, topic):
-    """The last row, which tells what was read, is missing: what feeds the task has failed in the middle."""
+    """The last row, with the account of the reading stage, is missing: that stage has failed in the middle."""
     rows = batch(100, **{END: pa.nulls(100, pa.string())})
     with pytest.raises(RowsCutOff):
         publisher.publish(0, RecordBatches(iter([rows])))

@@ -291,7 +291,7 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
         assert "permission denied" in bad.error
 
         def written() -> str:
-            """Return all traces once Spark has told of the end of both reads."""
+            """Return all traces once Spark has reported the end of both reads."""
             text = spark.traces
             started, ended = (text.count(f"SparkListenerSQLExecution{which}") for which in ("Start", "End"))
             return text if text.count(place.schema.rpartition('"')[2]) > 1 and started == ended else ""

@@ -204,7 +204,7 @@ class ManifestTable:
         try:
             known = int(self.store.get(f"{log}/{_NEWEST}") or 0)
             found = self._list_entries(log, f"{known - 1:020d}.json") if known else []
-            # Somebody may have removed entries by hand.
+            # Entries may have been removed by hand.
             found = found or self._list_entries(log, "")
             if not found:
                 return Commit(0)

@@ -64,10 +64,10 @@ def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) 
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        told = _format_message(server, error)
-        what = f"connection `{sink.conn_id}` does not lead to a database: {told}"
+        message = _format_message(server, error)
+        what = f"connection `{sink.conn_id}` does not lead to a database: {message}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(told)), *unchecked]
+        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(message)), *unchecked]
     try:
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).find_problems()]
