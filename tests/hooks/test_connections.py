@@ -1,5 +1,5 @@
-"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the results of the connection
-tests of Airflow's UI.
+"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the connection tests of
+Airflow's UI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A window goes to the destination that it was planned with, moved by the task of its pipeline, until a user decides otherwise."""
+"""A window goes to the destination of its plan, moved by the task of its pipeline, until a user decides otherwise."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ History = int
 
 
 def is_eager(actor: str, step: tuple[Any, ...]) -> bool:
-    """Return True for steps that are taken together with the step before, because their answers matter to no other actor."""
+    """Return True for steps that are taken together with the step before: their answers are a mirror, or are asked for again."""
     return step[0] in ("log", "committed")
 
 
