@@ -251,7 +251,7 @@ class Format(ABC):
 
     @property
     def takes_connect_schemas(self) -> bool:
-        """True if :meth:`connect_encoder` writes values with the schemas that they have."""
+        """True if :meth:`make_connect_encoder` writes values with the schemas that they have."""
         return False
 
     def find_connect_problems(self, where: str) -> list[Problem]:
@@ -261,7 +261,7 @@ class Format(ABC):
         """
         return []
 
-    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+    def make_connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
         """Return the encoder of a column of the kind "connect"; by default its bytes are written as those of any column.
 
         :param column: the name of the column.

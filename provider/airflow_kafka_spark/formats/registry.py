@@ -400,7 +400,7 @@ class RegistryFormat(Format):
 
     @abstractmethod
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the mismatches that the names of the columns alone show, as :meth:`_mismatches` does."""
+        """Return the mismatches that the names of the columns alone show, as :meth:`_find_mismatches` does."""
 
     @abstractmethod
     def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> StructEncoder:
@@ -584,13 +584,13 @@ class RegistryFormat(Format):
                 problems.append(Problem.of(f"{where}.registry", error))
         return problems
 
-    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+    def make_connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
         """Return the encoder of values that have a schema. Tasks ask the registry, and register the schemas."""
         from airflow_kafka_spark.formats.tasks.connect_encoder import ConnectEncoder
 
         return ConnectEncoder(self, column, topic, self._hook.make_task_client())
 
-    def make_connect_encoder(
+    def make_encoder_for_schema(
         self: _Self, schema: Mapping[str, Any], topic: str, registry: RegistryRequests
     ) -> tuple[tuple[Column, ...], StructEncoder]:
         """Return the columns of values of a Connect schema, and their encoder. The schema is registered if it is not yet.
@@ -606,10 +606,10 @@ class RegistryFormat(Format):
         """
         made = self.of_topics((topic,), self.part)
         made.__dict__["_hook"] = registry
-        return made._make_connect_encoder(schema, f"`{topic}`")
+        return made._make_encoder_for_schema(schema, f"`{topic}`")
 
-    def _make_connect_encoder(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], StructEncoder]:
-        """Return the columns of values of a Connect schema, and their encoder; see :meth:`make_connect_encoder`.
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], StructEncoder]:
+        """Return the columns of values of a Connect schema, and their encoder; see :meth:`make_encoder_for_schema`.
 
         :param what: the topic, in words.
         """

@@ -295,7 +295,7 @@ class Avro(RegistryFormat):
 
         return AvroEncoder(self._find_schema_to_write(document), tuple(columns), header)
 
-    def _make_connect_encoder(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
 

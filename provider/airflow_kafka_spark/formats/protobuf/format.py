@@ -211,7 +211,7 @@ class Protobuf(RegistryFormat):
             return [Problem(where, e.found, e.action)]
         return super().find_connect_problems(where)
 
-    def _make_connect_encoder(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
         from airflow_kafka_spark.formats.protobuf.schema import (
             convert_connect_to_proto,

@@ -347,7 +347,7 @@ class KafkaSink:
 
     def _make_part_encoder(self, format: Format, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         if len(columns) == 1 and columns[0][1] == "connect":
-            return format.connect_encoder(columns[0][0], self.topic_column)
+            return format.make_connect_encoder(columns[0][0], self.topic_column)
         return format.encoder([(name, "binary" if kind == "connect" else kind) for name, kind in columns])
 
     # --- topic, partition, time and headers of a row, as Spark expressions ---

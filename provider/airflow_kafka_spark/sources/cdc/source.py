@@ -69,7 +69,7 @@ class LogSource(RowSource):
         return self._windows().position_after(splits, position, tokens)
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the present number of bytes of the log after a window. See :meth:`RowSource.bytes_behind`."""
+        """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
         return self._windows().count_bytes_behind(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:

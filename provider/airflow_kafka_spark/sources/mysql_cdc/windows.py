@@ -355,7 +355,7 @@ class MySqlLogWindowPlanner:
         return found
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = LogCoordinates.parse(position["place"])

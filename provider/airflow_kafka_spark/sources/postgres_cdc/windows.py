@@ -216,7 +216,7 @@ class PostgresLogWindowPlanner:
         return advance_snapshot(position, splits, tokens, parse_lsn)
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = parse_lsn(position["lsn"])
