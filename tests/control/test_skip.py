@@ -66,7 +66,7 @@ def test_a_window_that_an_attempt_works_on_or_may_work_on_is_refused_and_not_dis
     assert moved.stands() == [15, 15] and not memory_of(moved).history
 
 
-def test_an_attempt_that_was_at_work_all_the_same_is_shut_out(moved, ask):
+def test_an_attempt_that_was_at_work_nevertheless_is_shut_out(moved, ask):
     with moved.ledger() as at_work:
         entry = at_work.plan(moved.window(at_work, 15, 15))
         ask(running=False)

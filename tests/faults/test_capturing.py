@@ -122,7 +122,7 @@ def test_killed_between_the_commits_what_the_other_table_refused_stays_a_dead_le
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
-def test_a_zombie_that_wakes_between_the_commits_changes_nothing(flow, kind):
+def test_a_zombie_that_resumes_between_the_commits_changes_nothing(flow, kind):
     there = Other(flow, "table")
     flow.produce(COUNT)
     there.take(25)

@@ -302,7 +302,9 @@ _OF_PUBLISHING = (
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
-        tests=("tests/sinks/kafka/test_claimed_window.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
+        tests=(
+            "tests/sinks/kafka/test_claimed_window.py::test_looks_that_continue_say_the_same_as_one_that_begins_at_the_claim",
+        ),
     ),
     Mutant(
         name="publish-since-not-read",

@@ -192,7 +192,7 @@ def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_o
     assert (report["attempts"], table.check()) == (2, 60)
 
 
-def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_goes_on_as_it_began(table):
+def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_continues_as_it_began(table):
     sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     table.produce(60)
     # Two tasks run at a time, so the third one begins when another one has committed.
@@ -309,7 +309,7 @@ def test_an_open_window_goes_elsewhere_after_a_rebind(files, tmp_path, dies):
 
 
 @pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
-def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
+def test_an_open_window_that_is_published_in_part_continues_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
         other = unique("other")
         kafka.create_topic(other, 3)
@@ -328,7 +328,7 @@ def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka
         assert len(there[other]) >= 10
 
 
-def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kafka, unique, tmp_path, dies):
+def test_an_open_window_whose_topic_was_created_again_continues_in_the_new_one(kafka, unique, tmp_path, dies):
     with relay(kafka, unique, tmp_path) as made:
         made.send(30)
         dies(made, "run1", point="planned")
@@ -341,7 +341,7 @@ def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kaf
         assert made.check() == 30
 
 
-def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique, tmp_path, dies):
+def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, unique, tmp_path, dies):
     with shop(kafka, postgres, unique, tmp_path) as sold:
         other = unique("other")
         kafka.create_topic(other, 2)
@@ -578,7 +578,7 @@ def test_a_new_pipeline_that_was_killed_before_it_looked_at_its_group_again_is_r
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [None, 1], ids=["progress", "intervals"])
-def test_another_group_that_a_pipeline_goes_on_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
+def test_another_group_that_a_pipeline_continues_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
     dry.produce(0, 10, 70, 130)
     dry.run(None if number is None else 0)
     dry.produce(140)

@@ -149,7 +149,7 @@ class TestUpstream:
         assert pair.loaded() == (45, 3, 4, 45)
         assert pair.loaded() == (0, 5, 4, 0) and pair.followed() == 4
 
-    def test_windows_that_the_ledger_no_longer_holds_count_all_the_same(self, pair):
+    def test_windows_that_the_ledger_no_longer_holds_count_nevertheless(self, pair):
         pair.publish(1, 0)
         assert pair.loaded() == (1, 1, 1, 1)
         for count in (2, 3, 4, 5):
@@ -228,7 +228,7 @@ class TestDownstream:
         pair.publish(1, 1)
         assert pair.loaded() == (2, 3, 3, 2)
 
-    def test_forgotten_it_goes_on_where_its_group_stands(self, pair):
+    def test_forgotten_it_continues_where_its_group_stands(self, pair):
         for count in (2, 3):
             pair.publish(count, count, keep_windows=1)
         assert pair.loaded() == (10, 1, 2, 10)

@@ -96,7 +96,7 @@ def by_hand(change, orders, **options):
         change(hook, orders.name, why="a test", ledger_topic=f"ledger-{orders.name}", **options)
 
 
-def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders):
+def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_nevertheless(orders):
     from tests.support.control import forget, skip
 
     orders.sell(40)

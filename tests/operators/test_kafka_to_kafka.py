@@ -292,7 +292,7 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     assert sum(part["records"] for part in report["published"]) == 300, "a pipeline that follows reads them"
 
 
-def test_a_ledger_that_is_lost_goes_on_where_the_group_stands(orders, unique):
+def test_a_ledger_that_is_lost_continues_where_the_group_stands(orders, unique):
     orders.send(200)
     orders.run("run1")
     orders.send(50)

@@ -178,7 +178,7 @@ def batches(file: Path, size: int, count: int) -> int:
 
 
 @around_the_cut
-def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_goes_on(lone, unique, tmp_path):
+def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_continues(lone, unique, tmp_path):
     yield ()
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         ledger = f"ledger-{flow.name}"

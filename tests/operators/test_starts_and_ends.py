@@ -118,7 +118,7 @@ class TestStart:
 
 
 class TestStop:
-    def test_windows_stop_at_a_time_at_offsets_or_at_another_groups_and_go_on_when_the_bound_moves(self, filled):
+    def test_windows_stop_at_a_time_at_offsets_or_at_another_groups_and_continue_when_the_bound_moves(self, filled):
         group = f"flink-{filled.name}"
 
         def stop(bound: str, offset: int):

@@ -313,7 +313,7 @@ class SinkContract:
 
     @pytest.mark.faults
     @pytest.mark.parametrize("point", POINTS)
-    def test_a_paused_zombie_that_wakes_after_the_retry_changes_nothing(
+    def test_a_paused_zombie_that_resumes_after_the_retry_changes_nothing(
         self, case: Case, feed: Feed, point: str, tmp_path: Path
     ) -> None:
         _skip_twin(case, point)
@@ -330,7 +330,7 @@ class SinkContract:
             assert case.published() == before
 
     @pytest.mark.faults
-    def test_a_paused_zombie_that_wakes_two_windows_later_changes_nothing(self, case: Case, feed: Feed, tmp_path: Path) -> None:
+    def test_a_paused_zombie_that_resumes_two_windows_later_changes_nothing(self, case: Case, feed: Feed, tmp_path: Path) -> None:
         jobs = [feed.next() for _ in range(3)]
         with Victim(case.sink, jobs[0], "sink.staged:stop", tmp_path / "victim") as zombie:
             assert zombie.stopped()

@@ -33,7 +33,7 @@ def lag_trigger(topic, **options):
 
 
 @pytest.mark.faults
-def test_the_event_loop_goes_on_while_a_broker_does_not_answer(kafka, unique):
+def test_the_event_loop_continues_while_a_broker_does_not_answer(kafka, unique):
     topic = unique("lag")
     kafka.create_topic(topic)
     triggers = [

@@ -73,7 +73,7 @@ def test_records_count_from_the_first_one_that_a_reader_is_handed():
     assert not state(3, 10).behind
 
 
-def test_a_reader_goes_on_at_the_first_record_that_is_still_there():
+def test_a_reader_continues_at_the_first_record_that_is_still_there():
     deleted = state(3, 10, head=6, low=6)
     assert (deleted.start, deleted.records, deleted.lost) == (6, 4, 3)
     never = state(None, 10, head=6, low=6)

@@ -454,7 +454,7 @@ def test_a_number_that_was_given_up_is_used_again(model):
 
 
 @pytest.mark.parametrize("rule", [(Ledger, "fence_splits"), (ChangeLedger, "take_over")], ids=lambda rule: rule[1])
-def test_tasks_of_a_window_that_is_given_up_go_on(model, rule):
+def test_tasks_of_a_window_that_is_given_up_continue(model, rule):
     patches = [patch.object(*rule, lambda *args: None)]
     with modelled(*patches), pytest.raises(AssertionError, match="discarded"):
         explore(half_published(), {"A": PUBLISHED, "skip": SKIP}, [LAST_PUBLISHED], records=0, check=published_as_said)

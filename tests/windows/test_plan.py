@@ -49,7 +49,7 @@ class TestWhereAWindowBegins:
         with pytest.raises(DataLoss):
             plan_ranges(log(p0=(5, 10, 10)), Position(), ["t"], starts={T0: 2})
 
-    def test_a_pipeline_with_a_past_goes_on_from_there(self):
+    def test_a_pipeline_with_a_past_continues_from_there(self):
         planned = plan_ranges(log(p0=(0, 10, 10)), at(p0=4), ["t"], starts={T0: 9})
         assert planned.ranges == (OffsetRange("t", 0, 4, 10),)
 

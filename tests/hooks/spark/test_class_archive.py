@@ -67,7 +67,7 @@ def test_an_archive_is_used_when_it_is_whole_and_not_before(tmp_path):
     assert list_java_options(archive) == ()
 
 
-def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
+def test_one_process_makes_an_archive_and_the_others_continue_or_wait(tmp_path):
     archive, waited = tmp_path / "spark-1.jsa", []
 
     def wait() -> None:

@@ -116,7 +116,7 @@ def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_dou
     assert Counter(case.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
 
 
-def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(tmp_path, feed):
+def test_a_compaction_that_resumes_behind_other_writers_undoes_nothing_of_theirs(tmp_path, feed):
     case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
     case.schema = SMALL
     first, job, third = (feed.next() for _ in range(3))

@@ -122,7 +122,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     assert len(seen) > 3
 
 
-def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_goes_on_behind_it(orders: Binlog):
+def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_continues_behind_it(orders: Binlog):
     orders.execute("INSERT INTO orders SELECT seq, repeat('x', 1000) FROM seq_1_to_3000", "INSERT INTO orders VALUES (0, 'last')")
     for with_marker in (True, False):
         windows = orders.windows(max_binlog_bytes=3 << 19)
@@ -231,7 +231,7 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
     assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71]
 
 
-def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
+def test_a_place_beyond_the_servers_positions_continues_in_the_next_file(orders: Binlog):
     from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
     made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
