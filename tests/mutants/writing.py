@@ -43,7 +43,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-dead-stage-kept",
         path="sinks/postgres/attempt.py",
-        old="run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
+        old="run(earlier.connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
         new="left = left[_DROPPED_AT_ONCE:]",
         breaks="The stages of an attempt that was replaced are dropped, so that its tasks cannot go on.",
         tests=(f"{_POSTGRES_FAULTS}::test_tasks_of_an_attempt_that_was_overtaken_are_fenced[append]",),
@@ -321,7 +321,9 @@ _OF_PUBLISHING = (
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
-        tests=("tests/sinks/kafka/test_claimed_window.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
+        tests=(
+            "tests/sinks/kafka/test_claimed_window.py::test_looks_that_continue_say_the_same_as_one_that_begins_at_the_claim",
+        ),
     ),
     Mutant(
         name="publish-since-not-read",

@@ -1,4 +1,4 @@
-"""A window goes where it was planned to go, moved by the task that moves its pipeline, until somebody decides otherwise."""
+"""A window goes to the destination of its plan, moved by the task of its pipeline, until a user decides otherwise."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_o
     assert (report["attempts"], table.check()) == (2, 60)
 
 
-def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_goes_on_as_it_began(table):
+def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_continues_as_it_began(table):
     sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     table.produce(60)
     # Two tasks run at a time, so the third one begins when another one has committed.
@@ -299,7 +299,7 @@ def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
     assert (report["records_read"], report["records_written"], report.get("records_routed")) == (50, 50, None)
 
 
-def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, dies):
+def test_an_open_window_goes_elsewhere_after_a_rebind(files, tmp_path, dies):
     files.produce(30)
     dies(files, "run1", point="sink.staged")
     elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
@@ -358,7 +358,7 @@ def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says
 
 
 @pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
-def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
+def test_an_open_window_that_is_published_in_part_continues_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
         other = unique("other")
         kafka.create_topic(other, 3)
@@ -377,7 +377,7 @@ def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka
         assert len(there[other]) >= 10
 
 
-def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kafka, unique, tmp_path, dies):
+def test_an_open_window_whose_topic_was_created_again_continues_in_the_new_one(kafka, unique, tmp_path, dies):
     with relay(kafka, unique, tmp_path) as made:
         made.send(30)
         dies(made, "run1", point="planned")
@@ -390,7 +390,7 @@ def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kaf
         assert made.check() == 30
 
 
-def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique, tmp_path, dies):
+def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, unique, tmp_path, dies):
     with shop(kafka, postgres, unique, tmp_path) as sold:
         other = unique("other")
         kafka.create_topic(other, 2)
@@ -401,7 +401,7 @@ def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique
         assert (len(committed_records(kafka.connection_extra(), other)), len(sold.records())) == (30, 0)
 
 
-def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
     """As where its mount is missing on a worker."""
     there, away = tmp_path / "rare", tmp_path / "mounted elsewhere"
     routed = {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(there)))]}
@@ -648,7 +648,7 @@ def test_a_new_pipeline_that_was_killed_before_it_looked_at_its_group_again_is_r
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [None, 1], ids=["progress", "intervals"])
-def test_another_group_that_a_pipeline_goes_on_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
+def test_another_group_that_a_pipeline_continues_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
     dry.produce(0, 10, 70, 130)
     dry.run(None if number is None else 0)
     dry.produce(140)
@@ -823,7 +823,7 @@ PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"
         ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
     ],
 )
-def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since(known, found, number):
+def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since(known, found, number):
     """The sink has to have a record of it, or of a later one."""
 
     def entry(number, state=State.COMPLETE, **facts):

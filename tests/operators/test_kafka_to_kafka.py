@@ -240,7 +240,7 @@ def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(or
     """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
     orders.send(300)
     with monkeypatch.context() as some:
-        some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
+        some.setattr(KafkaToKafkaOperator, "_find_unpublished", lambda self, window, ledger, left: (1, 2))
         with pytest.raises(SparkJobFailed, match="split 0"):
             orders.run("run1")
     with fails_at("job.done"):
@@ -301,7 +301,7 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     assert sum(gap["end"] - gap["start"] for gap in report["gaps"]) == 30
 
 
-def test_a_ledger_that_is_lost_goes_on_where_the_group_stands(orders, unique):
+def test_a_ledger_that_is_lost_continues_where_the_group_stands(orders, unique):
     orders.send(200)
     orders.run("run1")
     orders.send(50)

@@ -418,7 +418,7 @@ class TestRecords:
 
 
 class TestReport:
-    def test_the_report_tells_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
+    def test_the_report_describes_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
         sizes, decode = [], write.decode_result
         monkeypatch.setattr(write, "decode_result", lambda text: sizes.append(len(text)) or decode(text))
         files.produce(3000)

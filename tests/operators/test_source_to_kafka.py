@@ -97,7 +97,7 @@ class TestALedgerThatIsLost:
             given = {"why": "the ledger is lost", "ledger_topic": f"ledger-{orders.name}", "group_id": error.group_id}
             return action(hook, orders.name, *arguments, **given, **options)
 
-    def test_no_row_is_published_again_and_the_command_that_is_named_goes_on(self, lost):
+    def test_no_row_is_published_again_and_the_command_that_is_named_continues(self, lost):
         self.lose(lost)
         error = self.refused(lost, window=1)
         assert "in part" not in error.action

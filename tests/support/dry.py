@@ -45,7 +45,7 @@ class DryOperator(KafkaToSinkOperator):
         super().__init__(task_id="task", value=String(), sink=FilesSink(path=str(moved.parent / "nothing")), **kwargs)
         self.moved, self.between, self.waiting = moved, between, waiting
 
-    def problems(self, run):
+    def find_all_problems(self, run):
         return []
 
     def plan(self, ledger, run):

@@ -43,7 +43,7 @@ def replace_offset(record, offset):
     return LedgerRecord(record.key, record.value, offset)
 
 
-def test_an_attempt_at_an_open_window_is_a_sign_of_life_that_does_not_tell_a_position():
+def test_an_attempt_at_an_open_window_is_a_sign_of_life_without_a_position():
     snapshot = LedgerSnapshot()
     put(snapshot, make_window_record(entry("p", 1)), 1)
     put(snapshot, make_window_record(entry("p", 2, State.PLANNED)), 2)

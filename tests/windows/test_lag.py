@@ -73,7 +73,7 @@ def test_records_count_from_the_first_one_that_a_reader_is_handed():
     assert not state(3, 10).behind
 
 
-def test_a_reader_goes_on_at_the_first_record_that_is_still_there():
+def test_a_reader_continues_at_the_first_record_that_is_still_there():
     deleted = state(3, 10, head=6, low=6)
     assert (deleted.start, deleted.records, deleted.lost) == (6, 4, 3)
     never = state(None, 10, head=6, low=6)
@@ -179,12 +179,12 @@ def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
 
 
 def test_one_look_is_enough_to_see_that_a_night_was_missed():
-    """Nobody was seen at work, and the record at the committed offset has waited for longer than a run may take to come."""
+    """No attempt was seen, and the record at the committed offset has waited for longer than the time between runs."""
     assert judge_partition([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
     assert judge_partition([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 
 
-def test_nobody_is_silent_for_longer_than_there_is_something_to_read():
+def test_a_consumer_is_silent_only_while_there_is_something_to_read():
     history = [seen(-500, 10, None, active=True), seen(0, 10, 4, 60.0)]
     assert judge_partition(history, Periodic(HOUR)).status is Status.OK
     assert judge_partition([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
@@ -207,7 +207,7 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
     assert judge_partition(moved).status is Status.OK
 
 
-def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
+def test_a_sign_of_life_without_an_offset_is_neither_a_move_nor_a_way_back():
     told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
     life = Observation(told[1].time + 1, None, active=True, has_offset=False)
     assert judge_partition([*told[:2], life, *told[2:]]).status is judge_partition(told).status is Status.STALL
@@ -320,14 +320,14 @@ def test_a_catch_up_does_not_say_how_often_a_pipeline_runs(given):
     assert judge_partition([*past, now], Periodic(10.0)).status is Status.STOP
 
 
-def test_runs_that_nobody_schedules_have_none_to_miss():
+def test_runs_without_a_schedule_cannot_be_missed():
     for kind in ("manual", "asset_triggered", "backfill"):
         assert derive_cadence(windows(6, kind=kind)) == Unscheduled()
     silent = [Observation(0.0, 7, active=True), Observation(900 * HOUR, 7, 50, 800 * HOUR)]
     assert judge_partition(silent, Unscheduled()).status is Status.OK
 
 
-def test_names_of_another_kind_tell_by_the_time_between_completions():
+def test_with_names_of_another_kind_the_time_between_completions_decides():
     known = [CompletedWindow(at, "dag/run/task") for at in (0.0, 10.0, 30.0, 35.0)]
     assert derive_cadence(known) == Periodic(20.0)
     assert derive_cadence(known[:2]) is None
@@ -345,7 +345,7 @@ def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():
     assert hourly.deadline(MONDAY + 300) == MONDAY + 1.5 * HOUR
     friday = MONDAY + 4 * 24 * HOUR + 9.1 * HOUR
     working_days = Timetabled(next_working_day)
-    assert working_days.due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
+    assert working_days.find_due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
     assert working_days.deadline(friday) == MONDAY + 7 * 24 * HOUR + 21 * HOUR
     last = Timetabled(lambda instant: MONDAY if instant < MONDAY else None)
     assert last.deadline(MONDAY - 100) == MONDAY + LATE_SECONDS

@@ -60,8 +60,8 @@ def test_the_newest_record_of_a_window_counts():
         ),
     )
     assert memory.open_entry.window.number == 2
-    assert memory.completed_by("run1").report == {"n": 1}
-    assert memory.completed_by("run2") is None
+    assert memory.find_completed_by("run1").report == {"n": 1}
+    assert memory.find_completed_by("run2") is None
     assert memory.oldest_offset == 1
 
 
@@ -120,7 +120,7 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():
     newer = LedgerRecord(make_window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
-    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).find_completed_by("run1")
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
@@ -210,7 +210,7 @@ def test_any_name_is_found_again(name):
     assert fold_records(name, log(make_window_record(entry(1, State.PLANNED, name)))).open_entry is not None
 
 
-def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
+def test_a_window_keeps_where_it_was_planned_however_often_it_was_taken_over():
     planned = entry(1, State.PLANNED)
     first = fold_records("p", log(make_window_record(planned))).entries[1]
     assert first.first == 0
@@ -220,7 +220,7 @@ def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
     assert fold_records("p", log(make_window_record(unknown))).entries[1].first == -1, "written by an earlier release"
 
 
-def test_what_an_open_window_has_is_moved_by_nobody_else():
+def test_the_offsets_of_an_open_window_are_moved_by_no_other_window():
     memory = fold_records("p", log(make_position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
     assert memory.claimed_position.offsets == {TopicPartition("t", 0): 5}
     records = log(
@@ -232,7 +232,7 @@ def test_what_an_open_window_has_is_moved_by_nobody_else():
     assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
 
 
-def test_whoever_begins_at_the_oldest_record_that_counts_sees_all_intervals():
+def test_a_reader_that_begins_at_the_oldest_needed_record_sees_all_intervals():
     state = IntervalState(
         Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc)), State.COMPLETE, ()
     )

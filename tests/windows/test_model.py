@@ -62,7 +62,7 @@ def test_a_position_survives_json():
     assert position_from_json(position_to_json(position)) == position
 
 
-def test_a_report_adds_up_what_the_tasks_tell():
+def test_a_report_adds_up_what_the_tasks_report():
     results = [
         SplitResult(0, records=3, bytes=30, ignored=1, min_timestamp=5, max_timestamp=7),
         SplitResult(1, records=2, bytes=20, min_timestamp=4, max_timestamp=4),
@@ -117,7 +117,7 @@ def test_in_any_history_of_a_task_a_retry_is_no_clear_and_a_clear_is_one():
                 task.clear(retries=rng.randrange(4))
                 cleared = True
             now = begun(task)
-            assert now.cleared_since(known, task.retries) is cleared, (known, now, task)
+            assert now.was_cleared_since(known, task.retries) is cleared, (known, now, task)
             compared += cleared
             if rng.randrange(2):
                 known, cleared = now, False
@@ -128,15 +128,15 @@ def test_in_any_history_of_a_task_a_retry_is_no_clear_and_a_clear_is_one():
 def test_a_clear_that_leaves_the_tries_as_they_were_is_known_by_what_retries_is_now(clears):
     """Three retries were allowed, and two are now: the clear adds one."""
     known, now = Tries(1, 3, clears), Tries(2, 3, clears + 1 if clears >= 0 else -1)
-    assert now.cleared_since(known, retries=2) and not now.cleared_since(known, retries=3)
+    assert now.was_cleared_since(known, retries=2) and not now.was_cleared_since(known, retries=3)
 
 
 def test_lowering_retries_while_a_retry_waits_is_no_clear():
-    assert not Tries(2, 3, 5).cleared_since(Tries(1, 3, 5), retries=2)
+    assert not Tries(2, 3, 5).was_cleared_since(Tries(1, 3, 5), retries=2)
 
 
 def test_a_task_that_is_cleared_while_it_runs_is_retried():
-    assert not Tries(2, 1, 1).cleared_since(Tries(1, 1, 0), retries=1)
+    assert not Tries(2, 1, 1).was_cleared_since(Tries(1, 1, 0), retries=1)
 
 
 def test_counters_keep_their_values_on_the_way_through_the_ledger():

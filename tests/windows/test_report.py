@@ -65,7 +65,7 @@ def test_each_split_knows_the_interval_on_its_way_to_a_task():
         assert tuple(PackedSplits.of(splits)) == splits
 
 
-def test_the_report_tells_how_many_and_how_far_only_if_there_are_any():
+def test_the_report_holds_count_and_distance_only_if_there_are_any():
     results = [SplitResult(n, 5, interval=INTERVAL, out_of_interval=n, farthest=n * 1500) for n in (0, 1, 2)]
     ranges = {n: OffsetRange("t", 0, 0, 10) for n in (0, 1, 2)}
     report = sum_up(window(INTERVAL), results, None, ranges)

@@ -32,7 +32,7 @@ def times(stamps, width=WIDTHS[0]):
 
 
 @given(st.lists(STAMPS, min_size=1, max_size=6))
-def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(parts):
+def test_no_record_of_a_task_is_lost_and_the_histogram_stays_small(parts):
     together = sum_histograms(map(times, parts))
     assert together.records == sum(map(len, parts)) > 0
     assert len(together.counts) <= MAX_BUCKETS
@@ -58,7 +58,7 @@ def test_one_record_has_one_latency():
     assert summarize_latency(times([5050]), 5050, 5050, 6050) == Latency(1.0, 1.0, 1.0, 1.0)
 
 
-def test_under_and_over_consumption_are_told_bucket_by_bucket():
+def test_under_and_over_consumption_are_reported_by_bucket():
     read = times([0, 1, 2, MINUTE, MINUTE + 1, 5 * MINUTE])
     found = summarize_consumption(read, upstream={0: 3, MINUTE: 4, 2 * MINUTE: 1})
     assert (found.under, found.over) == (3, 1)

@@ -240,7 +240,7 @@ class IntervalLedger(Ledger):
         if (owner := self._take(name)) is not None:
             self._withdraw()
             if self._bound is not None:
-                self._replace_binding(self._bound, self._binding_before())
+                self._replace_binding(self._bound, self._find_binding_before())
             raise self.owned(name, owner)
         return entry
 
@@ -276,7 +276,7 @@ class IntervalLedger(Ledger):
         keys = (make_window_key(self.pipeline, NUMBER), make_interval_key(self.parent_pipeline, self.interval))
         self.withdraw(*(LedgerRecord(key, None) for key in keys))
 
-    def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
+    def make_companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
         window = entry.window
         known = self.known
@@ -326,7 +326,7 @@ class IntervalLedger(Ledger):
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
         reached = find_contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
-        forgotten = self._old()
+        forgotten = self._make_archive_records()
         if not moved and not forgotten:
             return {}
         try:
@@ -341,7 +341,7 @@ class IntervalLedger(Ledger):
             raise self.translate(error, "moving the group", producer=producer) from error
         return moved
 
-    def _old(self) -> list[LedgerRecord]:
+    def _make_archive_records(self) -> list[LedgerRecord]:
         """Return the records that remove the windows of old intervals, and that archive old intervals."""
         recent = self._parent.intervals.recent.values()
         complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)

@@ -204,7 +204,7 @@ def find_position_after_intervals(
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
     reached = find_contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
     for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
-        ranges = state.ranges_of(current.topic_ids)
+        ranges = state.list_ranges_of(current.topic_ids)
         beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
         if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)

@@ -59,7 +59,7 @@ class Shape:
     :param schema: the Arrow schema of the rows, in column order: the value's columns, then the key's, then metadata columns.
     :param has_tombstones: True if records without a value arrive as tombstones (see :class:`Rows`).
     :param tolerates: True if the sink has to leave out rows that it refuses, and to report them
-        (:meth:`WindowWriter.refused_records`).
+        (:meth:`WindowWriter.find_refused_records`).
     """
 
     pipeline: str
@@ -149,7 +149,7 @@ class WindowWriter(ABC):
         """
         return ()
 
-    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+    def find_refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
         """Return the records that the sink refuses; :meth:`commit` leaves them out.
 
         Called once, before dead letters are sent, and only where the :class:`Shape` tolerates bad records.
@@ -257,23 +257,25 @@ class Sink(ABC):
         Changes nothing, needs no Spark and takes seconds at most. Never raises for an error that a user can cause.
         """
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems that can be found without knowing the rows: of connection, server, target and rights.
 
         Called instead of :meth:`validate` if the columns of the rows are not known because of another problem. Default: none.
         """
         return []
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why this sink, with these options, cannot replace the rows of a window that it has applied, as a replay does.
 
         Called before a replay is planned, and before an open one is resumed. Changes nothing.
         """
         return [Problem("on_rerun", "this sink cannot replace the rows of a window", 'Set `on_rerun="skip"`')]
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return why the rows of one window cannot be replaced, although this sink can replace rows (:meth:`replay_problems`):
-        its rows, or its record, are not where a replay looks for them. Empty if the sink has applied this replay already.
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return why the rows of one window cannot be replaced, although this sink can replace rows.
+
+        See :meth:`find_replay_problems`. The rows of the window, or its record, are not where a replay looks for them. Empty if
+        the sink has applied this replay already.
 
         Called before a replay is planned, and before an open one is resumed. Changes nothing. Default: none.
 
@@ -282,12 +284,12 @@ class Sink(ABC):
         """
         return []
 
-    def unordered_problems(self) -> list[Problem]:
+    def find_unordered_problems(self) -> list[Problem]:
         """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave
         other rows behind. Empty if the order does not matter."""
         return []
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
         records (``offset_columns``). Default: none.
 
@@ -387,16 +389,16 @@ class KeyedSink(Sink):
         """True with ``delete_enabled``."""
         return self.delete_enabled
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
         ones back (``delete_enabled``)."""
-        return self._order_problems("on_rerun", "a window that is moved again")
+        return self._find_order_problems("on_rerun", "a window that is moved again")
 
-    def unordered_problems(self) -> list[Problem]:
+    def find_unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return self._order_problems("window", "an interval that is moved after a later one")
+        return self._find_order_problems("window", "an interval that is moved after a later one")
 
-    def _order_problems(self, where: str, what: str) -> list[Problem]:
+    def _find_order_problems(self, where: str, what: str) -> list[Problem]:
         """Return why an upsert of older rows after newer ones would change the result.
 
         :param where: the option that lets them.

@@ -542,7 +542,7 @@ class Tries:
     allowed: int = 0
     clears: int = -1
 
-    def cleared_since(self, known: Tries, retries: int) -> bool:
+    def was_cleared_since(self, known: Tries, retries: int) -> bool:
         """Return True if the task was cleared after an earlier try of it.
 
         A changed ``max_tries`` means that it was. An unchanged one means a retry, with one exception: ``retries`` was lowered

@@ -244,7 +244,7 @@ class Report:
             "planned_at": self.window.planned_at,
             "completed_at": self.completed_at,
             **({"interval": list(map(format_instant, self.window.interval))} if self.window.interval else {}),
-            **(self._out_of_interval() if self.records_out_of_interval else {}),
+            **(self._summarize_out_of_interval() if self.records_out_of_interval else {}),
             **({"replay": self.window.replay} if self.window.replay else {}),
             **({"follows": _convert_followed(self.window.follows)} if self.window.follows else {}),
             **({"source": self.source} if self.window.source else {}),
@@ -271,7 +271,7 @@ class Report:
             return {}
         return {"source_progress": found.at(datetime.fromisoformat(self.completed_at or self.window.planned_at).timestamp())}
 
-    def _out_of_interval(self) -> dict[str, Any]:
+    def _summarize_out_of_interval(self) -> dict[str, Any]:
         return {
             "records_out_of_interval": self.records_out_of_interval,
             "out_of_interval_seconds": self.out_of_interval_seconds,

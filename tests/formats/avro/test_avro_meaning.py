@@ -34,7 +34,7 @@ def logical(type_: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple[list[Any], dict[int, str]]:
-    """The rows and the bad ones; both ways say the same."""
+    """Return the rows and the bad records, which are equal in both decoders."""
     made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)
@@ -355,7 +355,7 @@ def test_what_a_reader_cannot_take_is_bad(writer: Any, reader: Any, reason: str)
 
 def test_a_type_that_is_no_record_is_one_column() -> None:
     made = Avro('"string"', column="key")
-    assert made.arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
+    assert made.get_arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
     assert made.decoder().decode([b"\x02a", None]).batch.to_pylist() == [{"key": "a"}, {"key": None}]
 
 
@@ -463,7 +463,7 @@ def test_options_that_contradict_each_other_are_problems() -> None:
     assert "the record's name is not known" in str(
         Avro(registry="r", subject_name_strategy="RecordNameStrategy").of_topics(["t"], "value").validate("value")
     )
-    assert Avro('"int"').encoding_problems("value", ["a"])
+    assert Avro('"int"').find_encoding_problems("value", ["a"])
 
 
 def test_a_format_is_a_value_and_cheap_to_construct() -> None:

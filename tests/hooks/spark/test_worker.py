@@ -65,7 +65,7 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
     assert all(end != "whole" and rows < ROWS for end, rows in ends(tmp_path)), ends(tmp_path)
 
 
-def test_outside_of_spark_nobody_can_tell():
+def test_outside_of_spark_the_end_of_rows_is_unknown():
     with pytest.raises(RowsCutOff, match="cannot be determined") as error:
         list(require_end_of_stream(iter([1, 2])))
     assert not error.value.known

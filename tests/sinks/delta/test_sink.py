@@ -107,7 +107,7 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
     job = feed.next()
     apply(sink, job)
     assert sink.validate(feed.shape) == []
-    (problem,) = sink.replay_problems()
+    (problem,) = sink.find_replay_problems()
     assert "delta.appendOnly" in problem.what
 
 
@@ -135,7 +135,7 @@ def test_tables_with_unsupported_features_are_refused_before_anything_runs(lake,
     DeltaTable.create(str(lake.path), Schema.from_arrow(SMALL), configuration=properties, raise_if_key_not_exists=False)
     problems = [str(problem) for problem in lake.sink.validate(feed.shape)]
     assert problems and any(said in problem for problem in problems)
-    assert problems == [str(problem) for problem in lake.sink.target_problems()]
+    assert problems == [str(problem) for problem in lake.sink.find_target_problems()]
 
 
 def test_constraints_and_other_partitions_are_refused(lake, feed):

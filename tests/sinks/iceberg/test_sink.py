@@ -290,18 +290,18 @@ def test_a_replay_of_an_interval_whose_tag_was_dropped_is_refused_and_would_be_t
     """Tags of intervals may be dropped, as the documentation advises; then their snapshots expire."""
     job = feed.next()
     again = replayed(job)
-    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    assert "no record" in lake.sink.find_window_replay_problems(again.window)[0].what, "there is no table yet"
     apply(lake.sink, job)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
     lake.of_others(-1)
-    assert lake.sink.window_replay_problems(again.window) == [], "its snapshot is still there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "its snapshot is still there"
     lake.expire()
-    (problem,) = lake.sink.window_replay_problems(again.window)
+    (problem,) = lake.sink.find_window_replay_problems(again.window)
     assert problem.where == "on_rerun" and "no record" in problem.what
     apply(lake.sink, again)
     assert Counter(lake.ids()) == Counter([*job.ids, *again.ids, -1]), "the sink alone cannot know better"
-    assert lake.sink.window_replay_problems(again.window) == [], "this replay is there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "this replay is there"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -683,7 +683,7 @@ def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypat
     sink = IcebergSink(NAME, connect(monkeypatch, **fields))
     (problem,) = sink.validate(Shape("p", SMALL))
     assert problem.where == "sink.conn_id" and expected in problem.what
-    assert sink.target_problems() == [problem]
+    assert sink.find_target_problems() == [problem]
 
 
 def test_the_connection_test_asks_the_catalog(monkeypatch, tmp_path):
@@ -699,7 +699,7 @@ def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tm
     connect(monkeypatch, host=f"sqlite:///{tmp_path}/catalog.db", extra={"type": "sql", "warehouse": f"file://{tmp_path}"})
     wrong = {"mode": "upsert", "compression": "zip", "options": {"max_open_files": 0}}
     for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
-        found = [problem.where for problem in sink.target_problems()]
+        found = [problem.where for problem in sink.find_target_problems()]
         assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
 
 

@@ -183,7 +183,7 @@ def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):
     servers.ask(servers.primary, "SELECT pg_drop_replication_slot('changed')")
 
 
-def test_a_role_that_does_not_see_the_lag_is_told_what_it_needs(servers, monkeypatch):
+def test_the_error_of_a_role_that_does_not_see_the_lag_names_the_missing_right(servers, monkeypatch):
     primary = servers.primary
     servers.ask(primary, "CREATE TABLE seen (id int PRIMARY KEY)", "CREATE ROLE reader LOGIN REPLICATION PASSWORD 'reader'")
     servers.ask(primary, "GRANT SELECT ON seen TO reader", "CREATE PUBLICATION seen FOR TABLE seen")

@@ -256,7 +256,7 @@ def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orde
     assert [c[0] for c in changes(windows.drain())] == ["c"]
 
 
-def test_an_attempt_that_wakes_late_does_not_drop_the_slot_that_a_newer_one_has_created(orders, monkeypatch):
+def test_an_attempt_that_resumes_late_does_not_drop_the_slot_that_a_newer_one_has_created(orders, monkeypatch):
     place = orders.place
     windows = started(orders, snapshot="when_needed")
     windows.drain()

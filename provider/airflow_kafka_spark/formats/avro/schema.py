@@ -222,9 +222,9 @@ class _AvroParser:
         if depth > _MAX_NESTING:
             raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
         if isinstance(value, str):
-            return AvroPrimitive(value) if value in _LEAVES else self._of_name(value, namespace)
+            return AvroPrimitive(value) if value in _LEAVES else self._find_named(value, namespace)
         if isinstance(value, list):
-            return self._union(value, namespace, depth)
+            return self._parse_union(value, namespace, depth)
         if not isinstance(value, dict) or "type" not in value:
             raise self.fail(f"found {json.dumps(value)[:80]}; expected a type")
         kind = value["type"]
@@ -235,12 +235,12 @@ class _AvroParser:
         if kind == "map":
             return AvroMap(self.schema(value.get("values"), namespace, depth + 1))
         if kind in _LEAVES:
-            logical = self._logical(value, kind)
+            logical = self._parse_logical_type(value, kind)
             on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
             return AvroPrimitive(kind, logical, AvroLogicalType(counts) if on == kind and logical is None else None)
         return self.schema(kind, namespace, depth + 1)
 
-    def _of_name(self, name: str, namespace: str) -> AvroSchema:
+    def _find_named(self, name: str, namespace: str) -> AvroSchema:
         for full in (name,) if "." in name or not namespace else (f"{namespace}.{name}", name):
             if full in self.named:
                 found = self.named[full]
@@ -251,7 +251,7 @@ class _AvroParser:
                 return found
         raise self.fail(f"the type `{name}` is not defined in it")
 
-    def _union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
+    def _parse_union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
         branches = tuple(self.schema(v, namespace, depth + 1) for v in value)
         names = [getattr(b, "name", b.kind) for b in branches]
         if not branches or any(isinstance(b, AvroUnion) for b in branches) or len(set(names)) != len(names):
@@ -266,21 +266,21 @@ class _AvroParser:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         if full in self.named:
             raise self.fail(f"`{full}` is defined twice")
-        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._aliases(value, full))
+        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._parse_aliases(value, full))
         if value["type"] == "fixed":
             size = value.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise self.fail(f"fixed `{full}` has the size {size!r}; expected a number of bytes")
-            schema: AvroSchema = AvroFixed(full, size, aliases, self._logical(value, "fixed", size))
+            schema: AvroSchema = AvroFixed(full, size, aliases, self._parse_logical_type(value, "fixed", size))
         elif value["type"] == "enum":
-            schema = self._enum(full, aliases, value)
+            schema = self._parse_enum(full, aliases, value)
         else:
             self.named[full] = None
             schema = self._record(full, aliases, value, namespace, depth)
         self.named[full] = schema
         return schema
 
-    def _enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> AvroEnum:
+    def _parse_enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> AvroEnum:
         symbols, default = value.get("symbols"), value.get("default")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols) or len(set(symbols)) != len(symbols):
             raise self.fail(f"enum `{full}` has no symbols, or one twice")
@@ -294,19 +294,19 @@ class _AvroParser:
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
                 raise self.fail(f"a field of `{full}` has no name or no type")
             default = (f["default"],) if "default" in f else ()
-            aliases_of_field = self._aliases(f, f"{full}.{f['name']}")
+            aliases_of_field = self._parse_aliases(f, f"{full}.{f['name']}")
             fields.append(AvroField(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
         if len({f.name for f in fields}) != len(fields):
             raise self.fail(f"record `{full}` has a field twice")
         return AvroRecord(full, tuple(fields), aliases)
 
-    def _aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
+    def _parse_aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
         found = value.get("aliases") or []
         if not isinstance(found, list) or not all(isinstance(a, str) for a in found):
             raise self.fail(f"the aliases of `{of}` are {json.dumps(found)[:80]}; expected a list of names")
         return tuple(found)
 
-    def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> AvroLogicalType | None:
+    def _parse_logical_type(self, value: Mapping[str, Any], kind: str, size: int = 0) -> AvroLogicalType | None:
         name = value.get("logicalType", _CONNECT_NAMES.get(str(value.get("connect.name"))))
         if not isinstance(name, str) or kind not in _LOGICAL_OF.get(name, ()):
             return None

@@ -559,16 +559,16 @@ class MessageLayout:
         """
         node = self._message(message, (), message.name)
         if node is None:
-            raise self._wrong(f"message `{message.full_name}` has no fields", "Read such values with Raw")
+            raise self._make_schema_error(f"message `{message.full_name}` has no fields", "Read such values with Raw")
         return node
 
-    def _wrong(self, detail: str, action: str = "") -> SchemaUnusable:
+    def _make_schema_error(self, detail: str, action: str = "") -> SchemaUnusable:
         return SchemaUnusable(self.what, detail, action)
 
     def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
         """Return the layout of a message, or None if none of its fields is a column."""
         if len(within) >= _MAX_NESTING:
-            raise self._wrong(f"messages are nested more than {_MAX_NESTING} deep")
+            raise self._make_schema_error(f"messages are nested more than {_MAX_NESTING} deep")
         here = (*within, message.full_name)
         found, seen = [], dict[str, str]()
         for field in message.fields:
@@ -577,7 +577,9 @@ class MessageLayout:
                 continue
             other = seen.setdefault(node.name.casefold(), node.name)
             if other != node.name:
-                raise self._wrong(f"message `{message.full_name}` has `{other}` and `{node.name}`, which are one to Spark")
+                raise self._make_schema_error(
+                    f"message `{message.full_name}` has `{other}` and `{node.name}`, which are one to Spark"
+                )
             found.append(node)
         if not found:
             return None
@@ -624,7 +626,7 @@ class MessageLayout:
         if name == "confluent.type.Decimal" and (decimal := _find_decimal(field)) is not None:
             return FieldLayout(field.name, "decimal", decimal, full_name=name)
         if (times := within.count(name)) and self.recursive_fields_max_depth is None:
-            raise self._wrong(
+            raise self._make_schema_error(
                 f"message `{name}` holds itself, by `{field.full_name}`",
                 "Say with `recursive_fields_max_depth` how deep to read: 1 leaves the field out, 2 has it once",
             )

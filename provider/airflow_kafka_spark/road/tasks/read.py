@@ -81,10 +81,10 @@ class ReadTask(CheckedOnExecutors):
         return self.layout.row_schema.append(pa.field(END, pa.string()))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for split in self.splits_of(batches):
+        for split in self.iterate_splits(batches):
             yield from self.read(split)
 
-    def splits_of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
+    def iterate_splits(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
         """Yield the splits of the numbers that Spark passes to this task."""
         for batch in batches:
             for at in batch.column(0).to_pylist():

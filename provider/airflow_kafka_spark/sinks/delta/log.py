@@ -108,7 +108,7 @@ class DeltaLog:
     store: TableStore
 
     @contextmanager
-    def answering(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, doing: str) -> Iterator[None]:
         """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A handle that is loaded still sends requests.
 
         :param doing: for messages.
@@ -130,7 +130,7 @@ class DeltaLog:
         from deltalake.exceptions import TableNotFoundError
 
         options = dict(self.store.storage_options)
-        with self.answering(doing), suppress(TableNotFoundError):
+        with self.translate_errors(doing), suppress(TableNotFoundError):
             return DeltaTable(self.store.location.path_or_uri, storage_options=options, without_files=False)
         return None
 

@@ -81,7 +81,7 @@ class Records:
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
             raise SinkUnavailable(self.store.location.uri, "reading the record of a window", error) from error
-        return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
+        return self._load(text, directory) if text is not None else self._find_in_history(table, pipeline, number)
 
     def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
         """Copy the record of the attempt that has committed a version to the records of windows.
@@ -184,7 +184,7 @@ class Records:
         except ValueError as error:
             raise WindowConflict(name, f"{self.store.full(name)} cannot be understood: {error}", "a record") from error
 
-    def _in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
+    def _find_in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
         """Return the record that is in the information of a commit, without its files: for a table that was copied without the
         directory of records."""
         found = (f for f in list_commits(table) if (f["pipeline"], f["number"]) == (pipeline, number))
@@ -248,7 +248,7 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
             raise WindowConflict(str(window), what, REPLACED)
         return files
 
-    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
 
         return list_table_files(self.records.store, self.table, upsert)[0]

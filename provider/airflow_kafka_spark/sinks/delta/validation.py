@@ -68,14 +68,14 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
 
 
 def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.find_target_problems`."""
     table, found = _open(sink)
     found += _find_table_problems(sink, table) if table is not None else ()
-    return [*found, *sink.problems(), *_find_property_problems(sink)]
+    return [*found, *sink.find_problems(), *_find_property_problems(sink)]
 
 
 def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
+    """Return why the table takes no removals. See :meth:`.DeltaSink.find_replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
         return []

@@ -34,7 +34,7 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     rows = sink.add_own_columns(shape)
-    with records.log.answering(f"beginning window {window}"):
+    with records.log.translate_errors(f"beginning window {window}"):
         table = open_table(sink, records.log, rows.schema)
         base = records.sweep(window.pipeline)
         return DeltaWindowWriter(sink, window, splits, rows, records, base, table)

@@ -89,7 +89,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
 
         return find_iceberg_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of connection, catalog and table."""
         from airflow_kafka_spark.sinks.iceberg.validation import find_table_problems
 

@@ -227,7 +227,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
             raise WindowConflict(str(window), what, REPLACED)
         return files
 
-    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
 
         return list_table_files(
@@ -306,13 +306,14 @@ def make_commit(
             return self._table.metadata
 
     metadata = table.metadata
-    update = Look(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
+    update = Look(table).update_snapshot(snapshot_properties=dict(snapshot.summary), branch=snapshot.branch)
+    added, removed = snapshot.added, snapshot.removed
     producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
     if isinstance(producer, _MergeAppendFiles):
         # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
         producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
-    producer._snapshot_id, producer.commit_uuid = snapshot_id, _make_commit_uuid(snapshot_id)
+    producer._snapshot_id, producer.commit_uuid = snapshot.id, _make_commit_uuid(snapshot.id)
     for file in added:
         producer.append_data_file(file)
     for file in removed:
@@ -323,7 +324,7 @@ def make_commit(
     for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
-            changes.append(set_ref(metadata, name, kind, snapshot_id))
+            changes.append(set_ref(metadata, name, kind, snapshot.id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
 

@@ -23,6 +23,7 @@ from airflow_kafka_spark.sinks.iceberg.compaction import Compaction
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
     FENCED,
     LoadedIceberg,
+    NewSnapshot,
     PipelineSnapshots,
     Recorded,
     find_head,
@@ -112,7 +113,7 @@ class Attempts:
             waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
             try:
                 summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
-                commit = make_commit(table, fence, summary, None, tag_name(pipeline))
+                commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=tag_name(pipeline)))
                 error = self.lake.try_commit(table, commit.requirements, commit.updates)
             except Exception as failed:  # each catalog and store has errors of its own
                 error = failed
@@ -125,7 +126,7 @@ class Attempts:
         :param table: the table, loaded after the commit.
         """
         directory, snapshot_id = make_data_directory(marker), parse_snapshot_id(marker)
-        data = self.lake.data_store(table)
+        data = self.lake.get_data_store(table)
         try:
             files = list_data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
             keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
@@ -144,7 +145,7 @@ class Attempts:
         directory = make_data_directory(marker)
         try:
             if sure or not is_referenced(table, directory):
-                self.lake.data_store(table).remove_all(directory)
+                self.lake.get_data_store(table).remove_all(directory)
                 self._remove_manifests(table, parse_snapshot_id(marker))
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
@@ -165,7 +166,7 @@ class Attempts:
     def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
         """Remove the manifests that were written for tries of a commit that failed."""
         named = list_metadata_files(table, snapshot_id)
-        store = self.lake.metadata_store(table)
+        store = self.lake.get_metadata_store(table)
         begins = make_manifest_prefix(snapshot_id)
         kept = {path.rpartition("/")[2] for path in named or ()}
         for name in store.names(""):
@@ -219,9 +220,9 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         self.written: list[str] = []
         self.tried: tuple[str, ...] = ()
         self.added: list[str] = []
-        self.data = lake.data_store(table)
+        self.data = lake.get_data_store(table)
         attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
-        super().__init__(sink, sink.uri, splits, shape, attempt, sink.table_spec(table), {"base": base or 0})
+        super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_table_spec(table), {"base": base or 0})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
         return self.lake.unavailable(doing, error)
@@ -237,15 +238,15 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
     def row_schema(self) -> pa.Schema:
-        return self._row_columns()[0]
+        return self._make_row_columns()[0]
 
-    def _row_columns(self) -> tuple[pa.Schema, Schema]:
+    def _make_row_columns(self) -> tuple[pa.Schema, Schema]:
         try:
             return make_file_columns(self.shape.schema, self.table.metadata)
         except ValueError as error:  # another writer has removed a column since
             raise self.lake.unavailable(f"beginning window {self.window}", error) from error
 
-    def data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
+    def make_data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
         """Return a writer of data files.
 
         :param columns: the table whose columns they get; None: the columns of the window's rows.
@@ -253,9 +254,9 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import describe_layout
 
-        file_schema, written = self._row_columns() if columns is None else make_table_columns(columns.metadata)
+        file_schema, written = self._make_row_columns() if columns is None else make_table_columns(columns.metadata)
         return IcebergSplitWriter(
-            IcebergTarget(**self.common_target(file_schema, of_rows), **describe_layout(self.table, written))
+            IcebergTarget(**self.make_common_target(file_schema, of_rows), **describe_layout(self.table, written))
         )
 
     # --- commit ---------------------------------------------------------------------------------------------------------
@@ -298,7 +299,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id, self.branch)
         summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
-        commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        commit = make_commit(table.table, snapshot)
         self.written += commit.written
         self.tried = commit.written
         if self.attempt.home.location.is_local:

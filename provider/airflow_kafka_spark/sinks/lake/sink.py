@@ -36,10 +36,10 @@ class TableRecord(Protocol):
 
 
 RecordT = TypeVar("RecordT", bound=TableRecord)
-FileT = TypeVar("FileT")
+LoadedFileT = TypeVar("LoadedFileT")
 
 
-class LoadedTable(ABC, Generic[RecordT, FileT]):
+class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
     """The table as it was loaded once. Nothing that was committed since shows in it."""
 
     @property
@@ -85,7 +85,7 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         """
 
     @abstractmethod
-    def files_with(self, upsert: Upsert) -> Iterable[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Iterable[TableFile]:
         """Return the files that may hold a key of an upsert, by their partition values and statistics."""
 
     @abstractmethod
@@ -108,8 +108,8 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
 
         if column not in self.columns:
             return False
-        deletion = Upsert.deletion(window, column, text)
-        return deletion.is_met(self.files_with(deletion))
+        deletion = Upsert.make_deletion(window, column, text)
+        return deletion.is_met(self.find_files_with(deletion))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises SinkUnavailable: catalog or store did not answer.
         """
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files, and no row names the
         window in ``window_column``. An upsert finds the rows by their keys."""
         if self.upserts:
@@ -144,12 +144,12 @@ class LakeSink(LakeSinkOptions, KeyedSink):
                         [] if table.names_window(replay, self.window_column) else [make_unknown_window_problem(replay, self.uri)]
                     )
                 if found.applied.replay < replay.replay:
-                    table.files_of(replay, found)
+                    table.list_files_of(replay, found)
             except WindowConflict as error:
                 return [] if table.names_window(replay, self.window_column) else [make_rewritten_window_problem(error)]
         return []
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return the topics that rows name in the column for topics, if ``offset_columns`` is set."""
         if not (self.upserts and self.offset_columns):
             return []

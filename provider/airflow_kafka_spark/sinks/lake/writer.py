@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
+from airflow_kafka_spark.sinks.lake.sink import LoadedFileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
@@ -39,7 +39,7 @@ TryCommit = Callable[[], "Exception | None"]
 """Tries one commit and returns None if it is committed. After an error the outcome is unknown."""
 
 
-class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
+class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT]):
     """One attempt: files that no commit names yet, and the commit that names them.
 
     :param attempt: the attempt, not begun yet.
@@ -80,10 +80,10 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
 
     def split_writer(self) -> SplitWriter:
         if not self.options.upserts:
-            return self.data_writer(None, of_rows=True)
+            return self.make_data_writer(None, of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, make_staged_schema
 
-        common = self.common_target(make_staged_schema(self.row_schema()), of_rows=True)
+        common = self.make_common_target(make_staged_schema(self.row_schema()), of_rows=True)
         return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
 
     @abstractmethod
@@ -96,7 +96,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         return ()
 
     @abstractmethod
-    def data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
+    def make_data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
         """Return a writer of data files.
 
         :param columns: what :meth:`merge` gives to :meth:`.Upsert.merge`; None: the columns of the window's rows.
@@ -170,7 +170,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
                 removed = [file.file for file in merged.removed]
                 change = TableChange(merged.added, removed, merged.written, merged.deleted)
             else:
-                kept, gone = self._replaced(table, found)
+                kept, gone = self._plan_replacement(table, found)
                 change = TableChange([*files, *kept], gone, sum(int(result.token.get("rows", 0)) for result in results))
             record, try_commit = self.prepare(table, change)
             faults.reached("sink.in_transaction")
@@ -208,7 +208,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         """Write the files of an upsert for the table as it was loaded."""
 
     @abstractmethod
-    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], FileT]) -> tuple[RecordT, TryCommit]:
+    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], LoadedFileT]) -> tuple[RecordT, TryCommit]:
         """Write what a commit needs before it is tried. Return the window's record, and the commit."""
 
     @abstractmethod
@@ -252,9 +252,11 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         key, guarded = tuple(self.options.key), self.options.offset_columns
-        return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.data_writer)
+        return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.make_data_writer)
 
-    def _replaced(self, table: TableT, found: RecordT | None) -> tuple[Sequence[Mapping[str, Any]], Sequence[FileT]]:
+    def _plan_replacement(
+        self, table: TableT, found: RecordT | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[LoadedFileT]]:
         """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
         it removes.
 
@@ -263,7 +265,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         column = self.options.window_column if self.window.replay else None
         try:
             if found is not None:
-                return [], table.files_of(self.window, found)
+                return [], table.list_files_of(self.window, found)
         except WindowConflict:
             if not column:
                 raise
@@ -272,8 +274,8 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         if self._deletion is None:
-            self._deletion = Upsert.deletion(
-                self.window, column, str(self.window), self.attempt.data, self.splits, self.data_writer
+            self._deletion = Upsert.make_deletion(
+                self.window, column, str(self.window), self.attempt.data, self.splits, self.make_data_writer
             )
         merged = self.merge(table, self._deletion)
         if found is not None and not merged.deleted:

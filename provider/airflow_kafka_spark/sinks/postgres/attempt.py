@@ -263,7 +263,8 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
         key = make_pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
-        _clear(connection, key, stage_schema, server.lock_timeout)
+        earlier = _EarlierSessions(connection, key, server.lock_timeout)
+        _clear(earlier, stage_schema)
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
@@ -304,44 +305,76 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
 # --- earlier attempts ----------------------------------------------------------------------------------------------------
 
 
-def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
+@dataclass(frozen=True)
+class _EarlierSessions:
+    """The sessions of earlier attempts of a pipeline, which may hold locks that a new attempt needs.
+
+    :param connection: the session of the new attempt.
+    :param key: the pipeline's key, which is part of the names of sessions.
+    :param patience: seconds for which the new attempt waits for a lock.
+    """
+
+    connection: psycopg.Connection
+    key: str
+    patience: float
+
+    def end(self, deadline: float) -> None:
+        """End these sessions. Return when none is left, or at the deadline."""
+        from psycopg import errors
+
+        asked: set[int] = set()
+        not_ours: set[int] = set()
+        query = sql.select_sessions(make_application_name(self.key))
+        while others := {pid for (pid,) in fetch_rows(self.connection, query)} - not_ours:
+            for pid in others - asked:
+                asked.add(pid)
+                try:
+                    run(self.connection, sql.terminate(pid))
+                except errors.InsufficientPrivilege:
+                    # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
+                    not_ours.add(pid)
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL)
+
+    def run_with_short_locks(self, deadline: float, step: Callable[[], _Result]) -> _Result:
+        """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
+        attempts and run it again.
+
+        :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
+        """
+        from psycopg import errors
+
+        while True:
+            try:
+                with self.connection.transaction():
+                    # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is
+                    # ended.
+                    run(self.connection, sql.set_lock_timeout(min(self.patience, 1.0)))
+                    return step()
+            except errors.LockNotAvailable:
+                if time.monotonic() > deadline:
+                    raise
+                self.end(deadline)
+
+
+def _clear(earlier: _EarlierSessions, schema: str) -> None:
     """End the sessions of earlier attempts in any state, and drop their tables.
 
     A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
     """
 
     def drop_some() -> bool:
-        left = [Name(schema, row[0]) for row in fetch_rows(connection, sql.select_tables_like(schema, make_stage_prefix(key)))]
+        found = fetch_rows(earlier.connection, sql.select_tables_like(schema, make_stage_prefix(earlier.key)))
+        left = [Name(schema, row[0]) for row in found]
         if left:
-            run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
+            run(earlier.connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
         return len(left) > _DROPPED_AT_ONCE
 
-    deadline = time.monotonic() + patience
-    _end_sessions(connection, key, deadline)
-    while _run_with_short_locks(connection, key, patience, deadline, drop_some):
-        _end_sessions(connection, key, deadline)
-
-
-def _run_with_short_locks(
-    connection: psycopg.Connection, key: str, patience: float, deadline: float, step: Callable[[], _Result]
-) -> _Result:
-    """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
-    attempts and run it again.
-
-    :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
-    """
-    from psycopg import errors
-
-    while True:
-        try:
-            with connection.transaction():
-                # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is ended.
-                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
-                return step()
-        except errors.LockNotAvailable:
-            if time.monotonic() > deadline:
-                raise
-            _end_sessions(connection, key, deadline)
+    deadline = time.monotonic() + earlier.patience
+    earlier.end(deadline)
+    while earlier.run_with_short_locks(deadline, drop_some):
+        earlier.end(deadline)
 
 
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
@@ -369,44 +402,18 @@ def create_stage_registry(connection: psycopg.Connection, registry: Name) -> Non
         run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.select_server_time())[0][0]))
 
 
-def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
-    from psycopg import errors
-
-    asked: set[int] = set()
-    not_ours: set[int] = set()
-    while others := {pid for (pid,) in fetch_rows(connection, sql.select_sessions(make_application_name(key)))} - not_ours:
-        for pid in others - asked:
-            asked.add(pid)
-            try:
-                run(connection, sql.terminate(pid))
-            except errors.InsufficientPrivilege:
-                # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
-                not_ours.add(pid)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(_POLL)
-
-
-def _take_over(
-    connection: psycopg.Connection,
-    sink: PostgresSinkOptions,
-    markers: Name,
-    window: Window,
-    key: str,
-    owner: int,
-    patience: float,
-) -> None:
-    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
-    may.
+def _take_over(earlier: _EarlierSessions, markers: Name, pipeline: str, owner: int | None) -> None:
+    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one.
 
     A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
     returns.
+
+    :param owner: the attempt; None with ``atomic="window"``: then no task may.
     """
-    if not has_table(connection, markers):
+    if not has_table(earlier.connection, markers):
         return
-    pipeline = window.pipeline
-    statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
-    _run_with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
+    statement = sql.remove_owner(markers, pipeline) if owner is None else sql.set_owner(markers, pipeline, owner)
+    earlier.run_with_short_locks(time.monotonic() + earlier.patience, lambda: run(earlier.connection, statement))
 
 
 def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:

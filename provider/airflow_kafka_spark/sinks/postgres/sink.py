@@ -146,13 +146,13 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         return find_postgres_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of options, connection, server, table, the key's index, and rights."""
         from airflow_kafka_spark.sinks.postgres.validation import find_postgres_sink_problems
 
         return find_postgres_sink_problems(self, None)
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
         not delete."""
         where, wrong = "on_rerun", []
@@ -160,9 +160,9 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
-        return [*(Problem(where, *why) for why in wrong), *super().replay_problems()]
+        return [*(Problem(where, *why) for why in wrong), *super().find_replay_problems()]
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return the topics that rows name in the column for topics, if the table has all columns for offsets.
 
         :raises SinkUnavailable: the server cannot be reached.

@@ -557,7 +557,7 @@ class Merge:
         """
         changed = [name for name in self.names if name not in self.key]
         update = "UPDATE SET " + ", ".join(f"{quote(name)} = last.{quote(name)}" for name in changed)
-        matched = f"{self._guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
+        matched = f"{self._make_guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
         # ONLY: rows of tables that inherit from the target are not in its index, so ON CONFLICT does not find them.
         return (
             f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key} "
@@ -572,7 +572,7 @@ class Merge:
         """
         assert self.tombstone
         dead = f"last.{quote(self.tombstone)}"
-        guard = self._guard("last", " AND ")
+        guard = self._make_guard("last", " AND ")
         return (
             f"WITH last AS MATERIALIZED ({self._last(stages)}), "
             f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {self._same_key}{guard} RETURNING 1), "
@@ -619,7 +619,7 @@ class Merge:
         changed = [name for name in self.names if name not in self.key]
         if changed:
             assignments = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in changed)
-            action = f"DO UPDATE SET {assignments}{self._guard('excluded', ' WHERE ')}"
+            action = f"DO UPDATE SET {assignments}{self._make_guard('excluded', ' WHERE ')}"
         else:
             action = "DO NOTHING"
         return (
@@ -627,7 +627,7 @@ class Merge:
             f"ON CONFLICT ({_list(self.key)}) {action}"
         )
 
-    def _guard(self, new: str, word: str) -> str:
+    def _make_guard(self, new: str, word: str) -> str:
         if not self.guarded:
             return ""
         topic, partition, offset = map(quote, OFFSET_COLUMNS)

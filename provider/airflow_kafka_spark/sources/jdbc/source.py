@@ -165,15 +165,15 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
         from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, list_unchecked_arguments
 
-        found = self.option_problems()
+        found = self.find_option_problems()
         try:
             database = self.database()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *list_unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
-        found += database.problems()
-        found += ServerValidation(self, database, options_valid=not found).problems()
+        found += database.find_problems()
+        found += ServerValidation(self, database, options_valid=not found).find_problems()
         # A column may be unfit both to be read and to be split by.
         return list(dict.fromkeys(found))
 
@@ -210,7 +210,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         return read_frame(self, self.database(), spark, splits)
 
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+    def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of the table as they are now."""
         return self.frame(spark, ())
 
