@@ -395,10 +395,10 @@ class WindowOperator(VisibleOperator):
             self.check(again)
         return True
 
-    def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+    def _find_destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
         """Return that the rows of a complete window may be in another destination than this run's: the ledger has lost the
         destination, or a ``rebind`` has changed it while a replay was open."""
-        return self.unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
+        return self.find_unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
 
     def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""

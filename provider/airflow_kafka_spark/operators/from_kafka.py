@@ -456,7 +456,7 @@ class FromKafkaOperator(WindowOperator):
             last = sink.find_last_windows(unread)
             foreign = {t for t in last if find_foreign_topics(last[t], window.cluster_id, {t: window.topic_ids[t]})}
             earlier = foreign.union(recreated)
-            if earlier and (topics := sink.topics_in_rows(window, earlier)):
+            if earlier and (topics := sink.find_topics_in_rows(window, earlier)):
                 raise OldOffsetsInRows(sink.uri, topics, OFFSET_COLUMNS)
         return window
 

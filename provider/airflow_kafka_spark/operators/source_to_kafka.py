@@ -340,7 +340,7 @@ class SourceToKafkaOperator(WindowOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.ledger.attempt import format_utc_now
 
-        if ledger.memory.rebound_after(ledger.memory.binding) is None:
+        if ledger.memory.find_rebind_after(ledger.memory.binding) is None:
             self._refuse_other_cluster(ledger.memory.position.cluster_id)
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()

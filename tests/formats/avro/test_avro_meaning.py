@@ -434,7 +434,7 @@ def test_a_schema_that_cannot_be_used_is_a_problem(name: str) -> None:
 )
 def test_a_logical_type_that_its_bytes_do_not_fit_is_read_as_bytes(kind: dict[str, Any]) -> None:
     """The specification of Avro says that readers ignore a logical type that is not valid."""
-    assert Avro(json.dumps(field(kind))).arrow_schema().field("x").type == pa.binary()
+    assert Avro(json.dumps(field(kind))).get_arrow_schema().field("x").type == pa.binary()
 
 
 @pytest.mark.parametrize(

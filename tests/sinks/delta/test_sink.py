@@ -217,7 +217,7 @@ def test_generated_columns_that_tasks_cannot_compute_and_changes_that_column_map
         apply(replace(sink, auto_evolve=True), Feed(wider.schema).next(1, 0, 0, values=lambda i: {**mapped_row(i), "more": i}))
     entry = path / "_delta_log" / f"{0:020d}.json"
     entry.write_text(entry.read_text().replace("CAST(placed_at AS DATE)", "CAST(placed_at + INTERVAL 1 DAY AS DATE)"))
-    (problem,) = sink.target_problems()
+    (problem,) = sink.find_target_problems()
     assert "cannot compute" in problem.what and "expected CAST(x AS DATE)" in problem.what
     with pytest.raises(SinkUnavailable, match="not understood"):
         apply(sink, Feed(MAPPED).next(1, 0, 0, values=mapped_row))

@@ -230,11 +230,11 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
         return found
 
     def list_windows(self) -> Iterator[Applied]:
-        with self.records.log.answering("reading the history"):
+        with self.records.log.translate_errors("reading the history"):
             commits = list(list_commits(self.table))
         yield from map(parse_recorded_window, commits)
 
-    def files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
+    def list_files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
         import pyarrow as pa
 
         paths = pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist()

@@ -56,8 +56,8 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
     table, found = _open(sink)
     options = [
         *_find_column_problems(sink, schema, table),
-        *sink.row_problems(shape.schema),
-        *sink.problems(),
+        *sink.find_row_problems(shape.schema),
+        *sink.find_problems(),
         *_find_property_problems(sink),
     ]
     if table is not None:

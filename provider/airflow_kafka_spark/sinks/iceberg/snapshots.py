@@ -213,7 +213,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
         files = list_data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directories)
         return sum(file.record_count for file in files)
 
-    def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
+    def list_files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:
             return []
         directory = make_data_directory(make_marker_name(window.pipeline, found.snapshot_id))
@@ -275,22 +275,32 @@ def find_head(metadata: TableMetadata, branch: str) -> int | None:
     return found.snapshot_id if found else None
 
 
-def make_commit(
-    table: Table,
-    snapshot_id: int,
-    summary: Mapping[str, str],
-    branch: str | None,
-    tag: str | None = None,
-    added: Sequence[DataFile] = (),
-    removed: Sequence[DataFile] = (),
-    rewrites: bool = False,
-) -> SnapshotCommit:
+@dataclass(frozen=True)
+class NewSnapshot:
+    """A snapshot that is going to be committed.
+
+    :param id: its id, which stays unchanged when the commit is tried again.
+    :param summary: its summary.
+    :param branch: the branch that gets it; None for a snapshot that only the tag names.
+    :param tag: a tag that names it, too; default none.
+    :param added: the data files that it adds; default none.
+    :param removed: the data files that it removes; default none.
+    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
+    """
+
+    id: int
+    summary: Mapping[str, str]
+    branch: str | None
+    tag: str | None = None
+    added: Sequence[DataFile] = ()
+    removed: Sequence[DataFile] = ()
+    rewrites: bool = False
+
+
+def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
-    :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
-    :param tag: a tag that names the snapshot, too.
-    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
     :raises Exception: catalog or store did not answer.
     """
     from pyiceberg.table import Transaction
@@ -320,8 +330,8 @@ def make_commit(
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [_complete_snapshot(updates[0], metadata, rewrites)]
-    for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
+    changes = [_complete_snapshot(updates[0], metadata, snapshot.rewrites)]
+    for name, kind in ((snapshot.branch, SnapshotRefType.BRANCH), (snapshot.tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot.id))

@@ -67,7 +67,7 @@ class LakeSinkOptions:
 
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
-    def problems(self) -> Iterator[Problem]:
+    def find_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with mode, key, compression, options and ``optimize``."""
         import pyarrow as pa
 

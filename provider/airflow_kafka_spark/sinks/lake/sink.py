@@ -77,7 +77,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
         """
 
     @abstractmethod
-    def files_of(self, window: Window, found: RecordT) -> Sequence[FileT]:
+    def list_files_of(self, window: Window, found: RecordT) -> Sequence[LoadedFileT]:
         """Return the files of a window that a replay removes.
 
         :param found: the record of the window.

@@ -103,7 +103,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
 
-    def common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
+    def make_common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
         """Return the parameters of a :class:`.StoreTarget`.
 
         :param attempt: the attempt that writes; None: this one.

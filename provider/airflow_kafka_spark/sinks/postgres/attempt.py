@@ -277,7 +277,8 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
-            _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            owner = int(token, 16) if sink.atomic == "split" else None
+            _take_over(earlier, markers, window.pipeline, owner)
             has_markers = has_table(connection, markers)
             if window.after == ELSEWHERE and has_markers:
                 run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))

@@ -691,7 +691,7 @@ class SplitsWindowWriter(DriverWriter):
         return self._kept
 
     def _written(self) -> tuple[int, int]:
-        markers, mine = self._markers(), {s.range for s in self.attempt.splits}
+        markers, mine = self._read_markers(), {s.range for s in self.attempt.splits}
         self._kept = tuple(r for r in (OffsetRange(*marker[:4]) for marker in markers) if r not in mine)
         return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
 

@@ -216,7 +216,7 @@ class CdcServerValidation:
                 yield Problem("source.tables", found, f"ALTER TABLE {shown} REPLICA IDENTITY FULL, as for each partition")
                 return
 
-    def _rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_missing_rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         """Yield the tables that a snapshot may not read, or not completely."""
         if self.options.snapshot == "never":
             return

@@ -227,7 +227,9 @@ class PostgresLogWindowPlanner:
             time.sleep(0.05)
         return begin_snapshot(connection, self.options, added)
 
-    def _usable(self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    def _find_usable_position(
+        self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
         """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
 
         :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.

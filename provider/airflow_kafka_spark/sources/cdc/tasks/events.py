@@ -119,7 +119,7 @@ class TableWriter(ABC):
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name, None if key else primary_key), key)
+        self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
@@ -194,7 +194,7 @@ class TableWriter(ABC):
         pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
         return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
 
-    def same_key(self, old: RowValues, new: RowValues) -> bool:
+    def has_same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
@@ -307,9 +307,9 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         :param after: the new row as JSON.
         """
         value = self._format(table, position, op, before, after)
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+        return Event(table.topic, table.make_key_record(key), table.make_value_record(value), self.timestamp)
 
-    def _format(self, table: TableT, position: PositionT, op: str, before: str, after: str) -> str:
+    def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
@@ -318,7 +318,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
 
-    def read_events(self, table: TableT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
+    def read_events(self, table: TableWriterT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param position: at which they were read.
@@ -333,8 +333,8 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
             event = self._format(table, position, "r", "null", "\0")
             before, after = event.split("\0")
             for key, row in zip(keys, rows, strict=False):
-                value = table.value_record(f"{before}{row}{after}")
-                yield Event(table.topic, table.key_record(key), value, self.timestamp)
+                value = table.make_value_record(f"{before}{row}{after}")
+                yield Event(table.topic, table.make_key_record(key), value, self.timestamp)
 
     # --- transactions ---
 
