@@ -241,7 +241,8 @@ class FromKafkaOperator(WindowOperator):
             if missing:
                 yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
         elif subscription.pattern and not subscription.validate() and not self.resolve():
-            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
+            action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
+            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)
 
     def _group_problems(self) -> Iterator[Problem]:
         group = self.group_id

@@ -70,6 +70,7 @@ class KafkaSink:
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
+    used_by: ClassVar[str] = "KafkaToKafkaOperator and SourceToKafkaOperator"
 
     topic: str | None = None
     value: Format | None = None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NAMES = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+_PATTERN_INSTEAD = "Give a regular expression as `topics_pattern`, in which `.*` stands for any text"
+
 
 @dataclass(frozen=True)
 class Subscription:
@@ -46,7 +49,7 @@ class Subscription:
         if not self.topics and not self.pattern:
             return [Problem("topics", "neither `topics` nor `topics_pattern` is given", "Give exactly one of them")]
         problems = [
-            Problem("topics", f"`{t}` cannot be a topic's name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")
+            Problem("topics", f"`{t}` cannot be a topic's name", _PATTERN_INSTEAD if "*" in t else _NAMES)
             for t in self.topics
             if not TOPIC_NAME.fullmatch(t)
         ]
@@ -56,7 +59,8 @@ class Subscription:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                problems.append(Problem("topics_pattern", f"`{self.pattern}` is not a regular expression: {error}"))
+                what = f"`{self.pattern}` is not a regular expression: {error}"
+                problems.append(Problem("topics_pattern", what, "Correct it; `.*` stands for any text"))
         return problems
 
     def matches(self, topic: str) -> bool:
