@@ -144,5 +144,13 @@ def test_names_that_no_topic_may_have_are_named_without_a_server_and_beside_othe
     assert [problem.where for problem in sink] == ["sink.topic", "sink.transaction_timeout"]
     (topics,) = Subscription.of(5, None).validate()  # type: ignore[arg-type]
     assert "`5 (int)` cannot be a topic's name" in topics.what
+    for given, action in (
+        ("orders-*", "as `topics_pattern`"),
+        ("['a', 'b']", "`topics=task.output`"),
+        ("a b", "letters, digits"),
+    ):
+        assert all(action in problem.action for problem in Subscription.of(given, None).validate())
+    (pattern,) = Subscription.of(None, "*").validate()
+    assert "nothing to repeat" in pattern.what and "`.*` stands for any text" in pattern.action
     files = FilesSink("relative", format="parquett").target_problems()  # type: ignore[arg-type]
     assert [problem.where for problem in files] == ["sink.path", "sink.format"]

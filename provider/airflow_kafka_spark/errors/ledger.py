@@ -243,7 +243,8 @@ class PipelineUnknown(ChangeRefused):
         super().__init__(
             f"Ledger topic `{ledger_topic}` holds nothing of a pipeline `{pipeline}`",
             expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
-            action="Correct the name, or the ledger topic. A new pipeline begins at its `starting_offsets`",
+            action="Correct the name (the page *Kafka pipelines* of Airflow's UI lists all of them), or the ledger topic. A new "
+            "pipeline begins at its `starting_offsets`",
         )
 
 
