@@ -209,6 +209,7 @@ class ServerFacts:
     :param standby: True if the server is a standby.
     :param read_only: True if transactions are read-only by default.
     :param may_create_temporary: True if the role may create temporary tables.
+    :param sessions: maximum number of sessions of the role, or in the database for a role that is no superuser; None without one.
     """
 
     version: int
@@ -217,6 +218,7 @@ class ServerFacts:
     standby: bool
     read_only: bool
     may_create_temporary: bool
+    sessions: int | None = None
 
 
 def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
@@ -225,7 +227,9 @@ def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
         connection,
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text, "
         "pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
-        "has_database_privilege(current_database(), 'TEMPORARY')",
+        "has_database_privilege(current_database(), 'TEMPORARY'), "
+        "(SELECT least(nullif(rolconnlimit, -1), nullif(datconnlimit, -1)) FROM pg_catalog.pg_roles, pg_catalog.pg_database "
+        "WHERE rolname = session_user AND datname = current_database() AND NOT rolsuper)",
     )
     return ServerFacts(*found[0])
 
