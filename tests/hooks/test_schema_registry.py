@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -332,6 +334,21 @@ def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch, 
     add(monkeypatch, "else", host=f"http://127.0.0.1:{registry.port}", schema="", extra=FAST)
     answered, told = SchemaRegistryHook("else").test_connection()
     assert not answered and "refused its subjects" in told
+
+
+def test_a_redirection_is_told_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the server's name
+            self.send_response(302)
+            self.send_header("Location", "https://login.example.org/")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        add(monkeypatch, "moved", host=f"http://127.0.0.1:{server.server_port}", schema="", extra=FAST)
+        answered, told = SchemaRegistryHook("moved").test_connection()
+        server.shutdown()
+    assert not answered and "HTTP 302" in told and "Give the address that it redirects to" in told
 
 
 @pytest.mark.parametrize(

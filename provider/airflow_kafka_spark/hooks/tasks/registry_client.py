@@ -221,6 +221,9 @@ class RegistryRequests(ABC):
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
+        if 300 <= status < 400:
+            # The client follows no redirection.
+            action = "Give the address that it redirects to, unless that is a page to log in, as host of the connection"
         return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
 
     def _scrubbed(self, text: str) -> str:
