@@ -125,6 +125,7 @@ class WindowOperator(VisibleOperator):
     pipeline = option[str | None]("ledger_options")
     kafka_conn_id = option[str]("ledger_options")
     ledger_topic = option[str]("ledger_options")
+    spark_conn_id = option[str]("spark_options", "conn_id")
     errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
 
     def __init__(

@@ -109,6 +109,7 @@ class FromKafkaOperator(WindowOperator):
         "pipeline",
         "kafka_conn_id",
         "ledger_topic",
+        "spark_conn_id",
         "max_records",
         "starting_offsets",
         "ending_offsets",

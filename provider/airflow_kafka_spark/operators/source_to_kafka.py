@@ -134,7 +134,7 @@ class SourceToKafkaOperator(WindowOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -142,7 +142,13 @@ class SourceToKafkaOperator(WindowOperator):
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
+    template_fields: Sequence[str] = (
+        "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
+        "spark_conn_id",
+        "errors_deadletterqueue_topic_name",
+    )
     rendered_parts = ("sink", "source")
     typed_parts = {**WindowOperator.typed_parts, "source": "source."}
     sink: KafkaSink
