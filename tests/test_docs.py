@@ -112,8 +112,10 @@ def takes(called: Callable[..., object]) -> set[str] | None:
     names = {parameter.name for parameter in shown if parameter.kind is not parameter.VAR_KEYWORD}
     if len(names) == len(shown):
         return names
-    own = isinstance(called, type) and issubclass(called, BaseOperator)
-    return names | set(inspect.signature(BaseOperator.__init__).parameters) if own else None
+    if not (isinstance(called, type) and issubclass(called, BaseOperator)):
+        return None
+    # Airflow's own classes describe the other arguments of an operator or a sensor.
+    return names.union(*(inspect.signature(each.__init__).parameters for each in called.__mro__ if "__init__" in vars(each)))
 
 
 def test_every_argument_in_a_block_of_python_exists() -> None:

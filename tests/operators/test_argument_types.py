@@ -73,7 +73,12 @@ def test_a_template_that_is_not_rendered_is_named_where_it_stands():
     assert not {"sink.table", "sink.conn_id", "transforms[0] Filter.to.path"} & {
         p.where for p in found if "is a template" in p.what
     }
-    assert told["split_records"].endswith("Write the value itself: this argument renders no templates")
+    assert told["split_records"].startswith("`{{ params.n }}` is a template")
+    assert len(told) == len(found), "each argument once"
+    (wrong,) = complaints(
+        KafkaLagSensor(task_id="lag", group_id="g", topics="orders", at_most_records=0, wait_for_topic="{{ x }}")
+    )
+    assert wrong.action == "Write the value itself: this argument renders no templates"
     # The braces of a document are no template; one in place of a document is.
     nested = json.dumps({"type": "object", "properties": {"id": {"type": "integer", "description": "as {{id}}"}}})
     assert [p for p in complaints(to_sink(value=JsonSchema(schema=nested))) if p.where.startswith("value")] == []

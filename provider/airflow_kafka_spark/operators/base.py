@@ -276,7 +276,10 @@ class WindowOperator(VisibleOperator):
         An argument of a wrong type is one problem. All others are checked with a sound value in its place.
         """
         sound, wrong = self._with_sound_types()
-        wrong = [*wrong, *self._template_problems()]
+        # A template is a text, and may be of a wrong type, too.
+        templates = self._template_problems()
+        named = {problem.where for problem in templates}
+        wrong = [*templates, *(problem for problem in wrong if problem.where not in named)]
         if not wrong:
             found = list(dict.fromkeys(self.find_problems(run)))
             # Without a problem, the checks that were put off are made when the window is planned.
