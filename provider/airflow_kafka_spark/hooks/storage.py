@@ -83,7 +83,7 @@ def store_error(error: Exception) -> OSError:
     lines = (line.strip(" \t↳") for line in text.partition("\nDebug source:")[0].splitlines())
     said = ": ".join(line for line in lines if line)
     request = (_REQUEST.findall(text) or [""])[-1]
-    if _MACHINES_METADATA in request:
+    if _MACHINES_METADATA in request or "failed to load IMDS session token" in said:
         return PermissionError("there are no credentials: no connection is given, and neither environment nor machine has any")
     if answer := _ANSWER.search(said):
         parts = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))

@@ -43,6 +43,7 @@ from airflow_kafka_spark.windows.continuity import find_foreign_topics
 from airflow_kafka_spark.windows.memory import list_known_topic_ids
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
+    TOPIC_NAME,
     TRANSFORMATION,
     VALUE_CONVERTER,
     Applied,
@@ -238,7 +239,9 @@ class FromKafkaOperator(WindowOperator):
     def _missing_topics(self) -> Iterator[Problem]:
         subscription = self.subscription
         if subscription.topics:
-            missing = sorted(set(subscription.topics) - set(self.kafka.describe_topics(subscription.topics, missing="omit")))
+            # Brokers refuse the whole request for a name that no topic can have.
+            names = set(filter(TOPIC_NAME.fullmatch, subscription.topics))
+            missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
             if missing:
                 yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
         elif subscription.pattern and not subscription.validate() and not self.resolve():

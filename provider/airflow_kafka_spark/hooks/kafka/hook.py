@@ -11,7 +11,7 @@ from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
-from airflow_kafka_spark.hooks.connections import require_connection
+from airflow_kafka_spark.hooks.connections import require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers
@@ -98,7 +98,7 @@ class KafkaHook(KafkaBaseHook):
         """
         with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
             given = self.get_connection(self.conn_id)
-        servers = given.extra_dejson.get("bootstrap.servers")
+        servers = require_extra(given).get("bootstrap.servers")
         if servers is not None and not isinstance(servers, str):
             found = f"`bootstrap.servers` in its extra is of type {type(servers).__name__}; expected a text"
             raise ConnectionInvalid(self.conn_id, found, 'Write "broker1:9092,broker2:9092"')
@@ -173,7 +173,10 @@ class KafkaHook(KafkaBaseHook):
                 # librdkafka names OpenSSL's routine instead of the file.
                 raise ConnectionInvalid(self.conn_id, missing) from None
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
+            action = ""
+            if "GSSAPI" in reason and not config.keys() & {"sasl.mechanism", "sasl.mechanisms"}:
+                action = "Set `sasl.mechanism` in its extra; without it, librdkafka uses GSSAPI (Kerberos)"
+            raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}", action) from None
 
     def close(self) -> None:
         """Release the clients; the next call makes new ones."""
