@@ -376,7 +376,7 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
         ({"host": "a", "extra": {"no.such": "s3cr3t"}}, "Unrecognized properties: no.such"),
         ({"host": "a", "extra": {"timeout": "soon"}}, "`timeout` is 'soon' in its extra; expected a number"),
-        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "the registry's client refuses it"),
+        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "its `ssl.ca.location` is /no/such, which cannot be read on"),
     ],
 )
 def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from airflow_kafka_spark import formats, sinks, sources, transforms
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
-from airflow_kafka_spark.formats import Debezium, Json, JsonSchema
+from airflow_kafka_spark.formats import Avro, Debezium, Json, JsonSchema, Protobuf
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
     KafkaToSinkOperator,
@@ -30,6 +30,7 @@ from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Sql, Tr
 from tests.support.runs import context
 
 SCHEMA = "id bigint, customer string"
+IMPORTING = 'syntax = "proto3"; import "money.proto"; message Order { int64 id = 1; }'
 NOWHERE = {"task_id": "task", "kafka_conn_id": "nowhere", "spark_conn_id": "nowhere"}
 WRONG: tuple[Any, ...] = (object(), 5, [None], {5: None})
 
@@ -41,6 +42,9 @@ def to_sink(**options: Any) -> KafkaToSinkOperator:
 
 def test_typical_mistakes_are_named_with_what_to_write_instead(monkeypatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_HOST_AND_PORT", "kafka://broker:9092")
+    monkeypatch.setenv("AIRFLOW_CONN_LISTED", '{"conn_type": "kafka", "extra": "[1]"}')
+    sasl = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_PLAINTEXT"}
+    monkeypatch.setenv("AIRFLOW_CONN_KERBEROS", json.dumps({"conn_type": "kafka", "extra": sasl}))
     monkeypatch.setenv("AIRFLOW_CONN_YARN", '{"conn_type": "spark", "host": "yarn"}')
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +52,11 @@ def test_typical_mistakes_are_named_with_what_to_write_instead(monkeypatch) -> N
         ({"value": Json}, r"value: .*Write `Json\(...\)`"),
         ({"value": Json(schema={"id": "bigint"})}, r'columns as a text, as "id bigint, name string"'),
         ({"value": Json()}, r"as in `id bigint, name string`"),
+        ({"value": Avro(schema="schemas/order.avsc")}, "it is no JSON.*Give the text of the file, not its name"),
+        ({"value": Protobuf(schema=IMPORTING, message="Order")}, r"money\.proto: File not found.*protoc --include_imports"),
         ({"kafka_conn_id": "host_and_port"}, r"its extra names no brokers. Set its extra to"),
+        ({"kafka_conn_id": "listed"}, "its extra is a list; expected a JSON object"),
+        ({"kafka_conn_id": "kerberos"}, "Set `sasl.mechanism` in its extra; without it, librdkafka uses GSSAPI"),
         ({"spark_conn_id": "yarn"}, r"Neither HADOOP_CONF_DIR nor YARN_CONF_DIR .*Set one of them"),
     ]
     for options, expected in cases:

@@ -67,6 +67,12 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
     assert "Nothing answers at 127.0.0.1:1" in found["spark_conn_id"] and "`down`" in found["spark_conn_id"]
 
 
+def test_the_address_of_a_web_server_is_no_master():
+    for master, host in (("spark://http://head:7077", "http://head"), ("sc://https://head:15002", "https://head")):
+        assert find_master_problem(master).startswith(f"`{host}` is no master of Spark")
+    assert find_master_problem("k8s://https://host:6443") == find_master_problem("spark://a:7077,b:7077") == ""
+
+
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
 def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
     assert find_master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")

@@ -150,8 +150,7 @@ def find_master_problem(master: str) -> str:
     # A host without a known scheme is taken for that of a standalone master, or of a Connect server.
     scheme, _, host = master.partition("://")
     if "://" in host and scheme in _PORTS:
-        port = host.rpartition(":")[2]
-        return f"`{host.removesuffix(f':{port}')}` is no master of Spark; expected {_MASTERS}"
+        return f"`{re.sub(':[0-9]+$', '', host)}` is no master of Spark; expected {_MASTERS}"
     if (is_yarn and master != "yarn") or (is_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
         return f"`{master}` is no master of Spark; expected {_MASTERS}"
     return ""

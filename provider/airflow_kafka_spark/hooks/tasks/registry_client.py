@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, PackageMissing, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.hooks.kafka.config import find_unreadable_file
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -79,6 +80,9 @@ class RegistryRequests(ABC):
         try:
             return SchemaRegistryClient(self.config)
         except (ValueError, TypeError, OSError) as e:
+            if missing := find_unreadable_file(self.config):
+                # Python's SSL names no file.
+                raise ConnectionInvalid(self.conn_id, missing) from None
             detail = self._scrubbed(str(e)) or type(e).__name__
             raise ConnectionInvalid(self.conn_id, f"the registry's client refuses it: {detail}") from None
 
