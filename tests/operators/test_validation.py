@@ -259,6 +259,12 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_
         found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), **sql, output_key="nothing")
         assert set(found) == {*OF_READING, "filter", "columns.a", "sink.key"} and not unchecked
         assert "amuont" in found["filter"]
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
+        found, _ = complaints(flow, topic=unique("new"), auto_create=True, partitions=1, preserve_partitions=True)
+        assert "has 1 partitions, and topics with 3 are read" in found["preserve_partitions"]
+        found, _ = complaints(flow, topics="orders-*", group_id=" ")
+        assert "topics_pattern" not in found and set(found) == {"topics", "group_id"}, "no broker is asked for such a name"
 
 
 def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):
@@ -284,6 +290,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
         found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)
         assert set(found) == {*places, "source.table"} and "cannot be a topic's name" in found["sink.topic"]
         assert unchecked == {

@@ -201,7 +201,8 @@ class _DdlParser:
         self.nesting = 0
 
     def _tokens(self, text: str) -> list[_Token]:
-        tokens, position = [], 0
+        tokens: list[_Token] = []
+        position = 0
         while position < len(text):
             match = _TOKENS.match(text, position)
             if match is None:

@@ -29,6 +29,7 @@ from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
     find_cluster_problems,
+    find_ledger_problems,
     find_sink_problems,
     list_accounts,
     list_topic_uris,
@@ -250,7 +251,8 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _topic_problems(self) -> list[Problem]:
         # Transforms may give the records keys.
-        return self.sink.server_problems(self.kafka, keyless=not self.sink.key_columns and not self.transforms)
+        keyless = not self.sink.key_columns and not self.transforms
+        return find_ledger_problems(self.sink, self.ledger_topic) or self.sink.server_problems(self.kafka, keyless=keyless)
 
     def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.

@@ -73,7 +73,8 @@ def test_a_server_that_cannot_be_reached_is_one_clear_problem_without_the_passwo
     assert names(found) == {"sink.conn_id", "sink.key"}
     problem = next(p for p in found if p.where == "sink.conn_id")
     assert says in problem.what and place.conn_id in problem.what
-    assert problem.retryable is not ("FATAL" in problem.what), "a server that has refused the login refuses it again"
+    is_refused = "FATAL" in problem.what or "SSL" in problem.what
+    assert problem.retryable is not is_refused, "a server that has refused the login refuses it again"
     password = changes.get("password", place.server.password)
     assert password not in str(problem)
     pipeline = Pipeline(KEYED)

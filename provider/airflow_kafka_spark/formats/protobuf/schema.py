@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAIN = "schema.proto"
-_IMPORTS = (
+_ALL_FILES = (
     "Give a descriptor set with all files, as `protoc --include_imports --descriptor_set_out=` writes it, or use a registry"
 )
 _TIMEOUT = 120
@@ -128,7 +128,7 @@ def _run_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUn
                 results.append(done.read_bytes())
             else:
                 detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
-                action = _IMPORTS if "File not found" in detail else ""
+                action = _ALL_FILES if "File not found" in detail else ""
                 said = f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"
                 results.append(SchemaUnusable(document.name, said, action))
     return tuple(results)
