@@ -179,6 +179,9 @@ class KafkaSink:
     def _producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
         problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
+        for name in sorted({"bootstrap.servers", "metadata.broker.list"} & set(self.producer_config)):
+            what = f"`{name}` would lead to other brokers than `kafka_conn_id`: exactly-once needs one cluster"
+            problems.append(Problem("sink.producer_config", what, "Leave it out"))
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
             problems.append(
