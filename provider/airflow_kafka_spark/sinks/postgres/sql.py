@@ -300,8 +300,8 @@ def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
 
 
 def leave_splits(splits: Name, pipeline: str, number: int, owner: int) -> str:
-    """Remove an attempt as the owner, and the row that names the table of its window's splits if there are no splits. Does nothing
-    if a later attempt is the owner, which has named its table."""
+    """Remove an attempt as the owner, and the row that names the table of its window's splits if there are no splits. Does
+    nothing if a later attempt is the owner, which has named its table."""
     return (
         f"WITH left_owner AS ({remove_owner(splits, pipeline, owner)} RETURNING 1) "
         f"{unname_target(splits, pipeline, number)} AND EXISTS (SELECT 1 FROM left_owner) "
