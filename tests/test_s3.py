@@ -15,10 +15,10 @@ from tests.support import s3
 ROOT = Path(__file__).parents[1]
 CASES = {
     "tests/sources/files/s3_cases.py": 15,
-    "tests/sinks/delta/s3_cases.py": 10,
+    "tests/sinks/delta/s3_cases.py": 12,
     "tests/sinks/iceberg/s3_cases.py": 4,
-    "tests/sinks/files/s3_cases.py": 14,
-    "tests/sinks/s3_fault_cases.py": 3,
+    "tests/sinks/files/s3_cases.py": 15,
+    "tests/sinks/s3_fault_cases.py": 4,
     "tests/verification/s3_cases.py": 3,
 }
 """The files with the cases, and how many there are at least."""

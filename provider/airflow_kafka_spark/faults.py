@@ -83,7 +83,7 @@ COMPACTING = (
     "sink.compacting",  # the window is committed, and the version of the table that is going to be compacted was read
     "sink.compacted",  # the compaction is committed
 )
-"""Points of a compaction behind a window, with ``optimize=`` of ``DeltaSink``."""
+"""Points of a compaction behind a window, with ``optimize=`` of ``DeltaSink`` and ``IcebergSink``."""
 
 
 def reached(point: str) -> None:

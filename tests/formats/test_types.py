@@ -180,7 +180,7 @@ def test_a_struct_type_of_pyspark_is_read_whole() -> None:
     )
     assert columns[6].type == Text(5)
     assert [str(c.type) for c in columns[7:]] == ["date", "timestamp", "binary", "boolean", "float", "double", "int"]
-    item = Json(schema).arrow_schema().field("l").type.value_field
+    item = Json(schema).get_arrow_schema().field("l").type.value_field
     assert item.nullable is False
 
 

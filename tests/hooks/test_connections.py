@@ -1,5 +1,6 @@
-"""Whoever looks an Airflow connection up says the same of one that is missing or of another type; and what Airflow's own test of
-a connection tells."""
+"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the connection tests of
+Airflow's UI.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
+def test_a_kafka_that_answers_is_reported_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
     done, told = tested(conn_type="kafka", extra=secured.connection_extra())
     assert done, told
     assert re.fullmatch(rf"Connected to Kafka cluster \S+, brokers: {secured.bootstrap_servers}\.", told)
@@ -141,7 +142,7 @@ def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, t
     ],
     ids=["password", "protocol", "certificate", "address", "file"],
 )
-def test_what_is_wrong_with_a_kafka_connection_is_told(
+def test_problems_of_a_kafka_connection_are_reported(
     secured: EmbeddedKafka, tested: Any, wrong: dict[str, str | None], reason: str
 ) -> None:
     extra = {key: value for key, value in {**secured.connection_extra(), **wrong}.items() if value is not None}
@@ -150,7 +151,7 @@ def test_what_is_wrong_with_a_kafka_connection_is_told(
     assert re.search(reason, told), told
 
 
-def test_a_schema_registry_that_is_down_is_told_at_once(tested: Any) -> None:
+def test_a_schema_registry_that_is_down_is_reported_at_once(tested: Any) -> None:
     # One that answers, and one that refuses a password: test_schema_registry.py.
     done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
     assert not done
@@ -163,7 +164,7 @@ def test_a_spark_runs_a_job_in_a_process_of_its_own(tested: Any) -> None:
     assert re.fullmatch(r"Connected to Spark 4\.\S+ at local\[1\]\.", told)
 
 
-def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> None:
+def test_an_unreachable_spark_is_reported_within_seconds(tested: Any) -> None:
     for kind, host, place in (("spark", "spark://127.0.0.1", "127.0.0.1:1"), ("spark_connect", "127.0.0.1", "127.0.0.1:1")):
         assert tested(conn_type=kind, host=host, port=1, password="s3cr3t") == (
             False,
@@ -171,7 +172,7 @@ def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> No
         )
 
 
-def test_a_database_that_answers_is_told_and_one_that_does_not_or_refuses_the_password(postgres: Any, tested: Any) -> None:
+def test_a_database_that_answers_and_one_that_does_not_or_refuses_the_password_are_reported(postgres: Any, tested: Any) -> None:
     right = {"host": postgres.host, "port": postgres.port, "schema": postgres.database}
     address = f"{postgres.host}:{postgres.port}/{postgres.database}"
     password = urllib.parse.unquote(urllib.parse.urlparse(postgres.connection_uri()).password or "")

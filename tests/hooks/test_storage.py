@@ -42,7 +42,7 @@ def test_no_secret_is_shown():
         ("S3A://bucket/orders", "s3a", "names the host bucket"),
     ],
 )
-def test_paths_and_uris_are_told_apart(text, scheme, path):
+def test_paths_and_uris_are_distinguished(text, scheme, path):
     assert parse_scheme(text) == scheme
     if path.startswith("/"):
         assert make_local_path(text) == path

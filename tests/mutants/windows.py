@@ -61,9 +61,9 @@ _OF_LEDGER = (
         name="ledger-owner-of-a-group-read-before-the-fence",
         path="ledger/attempt.py",
         old="""            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
-            recorded = self._recorded_owner(name)
+            recorded = self._read_recorded_owner(name)
 """,
-        new="""            recorded = self._recorded_owner(name)
+        new="""            recorded = self._read_recorded_owner(name)
             producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
 """,
         breaks="Of two pipelines that take a group at once, one is refused.",
@@ -180,7 +180,9 @@ _OF_PLANNING = (
         old="max(start, min(stop, partition.lso))",
         new="max(start, min(stop, partition.lso + 1))",
         breaks="A window ends at the last stable offset.",
-        tests=(f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back",),
+        tests=(
+            f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_reports_the_records_that_are_held_back",
+        ),
     ),
     Mutant(
         name="plan-position-one-too-far",
@@ -230,6 +232,17 @@ _CONTINUITY = "tests/windows/test_continuity.py"
 
 _OF_CONTINUITY = (
     Mutant(
+        name="offsets-of-an-earlier-cluster-in-rows-of-a-new-pipeline",
+        path="operators/from_kafka.py",
+        old="            earlier = foreign.union(recreated)\n",
+        new="            earlier = set(recreated)\n",
+        breaks="Records do not lose against offsets that another pipeline has read from an earlier topic of this name.",
+        tests=(
+            "tests/operators/test_kafka_to_sink.py::TestDataLoss"
+            "::test_records_of_a_topic_created_again_do_not_lose_against_the_offsets_of_the_old_one",
+        ),
+    ),
+    Mutant(
         name="continuity-hole-behind-the-last-window",
         path="windows/continuity.py",
         old="(*window.passed, *window.gaps), window.after == ELSEWHERE",
@@ -261,12 +274,23 @@ _OF_CONTINUITY = (
         breaks="A pipeline that goes to another destination needs no record there of windows that went elsewhere.",
         tests=(
             "tests/operators/test_binding.py"
-            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since",
+            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since",
         ),
     ),
 )
 
 _OF_INTERVALS = (
+    Mutant(
+        name="interval-into-a-sink-that-has-lost-the-others",
+        path="operators/kafka_to_sink.py",
+        old="if sink.has_lost(replace(window, pipeline=name)):",
+        new="if False:",
+        breaks="A data interval goes only where the record of the latest one is.",
+        tests=(
+            "tests/operators/test_binding.py"
+            "::test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so",
+        ),
+    ),
     Mutant(
         name="intervals-overlap-not-withdrawn",
         path="ledger/interval.py",
@@ -400,11 +424,11 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-moved-with-the-plan",
         path="ledger/attempt.py",
-        old="offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])",
+        old="offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry)])",
         new="""position = make_position_record(
                 self.pipeline, find_next_position(self.memory.position, entry.window), self.memory.last_number
             )
-            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry), position])""",
+            offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
         tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),

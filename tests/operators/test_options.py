@@ -54,10 +54,15 @@ def test_groups_are_frozen():
 
 def test_options_that_exclude_each_other_are_found_without_a_server():
     read = ReadOptions("a", None, "g", max_records=5, ending_offsets="2026-01-01T00:00:00Z")
-    assert [p.where for p in FollowOptions("up").problems(read)] == ["max_records", "ending_offsets"]
+    assert [p.where for p in FollowOptions("up").find_problems(read)] == ["max_records", "ending_offsets"]
     window = WindowOptions("interval", timedelta(seconds=-1))
-    assert {p.where for p in window.problems(read, FollowOptions("up"))} == {"grace", "max_records", "follows", "ending_offsets"}
-    assert [p.where for p in ReadOptions(None, None, "", read_with="x").problems()] == ["topics", "read_with", "group_id"]
+    assert {p.where for p in window.find_problems(read, FollowOptions("up"))} == {
+        "grace",
+        "max_records",
+        "follows",
+        "ending_offsets",
+    }
+    assert [p.where for p in ReadOptions(None, None, "", read_with="x").find_problems()] == ["topics", "read_with", "group_id"]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +143,11 @@ def test_default_args_reach_every_option():
 
 
 def test_names_that_no_topic_may_have_are_named_without_a_server_and_beside_other_mistakes():
-    errors = ErrorOptions(tolerance="all", topic="bad topic!", most=5.5).problems()
+    errors = ErrorOptions(tolerance="all", topic="bad topic!", most=5.5).find_problems()
     assert [problem.where for problem in errors] == ["errors_deadletterqueue_topic_name", "max_errors"]
-    sink = KafkaSink(topic="no where", auto_create=True, transaction_timeout=0).problems(None)
+    sink = KafkaSink(topic="no where", auto_create=True, transaction_timeout=0).find_problems(None)
     assert [problem.where for problem in sink] == ["sink.topic", "sink.transaction_timeout"]
     (topics,) = Subscription.of(5, None).validate()  # type: ignore[arg-type]
     assert "`5 (int)` cannot be a topic's name" in topics.what
-    files = FilesSink("relative", format="parquett").target_problems()  # type: ignore[arg-type]
+    files = FilesSink("relative", format="parquett").find_target_problems()  # type: ignore[arg-type]
     assert [problem.where for problem in files] == ["sink.path", "sink.format"]

@@ -168,7 +168,7 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
 
 
 def complaints(flow: Any, **options: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The problems of a run, where -> what; and what was not checked, where -> the cause, as an error tells both."""
+    """Return the problems of a run, where -> what, and the checks that were not made, where -> the cause, as in the error."""
     with pytest.raises(ValidationError) as caught:
         flow.run(**options)
     error = caught.value
@@ -187,7 +187,7 @@ OF_READING = {
 UNKNOWN_FIELD = [Sql({"x": "no_such_field"})]
 
 
-def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_and_what_they_hide_is_told(table):
+def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_with_the_checks_that_they_prevent(table):
     sink = PostgresSink(conn_id="warehouse", table="no_such_table", mode="upsert", key=["nothing"])
     found, unchecked = complaints(table, **OF_READING, sink=sink, transforms=UNKNOWN_FIELD)
     assert set(found) == {*OF_READING, "sink.table", "transforms[0] Sql"}
@@ -237,7 +237,7 @@ def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unle
     files.run("run2", **bounds)
 
 
-def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_is_told(kafka, unique, tmp_path):
+def test_eight_mistakes_between_two_topics_are_named_at_once_with_the_checks_that_they_prevent(kafka, unique, tmp_path):
     with relay(kafka, unique, tmp_path) as flow:
         orders = {"value": Json(schema=SCHEMA), "transforms": UNKNOWN_FIELD, "topic": "nowhere", "transaction_timeout": 0}
         found, unchecked = complaints(flow, **OF_READING, **orders)
@@ -255,7 +255,9 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_
         assert "amuont" in found["filter"]
 
 
-def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):
+def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_checks_that_they_prevent(
+    kafka, postgres, unique, tmp_path
+):
     with shop(kafka, postgres, unique, tmp_path) as flow:
         wrong = {
             "topic": "nowhere",

@@ -109,10 +109,12 @@ def test_a_store_that_slows_its_clients_down_is_waited_for(place):
     assert set(place.read().values()) == {1}
 
 
-def test_a_conditional_put_whose_answer_is_lost_is_recognised_as_the_own_one(place):
+@pytest.mark.parametrize("fault", ["lost", "conflict"])
+def test_a_conditional_put_whose_answer_is_lost_is_recognised_as_the_own_one_and_one_in_conflict_is_tried_again(place, fault):
+    """Amazon answers 409 while another such request for the object is under way, which need not succeed."""
     job = place.feed.next(1, 0, 0)
     part = "/log/000"
-    place.proxy.arm_at(lambda request: request.startswith("PUT") and part in request, "lost")
+    place.proxy.arm_at(lambda request: request.startswith("PUT") and part in request, fault)
     assert apply(place.sink, job).ranges == job.window.ranges
     assert len(place.proxy.failed) == 1 and part in place.proxy.failed[0]
     place.proxy.arm(None)

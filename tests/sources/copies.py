@@ -225,7 +225,7 @@ class Topic:
     def job(self, events: Sequence[tuple[bytes, bytes | None]], schema: str) -> Job:
         self.number += 1
         form = Debezium(Json(schema=schema), timestamps="micros", decimals="unscaled")
-        columns = form.arrow_schema()
+        columns = form.get_arrow_schema()
         splits, data = [], {}
         for partition in range(PARTITIONS):
             mine = [(key, value) for key, value in events if json.loads(key)["id"] % PARTITIONS == partition]

@@ -12,15 +12,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal
 
-Fault = Literal["unavailable", "slow down", "lost", "expired", "skewed"]
+Fault = Literal["unavailable", "slow down", "lost", "expired", "skewed", "conflict"]
 
 _REFUSALS = {
     "unavailable": (503, "ServiceUnavailable"),
     "slow down": (503, "SlowDown"),
     "expired": (400, "ExpiredToken"),
     "skewed": (403, "RequestTimeTooSkewed"),
+    "conflict": (409, "ConditionalRequestConflict"),
 }
-"""The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive."""
+"""The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive. ``conflict``:
+another conditional write of the object is under way."""
 
 
 class FaultProxy:

@@ -171,22 +171,47 @@ class SinkRecordMissing(WindowConflict):
     window would be there without the windows before it. It was not committed.
 
     :param pipeline: name of the pipeline.
-    :param number: number of the window.
-    :param after: number of the window that was committed to this destination.
+    :param number: number of the window, or name of the data interval.
+    :param after: number of the window, or name of the data interval, that was committed to this destination.
     :param place: name of the sink's record.
     """
 
-    def __init__(self, pipeline: str, number: int, after: int, place: str) -> None:
+    def __init__(self, pipeline: str, number: int | str, after: int | str, place: str) -> None:
+        of_interval = isinstance(number, str)
         self.window, self.pipeline, self.number, self.after = f"{pipeline}#{number}", pipeline, number, after
         self.place = place
+        kind = "data interval" if of_interval else "window"
+        expected = f"the record of window {after} or of a later one before window {number}"
+        again = "clear their tasks" if of_interval else "`reset --to earliest --discard-open` instead"
         rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
         KafkaSparkError.__init__(
             self,
-            f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
-            expected=f"the record of window {after} or of a later one before window {number}",
+            f"{place} has no record of pipeline `{pipeline}`, whose {kind} {after} was committed there",
+            expected=f"its record before data interval {number}" if of_interval else expected,
             action="Check the destination: whether the directory is mounted on this worker, and the database is not "
             f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
-            "the task again. To move all records again, `reset --to earliest --discard-open` instead",
+            f"the task again. To move all records again, {again}",
+        )
+
+
+class RecordElsewhere(WindowConflict):
+    """Raised when the ledger does not know a pipeline, and the sink's record of it is of another table than the present one.
+
+    Tables of one schema have one record of windows. Nothing was changed.
+
+    :param pipeline: name of the pipeline in the sink.
+    :param number: number of the window in the sink's record.
+    :param elsewhere: the table that has its rows.
+    """
+
+    def __init__(self, pipeline: str, number: int, elsewhere: str) -> None:
+        self.window, self.pipeline, self.number, self.elsewhere = f"{pipeline}#{number}", pipeline, number, elsewhere
+        KafkaSparkError.__init__(
+            self,
+            f"The ledger does not know window {self.window}, and the sink's record of it is of table {elsewhere}",
+            expected="a record of the table that is written now, since it shows which records the table has",
+            action="To continue there, name that table again; a `rebind` may change it afterwards. To fill this table, give the "
+            "operator a new `pipeline=` name and `group_id`, or the sink a `windows_table` of its own",
         )
 
 

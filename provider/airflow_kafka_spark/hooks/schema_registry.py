@@ -86,7 +86,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         """The password of the connection."""
         return (self.connection.password,) if self.connection.password else ()
 
-    def for_tasks(self) -> RegistryClient:
+    def make_task_client(self) -> RegistryClient:
         """Return the client with which tasks ask the registry.
 
         :raises ConnectionInvalid: the connection cannot be used.
@@ -98,7 +98,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         try:
             once = type(self)(self.conn_id)
             once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
-            with once._asking("its subjects"):
+            with once._translate_errors("its subjects"):
                 once.client.get_subjects(limit=1)
         except KafkaSparkError as e:
             return False, str(e)

@@ -103,7 +103,7 @@ class StoreAccess(Protocol):
     def server(self) -> str:
         """The server or the account that has the buckets."""
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a bucket or container, by a client that writes on conditions."""
 
 
@@ -146,7 +146,7 @@ class S3Access:
         }
         return {"aws_conditional_put": "etag", **retries, **{name: value for name, value in named.items() if value}}
 
-    def object_store(self, bucket: str) -> obstore.store.S3Store:
+    def make_object_store(self, bucket: str) -> obstore.store.S3Store:
         """Return a bucket, by a client that writes on conditions."""
         import obstore.store
 
@@ -247,7 +247,7 @@ class GcsAccess:
         """The server: Google's, or the one that the connection names."""
         return self.endpoint.partition("://")[2] or "storage.googleapis.com"
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a bucket, by a client that writes on conditions."""
         import obstore.store
 
@@ -290,7 +290,7 @@ class AzureAccess:
         """The account, and the server if the connection names one."""
         return self.endpoint.partition("://")[2] or self.account
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a container, by a client that writes on conditions."""
         import obstore.store
 

@@ -174,7 +174,7 @@ class VerifyOperator(BaseOperator):
             on_difference=sound.on_difference,
         )
         problems += find_type_problems(options.source, "source.") + find_type_problems(options.sink, "sink.")
-        problems += options.problems()
+        problems += options.find_problems()
         plan, of_tables = make_plan(options) if not any(p.where.startswith(("source", "sink")) for p in problems) else (None, [])
         if problems or plan is None:
             raise ValidationError([*problems, *of_tables])

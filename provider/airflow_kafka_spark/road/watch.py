@@ -97,9 +97,9 @@ class Watch:
                 follower.on_start(context)
             reporter = _ProgressReporter(self.line, follower)
             if context is None:
-                watched = self._by_handler(cast("SparkSession", spark), reporter)
+                watched = self._follow_by_handler(cast("SparkSession", spark), reporter)
             else:
-                watched = self._by_thread(context, reporter)
+                watched = self._follow_by_thread(context, reporter)
             with watched:
                 yield
             if follower:
@@ -118,7 +118,7 @@ class Watch:
             self._spark = None
 
     @contextmanager
-    def _by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
+    def _follow_by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
         self.spark.begin_jobs(context, self._group, f"window {self.window}")
         done = threading.Event()
         watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter), daemon=True)
@@ -130,7 +130,7 @@ class Watch:
             watcher.join()
 
     @contextmanager
-    def _by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
+    def _follow_by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
 
         def handler(stages: Any, **_: Any) -> None:

@@ -185,7 +185,7 @@ class LakeSide:
     key: int
     where: str
 
-    def expected_rows(self) -> int:
+    def estimate_row_count(self) -> int:
         return 0
 
     def explain(self) -> None:
@@ -208,13 +208,13 @@ class LakeSide:
             else:
                 yield from self._iceberg(self.sink, doing)
 
-    def bucket_sums(self, piece: Piece, buckets: Buckets) -> BucketSums:
+    def sum_buckets(self, piece: Piece, buckets: Buckets) -> BucketSums:
         total: BucketSums = {}
         for number, row in self._rows(piece, buckets):
             add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
         return total
 
-    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
+    def read_bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
         return [row for _, row in self._rows(piece, buckets)]
 
     def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
@@ -336,7 +336,7 @@ def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fr
     else:
         table = open_manifests(sink)
         base = table.store.full(DATA)
-        paths = [file["path"] for record in table.visible_records() for file in record.files]
+        paths = [file["path"] for record in table.list_visible_records() for file in record.files]
         if not table.store.location.is_local:
             opened = [partial(_open_object, table.store, hive, path) for path in paths]
             schemas = [one().physical_schema for one in (opened if sink.auto_evolve else opened[:1])]

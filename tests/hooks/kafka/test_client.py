@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 
 class Client:
-    """Tells where it ends."""
+    """Records the thread that ends it."""
 
     def __init__(self, ends: list[str]) -> None:
         self.ends = ends
@@ -30,7 +30,7 @@ class Owner:
     pass
 
 
-def test_a_client_ends_on_the_reapers_thread_once_nobody_holds_it_any_more():
+def test_a_client_without_references_ends_on_the_reapers_thread():
     ends: list[str] = []
     owner, client = Owner(), Client(ends)
     let_go = keep_client(client, owner)
@@ -118,7 +118,7 @@ def test_a_consumer_is_lent_again_until_it_is_old_has_failed_or_would_read_what_
     assert closed == made
 
 
-def test_a_kept_consumer_that_nobody_closes_ends_on_the_reapers_thread():
+def test_a_kept_consumer_that_is_not_closed_ends_on_the_reapers_thread():
     ends: list[str] = []
 
     class Told(Consumer):

@@ -185,7 +185,7 @@ def test_timeouts_and_sizes_get_their_java_names():
     }
 
 
-def test_what_has_no_counterpart_is_reported_once_and_what_nobody_misses_is_not():
+def test_a_setting_without_a_counterpart_is_reported_once_unless_it_is_not_needed():
     result = make_java_config(
         BROKERS | {"ssl.crl.location": "x", "queued.min.messages": 5, "debug": "all", "acks": 1, "made.up": 1}
     )

@@ -66,11 +66,11 @@ def test_java_options_of_the_connection_come_beside_ours(connect):
 @pytest.mark.parametrize("given", ["", "-Xshare:auto -XX:Tier4InvocationThreshold=1"])
 def test_a_local_jvm_starts_with_few_compilations_unless_that_is_switched_off(connect, given):
     hook = connect(host="local", extra={"spark.driver.extraJavaOptions": given})
-    options = hook._quick_start(hook.settings()["spark.driver.extraJavaOptions"])
+    options = hook._make_quick_start_options(hook.settings()["spark.driver.extraJavaOptions"])
     assert set(_QUICK_START) <= set(options)
     assert any(option.startswith("-XX:SharedArchiveFile") for option in options) <= (given == "")
-    assert connect(host="local", extra={"class_archive": False})._quick_start("") == ()
-    assert connect(host="spark://head")._quick_start("") == ()
+    assert connect(host="local", extra={"class_archive": False})._make_quick_start_options("") == ()
+    assert connect(host="spark://head")._make_quick_start_options("") == ()
 
 
 def test_a_token_is_in_no_address_that_is_shown(connect):

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_kafka_spark.sinks.base import Shape, Sink
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from tests.sinks.cases import Case, tree
-from tests.sinks.feed import SCHEMA
+from tests.sinks.feed import SCHEMA, row
 
 
 class DeltaCase(Case):
@@ -42,6 +42,10 @@ class DeltaCase(Case):
     def of_others(self, *ids: int) -> None:
         """Another writer appends rows."""
         write_deltalake(self.path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append", schema_mode="merge")
+
+    def delete(self, id: int) -> None:
+        """Others delete a row."""
+        DeltaTable(self.path).delete(f"id = {id}")
 
     def compact(self) -> None:
         """OPTIMIZE: others write all rows into other files."""
@@ -105,3 +109,75 @@ class DeltaCase(Case):
     def in_order(self) -> list[list[int]]:
         options = {"columns": ["id"], "partitioning": None}
         return [pa.parquet.read_table(self.path / name, **options)["id"].to_pylist() for name in sorted(self.files())]
+
+
+# --- tables as Spark creates them -----------------------------------------------------------------------------------------
+
+MAPPED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("full name", pa.string()),
+        ("placed_at", pa.timestamp("us", "UTC")),
+        ("place", pa.struct([("city", pa.string()), ("zip", pa.int32())])),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+        ("ratio", pa.float64()),
+    ]
+)
+"""The columns of rows for :func:`create_mapped_table`."""
+
+
+def create_mapped_table(path: Path) -> None:
+    """Write the first entry of the log of a table that Spark would create with these statements:
+
+    ``CREATE TABLE (..., day DATE GENERATED ALWAYS AS (CAST(placed_at AS DATE)), initial STRING GENERATED ALWAYS AS (...))
+    PARTITIONED BY (day) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')``. No column is called so in its files.
+    """
+
+    def column(number: int, name: str, kind: Any, **facts: str) -> dict[str, Any]:
+        mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number}"}
+        return {"name": name, "type": kind, "nullable": True, "metadata": mapping | facts}
+
+    columns = [
+        *(column(1, "id", "long"), column(2, "full name", "string"), column(3, "placed_at", "timestamp")),
+        column(4, "place", {"type": "struct", "fields": [column(5, "city", "string"), column(6, "zip", "integer")]}),
+        column(7, "counts", {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}),
+        column(8, "ratio", "double"),
+        column(9, "day", "date", **{"delta.generationExpression": "CAST(placed_at AS DATE)"}),
+        column(10, "initial", "string", **{"delta.generationExpression": "SUBSTRING(`full name`, 1, 1)"}),
+    ]
+    metadata = {
+        "id": "a-table",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": columns}),
+        "partitionColumns": ["day"],
+        "configuration": {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "10"},
+        "createdTime": 1,
+    }
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    entry = [{"commitInfo": {"timestamp": 1, "operation": "CREATE TABLE"}}, {"protocol": protocol}, {"metaData": metadata}]
+    (path / "_delta_log").mkdir(parents=True)
+    (path / "_delta_log" / f"{0:020d}.json").write_text("\n".join(map(json.dumps, entry)) + "\n")
+
+
+def mapped_row(i: int) -> dict[str, Any]:
+    """A row of :data:`MAPPED`."""
+    return {**row(i), "full name": row(i)["name"]}
+
+
+def with_generated(line: dict[str, Any]) -> dict[str, Any]:
+    """A row of :data:`MAPPED` as the table has it."""
+    at, name = line["placed_at"], line["full name"]
+    return {**line, "day": at and at.date(), "initial": name if name is None else name[:1]}
+
+
+def read_mapped_table(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a mapped table, without its generated columns, by the names that its files have."""
+    table, physical = DeltaTable(path), pa.schema([(f"col-{n}", f.type) for n, f in zip((1, 2, 3, 4, 7, 8), MAPPED, strict=True)])
+    member = {"city": "col-5", "zip": "col-6"}
+    lines = []
+    for file in map(urllib.parse.unquote, pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()):
+        for line in pa.parquet.read_table(path / file, partitioning=None).to_pylist():
+            found = {name: line[there] for name, there in zip(MAPPED.names, physical.names, strict=True)}
+            place = found["place"]
+            lines.append({**found, "place": place and {name: place[there] for name, there in member.items()}})
+    return lines

@@ -7,6 +7,7 @@ import os
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -121,6 +122,15 @@ def test_a_commit_is_a_conditional_put_and_others_may_take_its_place_in_the_log(
     assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1, -2])
 
 
+def test_pipelines_race_for_the_entries_of_the_log_and_each_window_is_there_once(lake):
+    feeds = [Feed(KEYED.remove(1), f"shop.pipeline{n}", first_id=1000 * n) for n in range(3)]
+    sink, jobs = replace(lake.sink, partition_by=[]), [[feed.next(1, 0, 0) for _ in range(2)] for feed in feeds]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda own: [apply(sink, job) for job in own], jobs))
+    assert Counter(lake.ids()) == Counter(i for own in jobs for job in own for i in job.ids)
+    assert lake.table.version() >= 6
+
+
 def test_a_zombie_commits_nothing_behind_its_successor_nor_behind_one_that_gave_up(lake, feed, tmp_path):
     first, job = feed.next(2, 0, 0), feed.next()
     apply(lake.sink, first)
@@ -197,6 +207,16 @@ def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
     assert data == lake.named(), "the last attempt has removed what earlier ones could not"
 
 
+def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, faulty):
+    (proxy, sink), jobs = faulty, [Feed(KEYED.remove(1)).next(1, 0, 0)]
+    apply(sink, jobs[0])
+    job = Feed(KEYED.remove(1), "another", first_id=1).next(1, 0, 0)
+    proxy.arm_at(lambda request: request.startswith("PUT") and "/_delta_log/0" in request, "conflict")
+    assert apply(sink, job).ranges == job.window.ranges
+    assert len(proxy.failed) == 1
+    assert sorted(lake.ids()) == [0, 1]
+
+
 def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
     (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
     monkeypatch.setattr(storage, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
@@ -216,7 +236,7 @@ def test_a_replay_replaces_its_window(lake, feed):
     for job in jobs:
         apply(lake.sink, job)
     again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
-    assert lake.sink.replay_problems() == []
+    assert lake.sink.find_replay_problems() == []
     assert apply(lake.sink, again).replay == 1
     assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-import os
 import shutil
-import signal
+import urllib.parse
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
@@ -14,23 +14,23 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
-from deltalake.table import TableOptimizer
 
-from airflow_kafka_spark.faults import COMPACTING
+from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, make_app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import Victim, apply
-from tests.sinks.delta.cases import DeltaCase
+from tests.sinks.attempt import apply
+from tests.sinks.delta.cases import MAPPED, DeltaCase, create_mapped_table, mapped_row, read_mapped_table
 from tests.sinks.feed import SCHEMA, Feed, replayed, row
 from tests.sinks.oracle import same_multiset
-from tests.sinks.postgres.kit import Pipeline, write
+from tests.sinks.postgres.kit import Pipeline, dead, write
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
 
@@ -45,90 +45,6 @@ def lake(tmp_path: Path) -> DeltaCase:
 @pytest.fixture
 def feed() -> Feed:
     return Feed(SMALL)
-
-
-# --- other writers --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("columns", [(), ("flag",)], ids=["plain", "partitioned"])
-def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(tmp_path, columns):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=3, window_column="moved_in", compression="zstd")
-    sink = replace(case.sink, partition_by=columns)
-    feed = Feed(SCHEMA)
-    jobs = [feed.next(40, 3, 1) for _ in range(4)]
-    counts = []
-    for job in jobs:
-        apply(sink, job)
-        counts.append(len(case.files()))
-    values = len({None, *({True, False} if columns else ())})
-    assert counts[1] > counts[2] == values, "behind the third window there is one file for each partition"
-    assert counts[3] > values
-    same_multiset([line for job in jobs for line in job.expected], case.read())
-    again = replayed(jobs[2], first=5)
-    apply(sink, again)
-    expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
-    same_multiset(expected, case.read())
-    assert sink.last_applied(feed.pipeline).number == 4
-
-
-def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):
-    def fails(*args: Any, **options: Any) -> None:
-        raise DeltaError("a concurrent transaction deleted data")
-
-    sink, job = replace(lake.sink, optimize=1), feed.next()
-    monkeypatch.setattr(TableOptimizer, "compact", fails)
-    assert apply(sink, job).written == len(job.ids)
-    assert "not compacted" in caplog.text
-    same_multiset(job.expected, lake.read())
-    assert [problem.where for problem in replace(sink, optimize=0).validate(feed.shape)] == ["sink.optimize"]
-
-
-@pytest.mark.parametrize("point", COMPACTING)
-def test_an_attempt_that_is_killed_while_it_compacts_loses_and_doubles_nothing(tmp_path, feed, point):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, *others = (feed.next() for _ in range(4))
-    apply(case.sink, first)
-    with Victim(case.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    assert Counter(case.ids()) == Counter(first.ids + job.ids), "the window was committed before"
-    case.of_others(-1)
-    for one in (job, *others):
-        assert apply(case.sink, one).ranges == one.window.ranges
-    assert Counter(case.ids()) == Counter([i for one in (first, job, *others) for i in one.ids] + [-1])
-    assert len(case.files()) == 1, "the next compaction is not disturbed"
-
-
-def test_an_attempt_that_is_killed_when_its_compacted_file_appears_loses_and_doubles_nothing(tmp_path, feed):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, third = feed.next(), feed.next(200, 0, 0), feed.next()
-    apply(case.sink, first)
-    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "victim") as victim:
-        assert victim.stopped()
-        os.kill(victim.process.pid, signal.SIGCONT)
-        # Its file is there, and its entry of the log perhaps.
-        while not list(case.path.glob("part-*.parquet")) and victim.process.poll() is None:
-            pass
-    case.of_others(-1)
-    for one in (job, third):
-        apply(case.sink, one)
-    assert Counter(case.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
-
-
-def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(tmp_path, feed):
-    case = DeltaCase(tmp_path / "lake" / "orders", optimize=2)
-    case.schema = SMALL
-    first, job, third = (feed.next() for _ in range(3))
-    apply(case.sink, first)
-    with Victim(case.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:
-        assert zombie.stopped()
-        case.of_others(-1)
-        for one in (job, third):
-            apply(case.sink, one)
-        DeltaTable(case.path).delete(f"id = {first.ids[0]}")
-        assert zombie.wake() == 0
-    assert Counter(case.ids()) == Counter([*first.ids[1:], *job.ids, *third.ids, -1])
 
 
 # --- what the table remembers ---------------------------------------------------------------------------------------
@@ -191,7 +107,7 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
     job = feed.next()
     apply(sink, job)
     assert sink.validate(feed.shape) == []
-    (problem,) = sink.replay_problems()
+    (problem,) = sink.find_replay_problems()
     assert "delta.appendOnly" in problem.what
 
 
@@ -211,7 +127,7 @@ def test_a_column_that_takes_no_null_is_refused_unless_the_rows_have_none(lake):
     [
         ({"delta.enableDeletionVectors": "true"}, "eletionVectors"),
         ({"delta.setTransactionRetentionDuration": "interval 30 days"}, "forgets which windows"),
-        ({"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}, "columnMapping"),
+        ({"delta.columnMapping.mode": "id", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}, "by their ids"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -219,7 +135,7 @@ def test_tables_with_unsupported_features_are_refused_before_anything_runs(lake,
     DeltaTable.create(str(lake.path), Schema.from_arrow(SMALL), configuration=properties, raise_if_key_not_exists=False)
     problems = [str(problem) for problem in lake.sink.validate(feed.shape)]
     assert problems and any(said in problem for problem in problems)
-    assert problems == [str(problem) for problem in lake.sink.target_problems()]
+    assert problems == [str(problem) for problem in lake.sink.find_target_problems()]
 
 
 def test_constraints_and_other_partitions_are_refused(lake, feed):
@@ -239,6 +155,108 @@ def test_paths_that_are_no_table_are_refused(tmp_path, feed):
     assert "no Delta table" in problem.what
     assert TableLocation.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
     assert TableLocation.parse("file:///tmp/a%20b").path == "/tmp/a b"
+
+
+# --- column mapping, generated columns ------------------------------------------------------------------------------
+
+
+def test_a_table_with_column_mapping_and_generated_columns_gets_each_row_once(tmp_path):
+    """Spark reads such a table in ``lake/test_readers.py``."""
+    path = tmp_path / "orders"
+    create_mapped_table(path)
+    sink, feed = DeltaSink(str(path), partition_by=["day"]), Feed(MAPPED)
+    assert sink.validate(feed.shape) == []
+    jobs = [feed.next(20, 5, 9, values=mapped_row) for _ in range(3)]
+    for job in jobs:
+        apply(sink, job)
+    same_multiset([line for job in jobs for line in job.expected], read_mapped_table(path))
+    lines = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
+    days = {line["placed_at"] and line["placed_at"].date() for job in jobs for line in job.expected}
+    assert {line["partition.day"] for line in lines} == days
+    assert all(line["min.col-1"] is not None and line["null_count.col-4.col-6"] is not None for line in lines)
+    file = pa.parquet.ParquetFile(path / urllib.parse.unquote(lines[0]["path"]))
+    assert file.schema_arrow.field("col-4").type.field("col-6").metadata[b"PARQUET:field_id"] == b"6"
+    again = replayed(jobs[1], first=5)
+    apply(sink, again)
+    expected = [line for job in (jobs[0], again, jobs[2]) for line in job.expected]
+    same_multiset(expected, read_mapped_table(path))
+    # An upsert reads the files, and writes them anew.
+    upsert = replace(sink, mode="upsert", key=["id"], delete_enabled=True)
+    pipeline = Pipeline(MAPPED, "upserts", tombstones=True)
+    assert upsert.validate(pipeline.shape) == []
+    first, second = expected[0], expected[1]
+    changed = {**first, "full name": "new", "placed_at": None}
+    applied = write(upsert, pipeline, [changed, dead(second["id"])])
+    assert (applied.written, applied.deleted) == (1, 1)
+    same_multiset([changed, *expected[2:]], read_mapped_table(path))
+    initials = Counter()
+    for line in pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist():
+        names = pa.parquet.read_table(path / urllib.parse.unquote(line["path"]), columns=["col-2", "col-10"], partitioning=None)
+        initials.update((name and name[:1]) == initial for name, initial in zip(*names.to_pydict().values(), strict=True))
+    assert initials == {True: len(expected) - 1}
+    DeltaTable(path).create_checkpoint()
+    apply(replace(sink, optimize=4), last := feed.next(1, 0, 0, values=mapped_row))
+    assert sink.last_applied(feed.pipeline).number == 4
+    same_multiset([changed, *expected[2:], *last.expected], read_mapped_table(path))
+    found = Counter(line["partition.day"] for line in pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist())
+    assert set(found.values()) == {1}, "compacted"
+
+
+def test_generated_columns_that_tasks_cannot_compute_and_changes_that_column_mapping_forbids_are_refused(tmp_path):
+    path = tmp_path / "orders"
+    create_mapped_table(path)
+    sink = DeltaSink(str(path), partition_by=["day"])
+    (given,) = sink.validate(Shape("p", MAPPED.append(pa.field("day", pa.date32()))))
+    assert given.where == "schema" and "`day`" in given.what
+    (missing,) = sink.validate(Shape("p", MAPPED.remove(2)))
+    assert missing.where == "sink.path column `placed_at`" and "computes `day` from it" in missing.what
+    wider = Shape("p", MAPPED.append(pa.field("more", pa.int64())))
+    (problem,) = replace(sink, auto_evolve=True).validate(wider)
+    assert problem.where == "sink.auto_evolve" and "`more`" in problem.what
+    with pytest.raises(SinkUnavailable, match="column mapping"):
+        apply(replace(sink, auto_evolve=True), Feed(wider.schema).next(1, 0, 0, values=lambda i: {**mapped_row(i), "more": i}))
+    entry = path / "_delta_log" / f"{0:020d}.json"
+    entry.write_text(entry.read_text().replace("CAST(placed_at AS DATE)", "CAST(placed_at + INTERVAL 1 DAY AS DATE)"))
+    (problem,) = sink.find_target_problems()
+    assert "cannot compute" in problem.what and "expected CAST(x AS DATE)" in problem.what
+    with pytest.raises(SinkUnavailable, match="not understood"):
+        apply(sink, Feed(MAPPED).next(1, 0, 0, values=mapped_row))
+
+
+_AT = [dt.datetime(1969, 12, 31, 23, 59, 59, 999_999), dt.datetime(1, 1, 3, 4), dt.datetime(1582, 10, 10, 5), None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression", "expected"),
+    [
+        (pa.date32(), "CAST(at AS DATE)", [dt.date(1969, 12, 31), dt.date(1, 1, 3), dt.date(1582, 10, 10), None]),
+        (pa.date32(), "date(`At`)", [dt.date(1969, 12, 31), dt.date(1, 1, 3), dt.date(1582, 10, 10), None]),
+        (pa.int32(), "YEAR(at)", [1969, 1, 1582, None]),
+        (pa.int32(), "month( at )", [12, 1, 10, None]),
+        (pa.int32(), "DAY(at)", [31, 3, 10, None]),
+        (pa.int32(), "HOUR(at)", [23, 4, 5, None]),
+        (pa.string(), "DATE_FORMAT(at, 'yyyy-MM-dd-HH')", ["1969-12-31-23", "0001-01-03-04", "1582-10-10-05", None]),
+        (pa.string(), "SUBSTRING(text, 0, 2)", ["äb", "", "🎉🎉", None]),
+        (pa.string(), "SUBSTR(text, 2, 2)", ["bc", "", "🎉", None]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_generated_columns_have_the_values_of_their_expressions(kind, expression, expected, zone):
+    at = pa.array([one and (one.replace(tzinfo=dt.timezone.utc) if zone else one) for one in _AT], pa.timestamp("us", zone))
+    batch = pa.RecordBatch.from_pydict({"at": at, "text": ["äbc", "", "🎉🎉", None]})
+    made = pa.field("made", kind, metadata={"delta.generationExpression": expression})
+    (column,) = list_generated_columns(pa.schema([*batch.schema, made]))
+    assert column.compute(batch).to_pylist() == expected and column.compute(batch).type == kind
+
+
+@pytest.mark.parametrize(
+    "expression", ["at", "YEAR(text)", "DATE_FORMAT(at, 'YYYY')", "id * 2", "YEAR(nobody)", "SUBSTRING(text, -1, 2)"]
+)
+def test_generated_columns_of_other_expressions_are_not_understood(expression):
+    made = pa.field("made", pa.string(), metadata={"delta.generationExpression": expression})
+    with pytest.raises(ValueError, match="is not understood; expected CAST"):
+        list(list_generated_columns(pa.schema([("at", pa.timestamp("us", "UTC")), ("text", pa.string()), made])))
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def test_of_two_conditional_puts_one_is_the_commit(lake, feed, tmp_path):
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
+def test_of_many_conditional_writes_at_the_same_moment_one_succeeds(lake):
+    store = open_manifests(lake.sink).store
+    with ThreadPoolExecutor(16) as pool:
+        created = list(pool.map(lambda n: store.create(f"race/{n // 16}", str(n)), range(96)))
+    assert sum(created) == 6
+    for place in range(6):
+        (winner,) = (n for n in range(place * 16, place * 16 + 16) if created[n])
+        assert store.get(f"race/{place}") == str(winner)
+
+
 def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, feed):
     jobs = [feed.next() for _ in range(2)]
     for job in jobs:
@@ -162,7 +173,7 @@ def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, 
     wanted = [{name: value for name, value in line.items() if name != "flag"} for job in jobs for line in job.expected]
     same_multiset(wanted, listed_rows(listed))
     assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
-    assert [problem.where for problem in listed.sink.replay_problems()] == ["on_rerun"]
+    assert [problem.where for problem in listed.sink.find_replay_problems()] == ["on_rerun"]
     problems = [problem for problem in replace(listed.sink, visibility="manifest").validate(feed.shape)]
     assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
 

@@ -83,6 +83,11 @@ class IcebergCase(Case):
             columns = {f.name: pa.nulls(len(ids), f.type) for f in table.schema().as_arrow()} | {"id": pa.array(ids, pa.int64())}
             table.append(pa.table(columns, schema=table.schema().as_arrow()))
 
+    def delete(self, id: int) -> None:
+        """Others delete a row."""
+        with self.catalog() as catalog:
+            catalog.load_table(NAME).delete(f"id = {id}")
+
     def compact(self) -> None:
         """Others write all rows into other files."""
         with self.catalog() as catalog:

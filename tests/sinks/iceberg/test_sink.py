@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,11 +56,14 @@ from airflow_kafka_spark.sinks.iceberg.tasks.data_files import apply_transform, 
 from airflow_kafka_spark.sinks.iceberg.tasks.table_files import make_column_metrics
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.codec import ranges_to_json
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.model import ELSEWHERE, Window
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests, RestServer
 from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, write
 
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string()), ("ratio", pa.float64())])
 
@@ -104,6 +108,37 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
         pass
     assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1])
     assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
+
+
+def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its_files(lake, feed):
+    """Its attempt has died between the commit and the close, and nobody has repeated it for 90 days."""
+    job, unmoved = (replace(found, window=_make_open(found.window)) for found in (feed.next(), feed.next()))
+    assert lake.sink.applied(job.window) is None, "there is no table"
+    apply(lake.sink, job)
+    lake.of_others(-1)
+    assert lake.sink.applied(unmoved.window) is None, "all snapshots are there"
+    assert (lake.sink.has_lost(job.window), lake.sink.has_lost(unmoved.window)) == (False, True)
+    with lake.catalog() as catalog:
+        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(job.window.pipeline)).commit()
+    lake.expire()
+    assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
+    found = lake.sink.applied(job.window)
+    assert found is not None and (found.written, found.ranges) == (len(job.ids), job.window.ranges)
+    lake.maintain()
+    for window in (job.window, unmoved.window):
+        with pytest.raises(WindowConflict, match="the snapshots since then have expired.*rebind <pipeline> --not-running"):
+            lake.sink.applied(window)
+        assert lake.sink.applied(replace(window, after=ELSEWHERE)) is None
+    recent = dt.datetime.now(dt.timezone.utc).isoformat()
+    assert lake.sink.applied(replace(unmoved.window, planned_at=recent)) is None
+
+
+def _make_open(window: Window) -> Window:
+    """Return a window as that of a data interval that was planned long ago."""
+    planned = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=100)
+    interval = Interval(planned - dt.timedelta(hours=1), planned)
+    bounds, name = (interval.start_ms, interval.end_ms), interval.ledger_name(f"p{window.number}")
+    return replace(window, pipeline=name, interval=bounds, planned_at=planned.isoformat())
 
 
 @pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
@@ -218,6 +253,20 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
     assert len(lake.ids()) == 4 * 3 + 98 + 1
 
 
+def test_no_snapshot_is_older_than_the_one_before_whatever_the_clocks_of_two_writers_say(lake, feed, monkeypatch):
+    """Java's readers refuse such a table: "Expected sorted snapshot log entries"."""
+    apply(lake.sink, feed.next(1, 0, 0))
+    now = time.time
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now() + 3600)
+        lake.of_others(-1)
+    apply(lake.sink, feed.next(1, 0, 0))
+    metadata = current(lake).metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert times == sorted(times) and times[-1] > (now() + 3000) * 1000
+    assert metadata.last_updated_ms >= times[-1]
+
+
 def test_manifests_of_many_windows_are_merged(lake, feed):
     jobs = [feed.next(1, 0, 0) for _ in range(6)]
     with lake.catalog() as catalog:
@@ -241,18 +290,18 @@ def test_a_replay_of_an_interval_whose_tag_was_dropped_is_refused_and_would_be_t
     """Tags of intervals may be dropped, as the documentation advises; then their snapshots expire."""
     job = feed.next()
     again = replayed(job)
-    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    assert "no record" in lake.sink.find_window_replay_problems(again.window)[0].what, "there is no table yet"
     apply(lake.sink, job)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
     lake.of_others(-1)
-    assert lake.sink.window_replay_problems(again.window) == [], "its snapshot is still there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "its snapshot is still there"
     lake.expire()
-    (problem,) = lake.sink.window_replay_problems(again.window)
+    (problem,) = lake.sink.find_window_replay_problems(again.window)
     assert problem.where == "on_rerun" and "no record" in problem.what
     apply(lake.sink, again)
     assert Counter(lake.ids()) == Counter([*job.ids, *again.ids, -1]), "the sink alone cannot know better"
-    assert lake.sink.window_replay_problems(again.window) == [], "this replay is there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "this replay is there"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -441,6 +490,45 @@ def test_a_table_that_others_have_partitioned_and_sorted_gets_its_files_so(lake)
     assert replace(lake.sink, partition_by=["years(placed_at)", "truncate(name, 1)"]).validate(feed.shape) == []
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_each_window_is_written_for_the_partition_spec_of_its_time_and_replays_and_upserts_meet_all_of_them(lake, version):
+    """Format version 1 keeps a field that was removed, with the transform `void`."""
+    lake.schema = pa.schema([*SMALL, ("placed_at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
+    feed = Feed(lake.schema)
+    sink = replace(lake.sink, partition_by=["year(placed_at)"], table_properties={"format-version": version})
+    changes: list[Any] = [
+        lambda update: update.add_field("id", BucketTransform(3), "shard").remove_field("placed_at_year"),
+        lambda update: update.add_field("placed_at", HourTransform(), "hour").add_field("name", TruncateTransform(2), "begin"),
+        lambda update: update.remove_field("shard").remove_field("begin").add_field("day", MonthTransform(), "month"),
+        lambda update: update.remove_field("hour").remove_field("month").add_field("day", IdentityTransform(), "day_itself"),
+        lambda update: update.remove_field("day_itself"),
+    ]
+    jobs = [feed.next(6, 2, 1)]
+    apply(sink, jobs[0])
+    plain = replace(sink, partition_by=())
+    for change in changes:
+        with lake.catalog() as catalog, catalog.load_table(NAME).update_spec() as update:
+            change(update)
+        assert plain.validate(feed.shape) == []
+        jobs.append(feed.next(6, 2, 1))
+        apply(plain, jobs[-1])
+    assert len(current(lake).specs()) == 6
+    same_multiset([line for job in jobs for line in job.expected], lake.read())
+    jobs[1] = replayed(jobs[1], first=2)
+    apply(plain, jobs[1])
+    expected = [line for job in jobs for line in job.expected]
+    same_multiset(expected, lake.read())
+    for line in expected[::7]:
+        found = current(lake).scan(EqualTo("id", line["id"])).to_arrow()["id"].to_pylist()
+        assert found == [line["id"]]
+    # A row of each window is updated, which rewrites files of all six specs.
+    changed = {job.ids[-1]: {**job.expected[-1], "ratio": 7.0} for job in jobs}
+    write(replace(plain, mode="upsert", key=["id"]), Pipeline(lake.schema, "upserts"), list(changed.values()))
+    same_multiset([changed.get(line["id"], line) for line in expected], lake.read())
+    apply(replace(plain, optimize=1), last := feed.next(2, 1, 0))
+    same_multiset([*(changed.get(line["id"], line) for line in expected), *last.expected], lake.read())
+
+
 @pytest.mark.parametrize("text", ["log(id)", "bucket(id)", "bucket(0, id)", "day(1, at)", "day(", "truncate(x, id)", "hour()"])
 def test_partition_fields_that_are_not_understood(text):
     with pytest.raises(ValueError, match="expected a column"):
@@ -501,6 +589,30 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     assert Counter(lake.ids()) == Counter([*first.ids, *second.ids, *third.ids])
     tag = replace(lake.sink, branch=tag_name("another"))
     assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
+
+
+def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
+    """Both branches are of one table, whose snapshots name the windows of all of them."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    audit = replace(lake.sink, branch="audit")
+    apply(audit, job)
+    assert lake.ids() == first.ids
+    moved = replace(job, window=replace(job.window, after=ELSEWHERE))
+    assert lake.sink.applied(job.window) is not None, "without a rebind, the branch is that of the window"
+    assert lake.sink.applied(moved.window) is None
+    for _ in range(2):
+        assert apply(lake.sink, moved).written == len(job.ids)
+        assert lake.sink.applied(moved.window) is not None
+        same_multiset([*first.expected, *job.expected], lake.read())
+    apply(lake.sink, feed.next())
+    # A branch that was published to another one has its windows there.
+    other, later = replace(lake.sink, branch="other"), feed.next()
+    apply(other, later)
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.manage_snapshots().create_branch(table.metadata.snapshot_by_name("other").snapshot_id, "next").commit()
+    assert replace(lake.sink, branch="next").applied(replace(later.window, after=ELSEWHERE)) is not None
 
 
 def test_a_branch_of_a_table_without_snapshots_begins_with_an_empty_one(lake, feed):
@@ -571,7 +683,7 @@ def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypat
     sink = IcebergSink(NAME, connect(monkeypatch, **fields))
     (problem,) = sink.validate(Shape("p", SMALL))
     assert problem.where == "sink.conn_id" and expected in problem.what
-    assert sink.target_problems() == [problem]
+    assert sink.find_target_problems() == [problem]
 
 
 def test_the_connection_test_asks_the_catalog(monkeypatch, tmp_path):
@@ -587,7 +699,7 @@ def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tm
     connect(monkeypatch, host=f"sqlite:///{tmp_path}/catalog.db", extra={"type": "sql", "warehouse": f"file://{tmp_path}"})
     wrong = {"mode": "upsert", "compression": "zip", "options": {"max_open_files": 0}}
     for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
-        found = [problem.where for problem in sink.target_problems()]
+        found = [problem.where for problem in sink.find_target_problems()]
         assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
 
 

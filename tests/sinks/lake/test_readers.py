@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_kafka_spark.hooks.spark import jars
+from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
-from tests.sinks.delta.cases import DeltaCase
+from tests.sinks.delta.cases import MAPPED, DeltaCase, create_mapped_table, mapped_row, with_generated
 from tests.sinks.feed import SCHEMA, Feed, Job, row
 from tests.sinks.files.test_readers import from_spark
 from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.lake.conftest import KINDS
 from tests.sinks.oracle import same_multiset
+from tests.sinks.postgres.kit import Pipeline, dead, write
 
 PACKAGES = (
     "io.delta:delta-spark_2.13:4.0.0",
@@ -49,9 +51,33 @@ class Filled:
     by_spark: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """A Delta table with column mapping and generated columns, to which Spark and the sink have written.
+
+    :param expected: its rows.
+    :param by_spark: the rows that Spark has read.
+    :param agree: what Spark says of the generated columns of all rows.
+    """
+
+    expected: list[dict[str, Any]]
+    by_spark: list[dict[str, Any]]
+    agree: list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
-    """Fill a table of each kind while one Spark compacts both."""
+def mapped(filled: tuple[dict[str, Filled], Mapped]) -> Mapped:
+    return filled[1]
+
+
+@pytest.fixture(scope="module")
+def lakes(filled: tuple[dict[str, Filled], Mapped]) -> dict[str, Filled]:
+    return filled[0]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled], Mapped]:
+    """Fill a table of each kind while one Spark compacts both, and one to which Spark writes, too."""
     here, feed = tmp_path_factory.mktemp("lakes"), Feed(SCHEMA)
     lakes = {kind: make(here / kind / "orders") for kind, make in KINDS.items()}
     delta, iceberg = lakes["delta"], lakes["iceberg"]
@@ -72,10 +98,25 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
     began, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in ("began", "compacted"))
     rewrite = f"CALL lake.system.rewrite_data_files(table => '{NAME}', options => map('min-input-files', '2'))"
     compaction = (spark_reader.Statement(f"OPTIMIZE delta.`{delta.path}`"), spark_reader.Statement(rewrite))
+    special = here / "mapped"
+    create_mapped_table(special)
+    by_others = (
+        f"INSERT INTO delta.`{special}` (id, `full name`, placed_at, place, counts, ratio) "
+        "SELECT -id, 'Spark', timestamp'2026-11-20 23:59:59.999999', named_struct('city', 'x', 'zip', 1), NULL, 0.5D "
+        "FROM range(1, 4)"
+    )
+    agreement = (
+        "SELECT day <=> CAST(placed_at AS DATE) AND initial <=> SUBSTRING(`full name`, 1, 1) AS agrees, count(*) AS rows "
+        f"FROM delta.`{special}` GROUP BY 1"
+    )
     requests = [
+        spark_reader.Statement(by_others),
         began,
         *(compaction * COMPACTIONS),
         compacted,
+        spark_reader.Statement(f"OPTIMIZE delta.`{special}`"),
+        spark_reader.Statement(f"SELECT * FROM delta.`{special}`"),
+        spark_reader.Statement(agreement),
         spark_reader.Statement(f"SELECT * FROM delta.`{delta.path}`"),
         spark_reader.Statement(f"SELECT * FROM lake.{NAME}"),
     ]
@@ -102,12 +143,27 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Filled]:
         began.there.touch()
         for _ in range(WINDOWS):
             move(feed.next(2, 1, 0))
+        lines = _write_mapped(special)
         compacted.there.touch()
         answers = spark.result()
-    changed = [answers[1 + at :: 2][:COMPACTIONS] for at in (0, 1)]
+    changed = [answers[2 + at :: 2][:COMPACTIONS] for at in (0, 1)]
     assert any(rows[0]["metrics"]["numFilesRemoved"] for rows in changed[0]), changed[0]
     assert any(rows[0]["rewritten_data_files_count"] for rows in changed[1]), changed[1]
-    return {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
+    found = {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
+    return found, Mapped(lines, answers[-4], answers[-3])
+
+
+def _write_mapped(path: Path) -> list[dict[str, Any]]:
+    """Append a window to rows of Spark, and upsert another, which rewrites a file of Spark; all rows that are there then."""
+    sink = DeltaSink(str(path), partition_by=["day"])
+    job = Feed(MAPPED).next(30, 0, 0, values=mapped_row)
+    apply(sink, job)
+    at = dt.datetime(2026, 11, 20, 23, 59, 59, 999999, dt.timezone.utc)
+    plain = {"full name": "Spark", "placed_at": at, "place": {"city": "x", "zip": 1}, "counts": None, "ratio": 0.5}
+    changed = {"id": -1, **dict.fromkeys(MAPPED.names[1:]), "full name": "ours"}
+    upsert = replace(sink, mode="upsert", key=["id"], delete_enabled=True)
+    write(upsert, Pipeline(MAPPED, "upserts", tombstones=True), [changed, dead(job.ids[0])])
+    return [with_generated(line) for line in [changed, *({"id": n, **plain} for n in (-2, -3)), *job.expected[1:]]]
 
 
 def _until(path: Path, spark: Any) -> None:
@@ -159,13 +215,19 @@ def _by_library(lake: DeltaCase | IcebergCase) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_spark_reads_every_record_once_with_its_values_after_its_own_compactions(filled, kind):
-    found = filled[kind]
+def test_spark_reads_every_record_once_with_its_values_after_its_own_compactions(lakes, kind):
+    found = lakes[kind]
     same_multiset(found.expected, [from_spark(line, SCHEMA) for line in found.by_spark])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reader", [_by_polars, _by_duckdb, _by_library])
-def test_other_readers_find_every_record_once_with_its_values(filled, kind, reader):
-    found = filled[kind]
+def test_other_readers_find_every_record_once_with_its_values(lakes, kind, reader):
+    found = lakes[kind]
     same_multiset(found.expected, _plain(reader(found.lake)))
+
+
+def test_spark_and_the_sink_write_to_one_table_with_column_mapping_and_generated_columns(mapped):
+    columns = pa.schema([*MAPPED, ("day", pa.date32()), ("initial", pa.string())])
+    same_multiset(mapped.expected, [from_spark(line, columns) for line in mapped.by_spark])
+    assert mapped.agree == [{"agrees": True, "rows": len(mapped.expected)}]

@@ -338,7 +338,7 @@ def test_a_parquet_file_with_damaged_pages_is_named(spark, path):
     assert "in/dam aged.parquet` cannot be read" in str(explained)
 
 
-def test_types_that_a_given_schema_cannot_have_are_told(spark, path):
+def test_types_that_a_given_schema_cannot_have_are_reported(spark, path):
     pa.parquet.write_table(pa.table({"id": ["x"]}), path / "a.parquet")
     source = FilesSource(str(path), schema="id bigint")
     with pytest.raises(Exception) as caught:

@@ -181,7 +181,7 @@ def test_a_table_without_columns(place: Place) -> None:
     assert "no columns" in told(source_of(place, "empty"))["source"]
 
 
-def test_missing_rights_are_told(place: Place) -> None:
+def test_missing_rights_are_reported(place: Place) -> None:
     role = f"reader_{place.schema}"
     place.execute(f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
     server = place.server
@@ -222,7 +222,7 @@ def test_a_connection_that_leads_nowhere(place: Place, monkeypatch: pytest.Monke
     assert "s3cr3t" not in str(told(JdbcSource("wrong", "t"))) + str(down)
 
 
-def test_what_the_driver_for_spark_does_not_know_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_the_driver_for_spark_does_not_know_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """psycopg would connect, and every task fail."""
     monkeypatch.setenv("AIRFLOW_CONN_SOCKET", json.dumps({"conn_type": "postgres", "host": "/var/run", "schema": "x"}))
     sockets = [problem.what for problem in JdbcSource("socket", "t").validate()]

@@ -222,7 +222,7 @@ def test_with_only_nothing_follows_the_rows_and_the_changes_up_to_them(shop: Bin
     shop.execute("INSERT INTO orders VALUES (99, 'later')")
     for _ in range(2):
         assert windows.next() == []
-    assert windows.source.bytes_behind(windows.position or {}) == 0
+    assert windows.source.count_bytes_behind(windows.position or {}) == 0
 
 
 def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot(shop: Binlog):

@@ -122,7 +122,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     assert len(seen) > 3
 
 
-def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_goes_on_behind_it(orders: Binlog):
+def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_continues_behind_it(orders: Binlog):
     orders.execute("INSERT INTO orders SELECT seq, repeat('x', 1000) FROM seq_1_to_3000", "INSERT INTO orders VALUES (0, 'last')")
     for with_marker in (True, False):
         windows = orders.windows(max_binlog_bytes=3 << 19)
@@ -265,15 +265,15 @@ def test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_t
         windows.read(window)
 
 
-def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
+def test_a_place_beyond_the_servers_positions_continues_in_the_next_file(orders: Binlog):
     from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
     made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
     files = [LogCoordinates("bin.000001", end), LogCoordinates("bin.000002", 500)]
-    assert made._readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
-    assert made._readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
     with pytest.raises(SourceRejected, match="beyond 4 GiB"):
-        made._readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
+        made._make_readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
 
 
 # --- what cannot be captured ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end, _split_fields
-from airflow_kafka_spark.windows.pass_progress import parse_position_progress
+from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, create_citext, log_of
 from tests.support.waiting import eventually
 
@@ -256,7 +256,7 @@ def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(orde
     assert [c[0] for c in changes(windows.drain())] == ["c"]
 
 
-def test_an_attempt_that_wakes_late_does_not_drop_the_slot_that_a_newer_one_has_created(orders, monkeypatch):
+def test_an_attempt_that_resumes_late_does_not_drop_the_slot_that_a_newer_one_has_created(orders, monkeypatch):
     place = orders.place
     windows = started(orders, snapshot="when_needed")
     windows.drain()

@@ -128,14 +128,14 @@ def test_every_byte_of_the_log_is_a_clean_cut(orders):
 
 def test_bytes_behind_are_those_of_the_log_behind_the_last_window(orders):
     windows, place = started(orders), orders.place
-    before = windows.source.bytes_behind(windows.position)
+    before = windows.source.count_bytes_behind(windows.position)
     place.execute("INSERT INTO orders SELECT n, repeat('x', 500) FROM generate_series(1, 200) n")
-    assert windows.source.bytes_behind(windows.position) >= before + 100_000
+    assert windows.source.count_bytes_behind(windows.position) >= before + 100_000
     windows.next()
-    assert windows.source.bytes_behind(windows.position) < 100_000
+    assert windows.source.count_bytes_behind(windows.position) < 100_000
     windows.position = {**windows.position, "lsn": "0/1"}
     with pytest.raises(SourceRejected, match="was advanced"):
-        windows.source.bytes_behind(windows.position)
+        windows.source.count_bytes_behind(windows.position)
 
 
 def test_the_slot_is_advanced_behind_a_complete_window_only_and_never_backwards(orders):

@@ -293,14 +293,16 @@ class KafkaHook(KafkaBaseHook):
         :return: True if it was created by this call.
         :raises KafkaRefused: the brokers do not accept it, or it exists and ``exist_ok`` is false.
         """
-        return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.create_topic(self._calls, topic, exist_ok=exist_ok)
 
     def check_new_topic(
         self, name: str, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None
     ) -> KafkaSparkError | None:
         """Return why the brokers would not create a topic: :class:`KafkaRefused` or :class:`RightMissing`. None if they would, or
         if it exists. The parameters are those of :meth:`create_topic`."""
-        return kafka_requests.check_new_topic(self._calls, name, partitions, replication_factor, config or {})
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.check_new_topic(self._calls, topic)
 
     # --- offsets of the log ---
 
@@ -340,10 +342,10 @@ class KafkaHook(KafkaBaseHook):
         :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        found = self.find_records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
         return {partition: there.offset if there else None for partition, there in found.items()}
 
-    def records_for_times(
+    def find_records_for_times(
         self,
         partitions: Iterable[str | TopicPartition],
         timestamp_ms: int,
@@ -424,7 +426,7 @@ class KafkaHook(KafkaBaseHook):
             if partitions:
                 kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
     def delete_group(self, group_id: str) -> bool:
         """Delete a group with its committed offsets.
@@ -436,9 +438,9 @@ class KafkaHook(KafkaBaseHook):
         try:
             return kafka_requests.delete_group(self._calls, group_id)
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
-    def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
+    def _explain_members(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
         """Return :class:`GroupHasMembers` if the group has live members, otherwise the given error."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error

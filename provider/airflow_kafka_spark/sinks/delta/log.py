@@ -108,7 +108,7 @@ class DeltaLog:
     store: TableStore
 
     @contextmanager
-    def answering(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, doing: str) -> Iterator[None]:
         """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A handle that is loaded still sends requests.
 
         :param doing: for messages.
@@ -130,7 +130,7 @@ class DeltaLog:
         from deltalake.exceptions import TableNotFoundError
 
         options = dict(self.store.storage_options)
-        with self.answering(doing), suppress(TableNotFoundError):
+        with self.translate_errors(doing), suppress(TableNotFoundError):
             return DeltaTable(self.store.location.path_or_uri, storage_options=options, without_files=False)
         return None
 
@@ -146,9 +146,11 @@ class DeltaLog:
         added: Sequence[DataFile] = (),
         removed: Sequence[DataFile] = (),
         metadata: Mapping[str, Any] | None = None,
+        rewrites: bool = False,
     ) -> Exception | None:
         """Try one commit, behind the version of the table that the handle shows.
 
+        :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a commit.
         :return: None if it is committed. After an error the outcome is unknown: read the log again.
         """
         from deltalake import CommitProperties, Transaction
@@ -157,9 +159,9 @@ class DeltaLog:
 
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(file.path, True, now, file.bytes, dict(file.partition)) for file in removed
+            RemoveAction(file.path, not rewrites, now, file.bytes, dict(file.partition)) for file in removed
         ]
-        actions += [AddAction(file.path, file.bytes, dict(file.partition), now, True, file.stats) for file in added]
+        actions += [AddAction(file.path, file.bytes, dict(file.partition), now, not rewrites, file.stats) for file in added]
         properties = CommitProperties(
             custom_metadata={METADATA: dict(metadata or {})},
             max_commit_retries=0,

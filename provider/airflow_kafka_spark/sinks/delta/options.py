@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
@@ -15,7 +15,6 @@ class DeltaSinkOptions(LakeSinkOptions):
 
     path: str
     conn_id: str | None = None
-    optimize: int | None = field(default=None, kw_only=True)
 
     @property
     def location(self) -> TableLocation:

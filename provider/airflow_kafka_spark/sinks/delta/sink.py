@@ -49,16 +49,16 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         takes an empty string for a null. Default: none.
     :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
         refused before Spark starts.
-    :param auto_evolve: True: columns of the rows that the table lacks are added to it, as nullable ones. Default False: such rows
-        are refused before Spark starts. A column never changes its type.
+    :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
+        nullable ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
-    :param optimize: compact the table's small files behind every so many windows of a pipeline (OPTIMIZE, on the Airflow worker).
-        The window is committed before, and stays if the compaction fails, which is logged. Windows of data intervals are not
-        counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
+    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "conn_id", "key", "window_column")
@@ -79,18 +79,18 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
 
         return find_delta_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of location, connection and table."""
         from airflow_kafka_spark.sinks.delta.validation import find_table_problems
 
         return find_table_problems(self)
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: the table takes no removals (``delta.appendOnly``), or an upsert would overwrite
         newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
         from airflow_kafka_spark.sinks.delta.validation import find_removal_problems
 
-        return [*find_removal_problems(self), *super().replay_problems()]
+        return [*find_removal_problems(self), *super().find_replay_problems()]
 
     @contextmanager
     def load_table(self, doing: str) -> Iterator[LoadedDelta | None]:
@@ -98,7 +98,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         from airflow_kafka_spark.sinks.delta.records import Records
 
         log = DeltaLog(self.store)
-        with log.answering(doing):
+        with log.translate_errors(doing):
             yield Records(log).load(doing)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:

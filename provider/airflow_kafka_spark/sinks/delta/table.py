@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, Schema
+    from deltalake import DeltaTable, Field, Schema
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
@@ -35,11 +36,113 @@ def format_type(kind: str | Mapping[str, Any]) -> str:
     return f"struct<{','.join(f['name'] + ':' + format_type(f['type']) for f in kind['fields'])}>"
 
 
+_WIDER = {"byte": ("short", "integer", "long"), "short": ("integer", "long"), "integer": ("long",), "float": ("double",)}
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+def merge_types(row: Any, table: Any) -> Any:
+    """Return the type of a column that takes the values of the rows as well as those of the table: the table's type, with the
+    members of structures that it lacks. None if a value of the rows would change.
+
+    :param row: a type as Delta's schema has it.
+    """
+    if isinstance(row, str) or isinstance(table, str):
+        return table if row == table or _is_wider(row, table) else None
+    if row["type"] != table["type"]:
+        return None
+    if row["type"] == "struct":
+        return _merge_members(row, table)
+    merged = {}
+    for part in ("elementType",) if row["type"] == "array" else ("keyType", "valueType"):
+        merged[part] = merge_types(row[part], table[part])
+        if merged[part] is None:
+            return None
+    return {**table, **merged}
+
+
+def _is_wider(row: Any, table: Any) -> bool:
+    if not (isinstance(row, str) and isinstance(table, str)):
+        return False
+    narrow, wide = _DECIMAL.fullmatch(row), _DECIMAL.fullmatch(table)
+    if narrow and wide:
+        return narrow[2] == wide[2] and int(narrow[1]) <= int(wide[1])
+    return table in _WIDER.get(row, ())
+
+
+def _merge_members(row: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    there = {member["name"]: member for member in table["fields"]}
+    given = {member["name"] for member in row["fields"]}
+    if any(not member["nullable"] for name, member in there.items() if name not in given):
+        return None
+    for member in row["fields"]:
+        old = there.get(member["name"])
+        if old is None and member["name"].casefold() in {name.casefold() for name in there}:
+            return None
+        merged = merge_types(member["type"], old["type"]) if old is not None else member["type"]
+        if merged is None:
+            return None
+        there[member["name"]] = {**(old or {**member, "nullable": True}), "type": merged}
+    return {**table, "fields": list(there.values())}
+
+
+def _read_types(schema: Schema) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}
+
+
+def find_fitting_columns(schema: Schema, table: Schema) -> set[str]:
+    """Return the columns of the rows whose values the table's columns take, perhaps with further members of structures.
+
+    :param schema: the columns of the rows.
+    """
+    rows, there = _read_types(schema), _read_types(table)
+    return {name for name in rows.keys() & there.keys() if merge_types(rows[name], there[name]) is not None}
+
+
+def find_grown_columns(schema: Schema, table: Schema) -> list[dict[str, Any]]:
+    """Return the columns of the table whose structures lack members that the rows have, with these members.
+
+    :param schema: the columns of the rows.
+    """
+    rows, found = _read_types(schema), []
+    for field in json.loads(table.to_json())["fields"]:
+        merged = merge_types(rows[field["name"]], field["type"]) if field["name"] in rows else None
+        if merged is not None and _remove_nullability(merged) != _remove_nullability(field["type"]):
+            found.append({**field, "type": merged})
+    return found
+
+
+def make_file_schema(stored: pa.Schema, columns: pa.Schema) -> pa.Schema:
+    """Return the columns of the rows as the table's files have them: in the table's types where these are others.
+
+    :param stored: the columns of the rows.
+    :param columns: the table's columns.
+    """
+    import pyarrow as pa
+    from deltalake import Schema
+
+    now, there = list_column_types(Schema.from_arrow(stored)), list_column_types(Schema.from_arrow(columns))
+    return pa.schema(
+        [
+            field.with_type(columns.field(field.name).type)
+            if there.get(field.name, now[field.name]) != now[field.name]
+            else field
+            for field in stored
+        ]
+    )
+
+
 def _remove_nullability(kind: object) -> Any:
     if isinstance(kind, dict):
         left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
         return {name: _remove_nullability(value) for name, value in kind.items() if name not in left_out}
     return [_remove_nullability(value) for value in kind] if isinstance(kind, list) else kind
+
+
+def read_columns(table: DeltaTable) -> pa.Schema:
+    """Return the table's columns for Arrow, with Delta's properties of each as its metadata."""
+    import pyarrow as pa
+
+    return pa.schema(table.schema().to_arrow())
 
 
 def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> DeltaTable:
@@ -48,9 +151,13 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     :param schema: the rows' columns.
     :raises SinkUnavailable: the store did not answer, or refused it.
     """
-    from deltalake import DeltaTable, Schema
+    from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
+    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped
+
+    # A retry of deltalake would create the table again, in the entry behind the one that another attempt has created it by.
+    once = CommitProperties(max_commit_retries=0)
     doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
     error: Exception = OSError("others change it all the time")
     for _ in range(_TRIES):
@@ -63,23 +170,34 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 DeltaTable.create(
                     log.store.location.path_or_uri,
                     _make_nullable(stored),
-                    mode="ignore",
+                    mode="error",
                     partition_by=list(sink.partition_by),
                     configuration=dict(sink.table_properties),
                     storage_options=dict(log.store.storage_options),
+                    commit_properties=once,
                 )
-            elif missing := [
-                field for field in _make_nullable(stored).fields if field.name not in list_column_types(table.schema())
-            ]:
+            elif missing := _find_missing_columns(stored, table.schema()):
+                names = "`, `".join(field.name for field in missing)
                 if not sink.auto_evolve:
-                    names = "`, `".join(field.name for field in missing)
                     raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and `auto_evolve` is False")
-                table.alter.add_columns(missing)
+                if is_mapped(read_columns(table)):
+                    raise SinkUnavailable(sink.uri, doing, f"it has no columns `{names}`, and column mapping")
+                table.alter.add_columns(missing, commit_properties=once)
             else:
                 return table
         except (DeltaError, OSError) as failed:
             error = failed  # perhaps another writer was faster: look again
     raise SinkUnavailable(sink.uri, doing, store_error(error))
+
+
+def _find_missing_columns(schema: Schema, table: Schema) -> list[Field]:
+    """Return the columns of the rows that the table lacks, and those with members of structures that it lacks."""
+    from deltalake import Schema
+
+    there = list_column_types(table)
+    added = [field for field in _make_nullable(schema).fields if field.name not in there]
+    grown = find_grown_columns(schema, table)
+    return [*added, *(Schema.from_json(json.dumps({"type": "struct", "fields": grown})).fields if grown else ())]
 
 
 def _make_nullable(schema: Schema) -> Schema:

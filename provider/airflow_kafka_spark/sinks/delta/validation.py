@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,17 +33,18 @@ _FEATURES = {
     "vacuumProtocolCheck",
 }
 """Features of a table that do not matter to an append, or whose use in a column is checked."""
-_FORBIDDEN = ("delta.setTransactionRetentionDuration", "delta.columnMapping.mode", "delta.enableDeletionVectors")
-_REFUSED = {
-    "delta.setTransactionRetentionDuration": (None, "the table forgets which windows it has"),
-    "delta.columnMapping.mode": ("none", "files have other column names than the table"),
-    "delta.enableDeletionVectors": ("false", "deletion vectors are not supported"),
+_MAPPING = "delta.columnMapping.mode"
+_FORBIDDEN = ("delta.setTransactionRetentionDuration", _MAPPING, "delta.enableDeletionVectors")
+_REFUSED: dict[str, tuple[Sequence[str], str]] = {
+    "delta.setTransactionRetentionDuration": ((), "the table forgets which windows it has"),
+    _MAPPING: (("none", "name"), "columns of files that others have added are known by their ids only"),
+    "delta.enableDeletionVectors": (("false",), "deletion vectors are not supported"),
 }
-_REFUSED_BY_UPSERTS = {
-    "delta.appendOnly": ("false", "it takes no upserts"),
-    "delta.enableChangeDataFeed": ("false", "an upsert rewrites files, so that its feed would have rows that did not change"),
+_REFUSED_BY_UPSERTS: dict[str, tuple[Sequence[str], str]] = {
+    "delta.appendOnly": (("false",), "it takes no upserts"),
+    "delta.enableChangeDataFeed": (("false",), "an upsert rewrites files, so that its feed would have rows that did not change"),
 }
-"""Properties of a table, the value that is accepted, and why no other one is."""
+"""Properties of a table, the values that are accepted, and why no other one is."""
 _RECENT = 50
 """Number of commits that are checked for other writers."""
 _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
@@ -52,13 +53,13 @@ _UNNAMEABLE = frozenset(" ,;{}()\n\t=")
 def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.DeltaSink.validate`."""
     schema = sink.add_own_columns(shape).schema
+    table, found = _open(sink)
     options = [
-        *_find_column_problems(sink, schema),
-        *sink.row_problems(shape.schema),
-        *sink.problems(),
+        *_find_column_problems(sink, schema, table),
+        *sink.find_row_problems(shape.schema),
+        *sink.find_problems(),
         *_find_property_problems(sink),
     ]
-    table, found = _open(sink)
     if table is not None:
         found += [*_find_table_problems(sink, table), *_find_type_problems(sink, table, schema)]
     elif not found and not sink.auto_create:
@@ -67,14 +68,14 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
 
 
 def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.find_target_problems`."""
     table, found = _open(sink)
     found += _find_table_problems(sink, table) if table is not None else ()
-    return [*found, *sink.problems(), *_find_property_problems(sink)]
+    return [*found, *sink.find_problems(), *_find_property_problems(sink)]
 
 
 def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
+    """Return why the table takes no removals. See :meth:`.DeltaSink.find_replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
         return []
@@ -128,8 +129,6 @@ def _has_files(directory: Path) -> bool:
 
 
 def _find_property_problems(sink: DeltaSinkOptions) -> Iterator[Problem]:
-    if sink.optimize is not None and sink.optimize < 1:
-        yield Problem("sink.optimize", f"it is {sink.optimize}; expected a number of windows from 1, or None", "Leave it out")
     if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
         what = f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink"
         yield Problem("sink.table_properties", what, "Leave it out")
@@ -147,23 +146,37 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
     properties = metadata.configuration
     refused = {**_REFUSED, **(_REFUSED_BY_UPSERTS if sink.upserts else {})}
     for name, (allowed, why) in refused.items():
-        if name in properties and properties[name].lower() != allowed:
+        if name in properties and properties[name].lower() not in allowed:
             yield Problem(where, f"its property `{name}` is `{properties[name]}`: {why}", "Unset it, or name another table")
     if constraints := sorted(name for name in properties if name.startswith("delta.constraints.")):
         what = f"it has constraints that Spark's tasks do not check: {', '.join(constraints)}"
         yield Problem(where, what, "Drop them, or load another table and merge from there")
-    for field in table.schema().fields:
-        if computed := sorted(
-            n for n in field.metadata if n.startswith(("delta.generation", "delta.identity", "delta.invariants"))
-        ):
-            what = f"column `{field.name}` has {', '.join(computed)}, which Spark's tasks do not compute or check"
-            yield Problem(where, what, "Name another table")
+    yield from _find_special_problems(where, table)
     if list(metadata.partition_columns) != list(sink.partition_by):
         there = ", ".join(metadata.partition_columns) or "nothing"
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
         yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
     if not sink.location.is_local:
         yield from _find_unsafe_writer_problems(where, table)
+
+
+def _find_special_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
+    """Yield the problems of column mapping, and of columns that tasks cannot compute or check."""
+    from airflow_kafka_spark.sinks.delta.table import read_columns
+    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
+
+    columns = read_columns(table)
+    if not is_mapped(columns) and table.metadata().configuration.get(_MAPPING, "none") != "none":
+        yield Problem(where, f"it has `{_MAPPING}`, but its columns have no names in files (physical names)", "Unset it in Spark")
+    for field in columns:
+        names = (name.decode() for name in field.metadata or {})
+        if computed := sorted(name for name in names if name.startswith(("delta.identity", "delta.invariants"))):
+            what = f"column `{field.name}` has {', '.join(computed)}, which Spark's tasks do not compute or check"
+            yield Problem(where, what, "Name another table")
+    try:
+        list(list_generated_columns(columns))
+    except ValueError as error:
+        yield Problem(where, f"it generates a column by an expression that tasks cannot compute: {error}", "Name another table")
 
 
 def _find_unsafe_writer_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
@@ -189,15 +202,25 @@ def _find_unsafe_writer_problems(where: str, table: DeltaTable) -> Iterator[Prob
 # --- columns ------------------------------------------------------------------------------------------------------------
 
 
-def _find_column_problems(sink: DeltaSinkOptions, schema: pa.Schema) -> Iterator[Problem]:
+def _find_column_problems(sink: DeltaSinkOptions, schema: pa.Schema, table: DeltaTable | None) -> Iterator[Problem]:
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.delta.table import read_columns
+    from airflow_kafka_spark.sinks.delta.tasks.columns import is_generated, is_mapped
     from airflow_kafka_spark.sinks.storage.tasks.write import find_partition_type_problem
 
+    columns = read_columns(table) if table is not None else pa.schema([])
     yield from find_doubled_names(schema.names)
     for field in schema:
-        if not field.name or _UNNAMEABLE & set(field.name):
+        if not field.name or _UNNAMEABLE & set(field.name) and not is_mapped(columns):
             yield Problem("schema", f"column `{field.name}` has a blank or one of ,;{{}}()= in its name", "Rename it")
         elif problem := _find_unstorable_problem(sink, field):
             yield problem
+    computed = [field for field in columns if is_generated(field)]
+    if given := [field.name for field in computed if field.name in schema.names]:
+        what = f"the table computes the columns {quote_names(given)} itself, and the rows have them, too"
+        yield Problem("schema", what, "Leave them out of the rows")
+    schema = pa.schema([*schema, *(field for field in computed if field.name not in schema.names)])
     for name, count in Counter(sink.partition_by).items():
         if count > 1:
             yield Problem("sink.partition_by", f"`{name}` is named {count} times", "Name it once")
@@ -237,13 +260,37 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
     import pyarrow as pa
     from deltalake import Schema
 
-    from airflow_kafka_spark.sinks.delta.table import format_type, list_column_types
+    from airflow_kafka_spark.sinks.delta.table import (
+        find_fitting_columns,
+        find_grown_columns,
+        format_type,
+        list_column_types,
+        read_columns,
+    )
+    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
 
     storable = pa.schema([field for field in schema if _find_unstorable_problem(sink, field) is None])
-    now = list_column_types(Schema.from_arrow(sink.spec().stored(storable)))
-    before = list_column_types(table.schema())
+    stored = Schema.from_arrow(sink.spec().stored(storable))
+    now, before = list_column_types(stored), list_column_types(table.schema())
     there = {name: format_type(kind) for name, kind in before.items()}
-    rows = (ComparedColumn(name, format_type(kind), there.get(name), before.get(name) == kind) for name, kind in now.items())
-    strict = sorted(field.name for field in table.schema().fields if not field.nullable)
+    grown = {field["name"] for field in find_grown_columns(stored, table.schema())}
+    fitting = find_fitting_columns(stored, table.schema()) - grown
+    rows = (
+        ComparedColumn(name, format_type(kind), there.get(name), name in fitting, name in grown) for name, kind in now.items()
+    )
+    columns = read_columns(table)
+    try:
+        generated = {column.field.name: column.source for column in list_generated_columns(columns)}
+    except ValueError:  # a problem of the table
+        generated = {}
+    for name, source in generated.items():
+        if source not in now:
+            what = f"the table computes `{name}` from it, and the rows do not have it"
+            yield Problem(f"sink.path column `{source}`", what, "Add it to the schema")
+    strict = sorted(field.name for field in table.schema().fields if not field.nullable and field.name not in generated)
     required = [(name, name in now) for name in strict if name not in now or schema.field(name).nullable]
+    new = [name for name in now if name not in before or name in grown]
+    if new and sink.auto_evolve and is_mapped(columns):
+        what = f"the table has column mapping, and no columns {quote_names(new)} of this type; deltalake gives new columns no ids"
+        yield Problem("sink.auto_evolve", what, "Add them by ALTER TABLE in Spark")
     yield from find_column_problems("path", rows, there, required, sink.auto_evolve)

@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.storage import store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
-from airflow_kafka_spark.sinks.delta.table import open_table
+from airflow_kafka_spark.sinks.delta.table import make_file_schema, open_table, read_columns
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CODECS: dict[str, Any] = {"none": "UNCOMPRESSED", "snappy": "SNAPPY", "gzip": "GZIP", "zstd": "ZSTD", "lz4": "LZ4_RAW"}
-"""The names of codecs in Delta's own writer."""
-
 
 def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     rows = sink.add_own_columns(shape)
-    with records.log.answering(f"beginning window {window}"):
+    with records.log.translate_errors(f"beginning window {window}"):
         table = open_table(sink, records.log, rows.schema)
         base = records.sweep(window.pipeline)
         return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
@@ -62,9 +59,17 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         base: PipelineVersion,
         table: DeltaTable,
     ) -> None:
+        from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
+
+        self.uri = sink.uri
         self.version, self.records, self.base = base.after(window.number), records, base
-        self.partition_by, self.optimize = tuple(sink.partition_by), sink.optimize
+        self.partition_by = tuple(sink.partition_by)
         self.properties = dict(table.metadata().configuration)
+        self.columns = read_columns(table)
+        try:
+            self.generated = tuple(list_generated_columns(self.columns))
+        except ValueError as error:
+            raise self.unavailable(f"beginning window {window}", str(error)) from error
         attempt = TableAttempt(window, make_marker_name(window.pipeline, int(self.version)), records.store, records.store)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
@@ -74,22 +79,35 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
     def row_schema(self) -> pa.Schema:
-        return self.spec.stored(self.shape.schema)
+        return self.spec.stored(make_file_schema(self.spec.stored(self.shape.schema), self.columns))
 
     @property
     def filled(self) -> tuple[str, ...]:
         return tuple(name for name in self.options.key if name in self.partition_by)
 
-    def data_writer(self, columns: pa.Schema | None, of_rows: bool = False) -> DeltaSplitWriter:
+    def make_data_writer(
+        self, columns: pa.Schema | None, of_rows: bool = False, attempt: TableAttempt | None = None
+    ) -> DeltaSplitWriter:
         import pyarrow as pa
 
+        from airflow_kafka_spark.sinks.delta.tasks.columns import find_physical_name, is_mapped, make_written_schema
         from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
 
-        fields = [field for field in columns or self.shape.schema if field.name not in self.partition_by]
-        file_schema = self.spec.stored(pa.schema(fields))
-        statistics = list_skipping_columns(file_schema, self.properties)
-        common = self.common_target(file_schema, of_rows)
-        return DeltaSplitWriter(DeltaTarget(**common, partition_columns=self.partition_by, statistics=statistics))
+        table = self.columns if columns is None else columns
+        written = columns or [*self.row_schema(), *(column.field for column in self.generated)]
+        file_schema = self.spec.stored(pa.schema([field for field in written if field.name not in self.partition_by]))
+        physical = {field.name: find_physical_name(field) for field in table}
+        statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)
+        return DeltaSplitWriter(
+            DeltaTarget(
+                **self.make_common_target(file_schema, of_rows, attempt),
+                partition_columns=self.partition_by,
+                partition_fields=tuple(physical[name] for name in self.partition_by),
+                statistics=statistics,
+                mapped=make_written_schema(file_schema, table) if is_mapped(table) else None,
+                generated=self.generated,
+            )
+        )
 
     # --- commit ---------------------------------------------------------------------------------------------------------
 
@@ -138,21 +156,42 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         except OSError as error:
             log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
             return
-        if self.optimize and not self.window.replay and self.window.number % self.optimize == 0:
-            self._compact()
+        self.optimize()
 
-    def _compact(self) -> None:
-        """Join the table's small files. The window is committed, so that it stays if this fails."""
-        from deltalake import WriterProperties
+    def compact(self) -> tuple[int, int]:
+        """Join small files in an attempt of its own, which takes the pipeline's transaction version further. Its commit is tried
+        once.
 
+        Not by deltalake's OPTIMIZE, which tries its commit again behind that of another OPTIMIZE: rows of files that both have
+        joined are then there twice.
+        """
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import list_small_files
+        from airflow_kafka_spark.sinks.lake.tasks import compaction
+
+        table, pipeline, store = self.load(), self.window.pipeline, self.records.store
+        groups, schema = list_small_files(store, table.table)
+        if not groups:
+            return 0, 0
+        if table.version(pipeline) != self.version:
+            raise Fenced(pipeline, "compacting")
+        version = self.version.after()
+        attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
         try:
-            table = self.load().table
+            attempt.begin()
+            added: list[DataFile] = []
+            for group in groups:
+                known = [file.file.rows for file in group]
+                rows = sum(known) if all(known) else None
+                joined = compaction.join_files(self.make_data_writer(schema, attempt=attempt), group, rows, self.window.number)
+                added += [DataFile.of(file) for file in joined]
+            removed = [file.file for group in groups for file in group]
             faults.reached("sink.compacting")
-            found = table.optimize.compact(
-                writer_properties=WriterProperties(compression=_CODECS[self.spec.compression or "snappy"])
-            )
+            facts = {"pipeline": pipeline, "compacted": len(removed)}
+            error = self.records.log.try_commit(table.table, pipeline, version, added, removed, facts, rewrites=True)
+            if error is not None:
+                raise error
             faults.reached("sink.compacted")
-        except Exception as error:  # deltalake and each store have errors of their own
-            log.warning("Window %s is committed; its table is not compacted: %s", self.window, error)
-            return
-        log.info("Compacted %s: %s files instead of %s", self.uri, found["numFilesAdded"], found["numFilesRemoved"])
+            attempt.finish()
+        finally:
+            attempt.release()
+        return len(removed), len(added)

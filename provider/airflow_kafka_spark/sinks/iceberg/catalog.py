@@ -281,11 +281,11 @@ class IcebergTable:
         """Return the table's location."""
         return IcebergStore.of(table.location(), table.io.properties)
 
-    def data_store(self, table: Table) -> IcebergStore:
+    def get_data_store(self, table: Table) -> IcebergStore:
         """Return where data files lie."""
         return IcebergStore.of(table.properties.get("write.data.path", f"{table.location()}/data"), table.io.properties)
 
-    def metadata_store(self, table: Table) -> IcebergStore:
+    def get_metadata_store(self, table: Table) -> IcebergStore:
         """Return where manifests lie."""
         metadata = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
         return IcebergStore.of(metadata, table.io.properties)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
-from airflow_kafka_spark.sinks.iceberg.snapshots import find_head, make_commit, make_snapshot_id, require_ref, set_ref
+from airflow_kafka_spark.sinks.iceberg.snapshots import (
+    NewSnapshot,
+    find_head,
+    make_commit,
+    make_snapshot_id,
+    require_ref,
+    set_ref,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.transforms import Transform
-    from pyiceberg.types import IcebergType, NestedField
+    from pyiceberg.types import IcebergType, NestedField, StructType
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 
@@ -51,11 +58,11 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
                 _create(sink, lake, schema, doing)
             elif missing := find_missing_columns(schema, table.metadata):
                 if not sink.auto_evolve:
-                    names = "`, `".join(found.row.name for found in missing)
+                    names = "`, `".join(".".join(path) for path, _ in missing)
                     raise lake.unavailable(doing, f"it has no columns `{names}`, and `auto_evolve` is False")
                 error = _add_columns(lake, table, schema) or error
             elif not table.metadata.snapshots:
-                empty = make_commit(table, make_snapshot_id(), {}, MAIN)
+                empty = make_commit(table, NewSnapshot(make_snapshot_id(), {}, MAIN))
                 error = lake.try_commit(table, empty.requirements, empty.updates) or error
             elif find_head(table.metadata, sink.branch) is None and (start := find_head(table.metadata, MAIN)) is not None:
                 absent = require_ref(sink.branch, None)
@@ -75,8 +82,8 @@ def _add_columns(lake: IcebergTable, table: Table, schema: pa.Schema) -> Excepti
     from pyiceberg.table.update.schema import UpdateSchema
 
     change = UpdateSchema(Transaction(table), name_mapping=table.metadata.name_mapping())
-    for found in find_missing_columns(schema, table.metadata):
-        change.add_column((found.row.name,), found.kind)
+    for path, kind in find_missing_columns(schema, table.metadata):
+        change.add_column(path, kind)
     updates, requirements = change._commit()
     return lake.try_commit(table, requirements, updates)
 
@@ -187,8 +194,12 @@ def match_columns(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
     return found
 
 
-def fits(row: IcebergType, table: IcebergType) -> bool:
-    """Return True if a column of the table takes values of a type: an equal type, or one that Iceberg may promote it to."""
+def fits(row: IcebergType, table: IcebergType, grows: bool = False) -> bool:
+    """Return True if a column of the table takes values of a type: an equal type, or one that Iceberg may promote it to.
+    Structures of the rows may lack members.
+
+    :param grows: True: the table's structures may lack members, too, which are going to be added.
+    """
     from pyiceberg.types import (
         DecimalType,
         DoubleType,
@@ -201,18 +212,42 @@ def fits(row: IcebergType, table: IcebergType) -> bool:
     )
 
     if isinstance(row, ListType) and isinstance(table, ListType):
-        return not table.element_required and fits(row.element_type, table.element_type)
+        return not table.element_required and fits(row.element_type, table.element_type, grows)
     if isinstance(row, MapType) and isinstance(table, MapType):
-        return fits(row.key_type, table.key_type) and not table.value_required and fits(row.value_type, table.value_type)
+        return fits(row.key_type, table.key_type) and not table.value_required and fits(row.value_type, table.value_type, grows)
     if isinstance(row, StructType) and isinstance(table, StructType):
-        there = {field.name: field for field in table.fields}
-        return there.keys() == {field.name for field in row.fields} and all(
-            not there[f.name].required and fits(f.field_type, there[f.name].field_type) for f in row.fields
-        )
+        return _members_fit(row, table, grows)
     if isinstance(row, DecimalType) and isinstance(table, DecimalType):
         return row.scale == table.scale and row.precision <= table.precision
     wider = {IntegerType: LongType, FloatType: DoubleType}
     return row == table or wider.get(type(row)) is type(table)  # type: ignore[call-overload]
+
+
+def _members_fit(row: StructType, table: StructType, grows: bool) -> bool:
+    there = {field.name: field for field in table.fields}
+    new = {field.name.casefold() for field in row.fields if field.name not in there}
+    if any(field.required for field in table.fields) or new and not grows or new & {name.casefold() for name in there}:
+        return False
+    return all(fits(f.field_type, there[f.name].field_type, grows) for f in row.fields if f.name in there)
+
+
+def _list_new_members(
+    path: tuple[str, ...], row: IcebergType, table: IcebergType
+) -> Iterator[tuple[tuple[str, ...], IcebergType]]:
+    """Yield path and type of the members that the rows' structures have, and those of the table lack."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(row, ListType) and isinstance(table, ListType):
+        yield from _list_new_members((*path, "element"), row.element_type, table.element_type)
+    elif isinstance(row, MapType) and isinstance(table, MapType):
+        yield from _list_new_members((*path, "value"), row.value_type, table.value_type)
+    elif isinstance(row, StructType) and isinstance(table, StructType):
+        there = {field.name: field.field_type for field in table.fields}
+        for field in row.fields:
+            if field.name in there:
+                yield from _list_new_members((*path, field.name), field.field_type, there[field.name])
+            else:
+                yield (*path, field.name), field.field_type
 
 
 def make_file_columns(schema: pa.Schema, metadata: TableMetadata) -> tuple[pa.Schema, Schema]:
@@ -273,9 +308,15 @@ def _widen_type(kind: pa.DataType, table: IcebergType) -> pa.DataType:
     return pa.decimal128(table.precision, table.scale) if isinstance(table, DecimalType) else kind
 
 
-def find_missing_columns(schema: pa.Schema, metadata: TableMetadata) -> list[Matched]:
-    """Return the columns of the rows that the table lacks."""
-    return [found for found in match_columns(schema, metadata) if found.column is None]
+def find_missing_columns(schema: pa.Schema, metadata: TableMetadata) -> list[tuple[tuple[str, ...], IcebergType]]:
+    """Return path and type of the columns of the rows that the table lacks, and of such members of structures."""
+    missing: list[tuple[tuple[str, ...], IcebergType]] = []
+    for found in match_columns(schema, metadata):
+        if found.column is None:
+            missing.append(((found.row.name,), found.kind))
+        elif fits(found.kind, found.column.field_type, grows=True):
+            missing += _list_new_members((found.column.name,), found.kind, found.column.field_type)
+    return missing
 
 
 def find_required_columns(schema: pa.Schema, metadata: TableMetadata) -> Iterator[tuple[str, bool]]:

@@ -38,6 +38,7 @@ class LakeSinkOptions:
     compression: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     table_properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    optimize: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "partition_by", as_names(self.partition_by))
@@ -66,8 +67,8 @@ class LakeSinkOptions:
 
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with mode, key, compression and options."""
+    def find_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with mode, key, compression, options and ``optimize``."""
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, try_writing
@@ -75,6 +76,8 @@ class LakeSinkOptions:
         if self.mode not in MODES:
             yield Problem("sink.mode", f"it is {self.mode!r}; expected {' or '.join(map(repr, MODES))}")
         yield from find_key_problems(self)
+        if self.optimize is not None and self.optimize < 1:
+            yield Problem("sink.optimize", f"it is {self.optimize}; expected a number of windows from 1, or None", "Leave it out")
         spec, codecs = self.spec(), FileSpec("parquet").writer.codecs
         if self.compression not in codecs:
             known = ", ".join(c for c in codecs if c)
@@ -89,7 +92,7 @@ class LakeSinkOptions:
         elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
             yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")
 
-    def row_problems(self, schema: pa.Schema) -> Iterator[Problem]:
+    def find_row_problems(self, schema: pa.Schema) -> Iterator[Problem]:
         """Yield what is wrong with the columns of the rows, as far as key and offsets need them.
 
         :param schema: the rows' columns.
@@ -122,12 +125,14 @@ class ComparedColumn:
     :param kind: its type, for messages.
     :param expected: the type of the table's column; None if the table has none for it.
     :param fits: True if the table's column takes its values.
+    :param grows: True if it would with further members of its structures.
     """
 
     name: str
     kind: str
     expected: str | None
     fits: bool
+    grows: bool = False
 
 
 def find_doubled_names(names: Sequence[str]) -> Iterator[Problem]:
@@ -149,9 +154,12 @@ def find_column_problems(
     for column in rows:
         where, name = f"sink.{option} column `{column.name}`", column.name
         if column.expected is not None:
-            if not column.fits:
+            if not (column.fits or column.grows and auto_evolve):
                 what = f"found {column.kind}; expected {column.expected}, as the table has it"
-                yield Problem(where, what, "Correct the schema, or give the column another name")
+                action = "Correct the schema, or give the column another name"
+                yield Problem(
+                    where, what, "Set `auto_evolve=True` on the sink, or correct the schema" if column.grows else action
+                )
         elif similar := [known for known in there if known.casefold() == name.casefold()]:
             yield Problem(
                 where, f"the table has `{similar[0]}`, and many readers treat the two as one", f"Call it `{similar[0]}`"

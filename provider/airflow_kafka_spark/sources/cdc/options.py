@@ -19,7 +19,7 @@ TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def prefix_problems(prefix: object) -> Iterator[Problem]:
+def find_prefix_problems(prefix: object) -> Iterator[Problem]:
     """Yield a problem if a text cannot be the prefix of the names of topics."""
     if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
         action = "Use letters, digits, `.`, `_` and `-`"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, mark_caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 log = logging.getLogger(__name__)
 

@@ -145,7 +145,7 @@ class SparkFileReader:
     def _load(self, spark: SparkSession, files: Sequence[ListedFile]) -> DataFrame:
         # In the order that split_files() takes them: Spark keeps it among slices of one length.
         names = [file.name for file in sort_like_spark(files)]
-        reader = spark.read.format(self.format).options(**self.options).options(**self.store.hadoop_options(names))
+        reader = spark.read.format(self.format).options(**self.options).options(**self.store.make_hadoop_options(names))
         if self.schema:
             reader = reader.schema(self.schema)
         try:
@@ -300,7 +300,7 @@ class FilesSource(FilesSourceOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, schema, directory and the right to list it."""
-        return self.option_problems()
+        return self.find_option_problems()
 
     def origin(self) -> Endpoint:
         """Return the directory and the server of its object store: two servers may have buckets of one name.

@@ -206,14 +206,14 @@ class DatabaseSession(ABC):
         planner does not know. Does nothing by default."""
 
     @abstractmethod
-    def estimated_rows(self, relation: str) -> int:
+    def estimate_rows(self, relation: str) -> int:
         """Return the number of rows that the server's planner estimates, without reading the table.
 
         :param relation: the text after FROM, with its conditions.
         """
 
     @abstractmethod
-    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+    def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
 
     @abstractmethod
@@ -236,26 +236,26 @@ class DatabaseSession(ABC):
         """
 
     @abstractmethod
-    def server_problems(self) -> Iterator[Problem]:
+    def find_server_problems(self) -> Iterator[Problem]:
         """Yield the problems of the server itself, such as its version."""
 
     @abstractmethod
-    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+    def find_cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
         """Yield the reasons why the values of an incrementing column may decrease, as far as the catalog shows."""
 
     @abstractmethod
-    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+    def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
         """Return why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will not."""
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
         return ""
 
-    def foreign_encoding(self) -> str:
+    def find_foreign_encoding(self) -> str:
         """Return the encoding in which the database computes with texts; empty if that is UTF-8."""
         return ""
 
-    def task_read_obstacle(self) -> str:
+    def find_task_read_obstacle(self) -> str:
         """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
@@ -343,7 +343,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """The role or user of the connection, as GRANT takes it."""
 
     @abstractmethod
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of the connection that can be found without connecting."""
 
     @abstractmethod
@@ -351,14 +351,14 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """Open a session without running a statement."""
 
     @abstractmethod
-    def driver_errors(self) -> tuple[type[Exception], ...]:
+    def list_driver_errors(self) -> tuple[type[Exception], ...]:
         """Return the errors that the Python driver raises."""
 
     @abstractmethod
     def describe_error(self, error: Exception) -> tuple[str, bool]:
         """Return the message of a driver's error without secrets, and whether the server would refuse the statement again."""
 
-    def shown_cause(self, error: Exception) -> BaseException | None:
+    def get_shown_cause(self, error: Exception) -> BaseException | None:
         """Return the error if a traceback may show it, else None: it may quote the password."""
         return None
 
@@ -377,22 +377,22 @@ class SourceDatabase(ABC, Generic[ServerT]):
                 yield session
             finally:
                 session.close()
-        except self.driver_errors() as error:
+        except self.list_driver_errors() as error:
             detail, is_refused = self.describe_error(error)
-            cause = self.shown_cause(error)
+            cause = self.get_shown_cause(error)
             if is_refused:
                 raise SourceRejected(self.server.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.server.where, doing, detail) from cause
 
     @abstractmethod
-    def jdbc_url(self) -> str:
+    def make_jdbc_url(self) -> str:
         """Return the URL of the JDBC driver, without credentials."""
 
     @abstractmethod
-    def jdbc_properties(self) -> dict[str, str]:
+    def make_jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
-    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+    def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         """Return the statements that wait until a session may read.
 
         With ``max_sessions``, one of them takes one of that many locks. The server releases it whenever the session ends.
@@ -401,13 +401,13 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
     def begin_and_wait(self, limits: ReadLimits) -> str:
         """Return one statement that begins a session, and waits."""
-        return "; ".join([self.session_statement, *self.waiting_statements(limits)])
+        return "; ".join([self.session_statement, *self.list_waiting_statements(limits)])
 
-    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+    def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         """Yield why the server cannot limit the reading of tasks."""
         return iter(())
 
-    def spark_reader(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
+    def make_reader_options(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
@@ -417,7 +417,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         if limits.wait:
             begin = self.begin_and_wait(limits)
         settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
-        return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
+        return JdbcReaderOptions(self.make_jdbc_url(), self.driver, {**self.make_jdbc_properties(), **settings})
 
     def split_reader(
         self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits

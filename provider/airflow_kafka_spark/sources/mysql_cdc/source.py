@@ -139,7 +139,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
 
-        found = list(self.option_problems())
+        found = list(self.find_option_problems())
         try:
             server = self.server()
         except ConnectionInvalid as error:
@@ -151,7 +151,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
             replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.replica_conn_ids", error), *WAITING]
-        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).problems()]
+        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.

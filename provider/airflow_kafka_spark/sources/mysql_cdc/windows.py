@@ -48,7 +48,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
     take_snapshot,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -200,7 +200,7 @@ class MySqlLogWindowPlanner:
                 return self._chunks(connection, at, state, form)
             if self._is_finished(state):
                 return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
-            start = self._readable(files, start)
+            start = self._make_readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
             if 0 < compute_distance(files, start, end) <= LOOKED_THROUGH_BYTES:
@@ -320,7 +320,7 @@ class MySqlLogWindowPlanner:
             raise SourceRejected(self.server.where, found, "Correct it")
         return coordinates
 
-    def _readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
+    def _make_readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
         """Return coordinates at which the server can begin to send its log: it takes positions of 32 bits.
 
         The server begins a new file behind a transaction that is so long.
@@ -342,7 +342,7 @@ class MySqlLogWindowPlanner:
         :raises SourceUnavailable: the server does not send its log so far.
         """
         transactions, has_changes, coordinates = Transactions(), False, start
-        for located in self.server.events_up_to(start, end):
+        for located in self.server.read_events_up_to(start, end):
             event, coordinates = located.event, located.end
             transactions.enter(event)
             if event.kind == binlog.TABLE_MAP:
@@ -378,8 +378,8 @@ class MySqlLogWindowPlanner:
             found["gtid"] = token["gtid"]
         return found
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = LogCoordinates.parse(position["place"])

@@ -138,14 +138,14 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
 
-        found = list(self.option_problems())
+        found = list(self.find_option_problems())
         try:
             server = self.server()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
-        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).problems()]
+        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.

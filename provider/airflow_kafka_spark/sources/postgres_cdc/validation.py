@@ -62,29 +62,29 @@ class CdcServerValidation:
     server: PostgresServer
     wrong: frozenset[str] = frozenset()
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
         slot = SlotServer(self.server, self.options.slot)
         try:
             with slot.session("checking the server") as connection:
-                found = list(self._server_problems(connection))
+                found = list(self._find_server_problems(connection))
                 if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
                     return found
-                found += self._slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
+                found += self._find_slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
                 if cause := next((where for where in _OF_TABLES if where in self.wrong), ""):
                     return [*found, *(Unchecked(where, cause) for where in _OF_TABLES[:2] if where not in self.wrong)]
-                found += self._publication_problems(connection)
+                found += self._find_publication_problems(connection)
                 return (
                     found
                     if any(p.where in ("source.publication", "source.tables") for p in found)
-                    else [*found, *self._rights(connection)]
+                    else [*found, *self._find_missing_rights(connection)]
                 )
         except KafkaSparkError as error:
             action = choose_action(error.found, "Correct the connection, or see to the server")
             problem = Problem.of("source.conn_id", error, action)
             return [problem, *(waiting for waiting in WAITING if waiting.where not in self.wrong)]
 
-    def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
@@ -107,7 +107,7 @@ class CdcServerValidation:
 
     # --- slot ---
 
-    def _slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
+    def _find_slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
         state, name = slot.state(connection), self.options.slot
         if state is None:
             most = int(_read_setting(connection, "max_replication_slots"))
@@ -131,9 +131,9 @@ class CdcServerValidation:
             yield Problem("source.slot", found, "Name another slot; a missing one is created")
         elif state.pid is not None and state.application != make_session_name(name):
             yield Problem("source.slot", describe_foreign_use(name, state), "Stop that program, or name another slot")
-        yield from self._keep_problems(connection)
+        yield from self._find_keep_problems(connection)
 
-    def _keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         if connection.info.server_version < 130000:
             return
         kept = _fetch_one(connection, "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'")
@@ -144,7 +144,7 @@ class CdcServerValidation:
 
     # --- publication and tables ---
 
-    def _publication_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_publication_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         name = self.options.publication
         found = connection.execute(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication WHERE pubname = %s", [name]
@@ -172,9 +172,9 @@ class CdcServerValidation:
         wanted = self.options.named_tables
         if wanted is None and not covered:
             yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE ...")
-        yield from self._table_problems(connection, covered if wanted is None else wanted, covered)
+        yield from self._find_table_problems(connection, covered if wanted is None else wanted, covered)
 
-    def _table_problems(
+    def _find_table_problems(
         self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
     ) -> Iterator[Problem]:
         yield from find_topic_problems(self.options.topic_prefix, wanted)
@@ -191,7 +191,7 @@ class CdcServerValidation:
                 continue
             kind, identity, columns, identifying, generated = there[full]
             if full in wanted and full not in covered:
-                yield self._uncovered(shown, kind)
+                yield self._make_uncovered_problem(shown, kind)
                 continue
             if full not in wanted:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
@@ -216,7 +216,7 @@ class CdcServerValidation:
                 yield Problem("source.tables", found, f"ALTER TABLE {shown} REPLICA IDENTITY FULL, as for each partition")
                 return
 
-    def _rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_missing_rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         """Yield the tables that a snapshot may not read, or not completely."""
         if self.options.snapshot == "never":
             return
@@ -239,7 +239,7 @@ class CdcServerValidation:
                 what = f"row security of {schema}.{table} applies to role `{user}`: a snapshot would not have all rows"
                 yield Problem("source.tables", what, f"ALTER ROLE {user} BYPASSRLS, or let it own the table")
 
-    def _uncovered(self, shown: str, kind: str) -> Problem:
+    def _make_uncovered_problem(self, shown: str, kind: str) -> Problem:
         if kind == "p":
             found = f"{shown} is partitioned, and `{self.options.publication}` publishes its partitions under their own names"
             action = "ALTER PUBLICATION ... SET (publish_via_partition_root = true), or name the partitions"

@@ -34,7 +34,7 @@ from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, SlotServer, SlotState, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     import psycopg
@@ -178,7 +178,7 @@ class PostgresLogWindowPlanner:
             if position is not None and position.get("finished"):
                 self._drop_slot(connection, slot.state(connection))
                 return FrozenWindow((), position)
-            position = self._usable(connection, position)
+            position = self._find_usable_position(connection, position)
             if position is None:
                 self._create_slot(connection)
                 start = slot.refuse_other(connection, 2**64, {}).confirmed
@@ -202,7 +202,7 @@ class PostgresLogWindowPlanner:
             identity = slot.identity(connection)
             if snapshot.tables and snapshot.is_caught_up:
                 return self._chunks(connection, start, flushed, identity, snapshot)
-            first = self._first_commit(connection, flushed)
+            first = self._find_first_commit(connection, flushed)
             if first is None and snapshot.tables:
                 start, snapshot = flushed, snapshot.after_log(flushed, parse_lsn)
                 if snapshot.tables and snapshot.is_caught_up:
@@ -227,7 +227,9 @@ class PostgresLogWindowPlanner:
             time.sleep(0.05)
         return begin_snapshot(connection, self.options, added)
 
-    def _usable(self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    def _find_usable_position(
+        self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
         """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
 
         :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.
@@ -289,8 +291,8 @@ class PostgresLogWindowPlanner:
         """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
         return advance_snapshot(position, splits, tokens, parse_lsn)
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = parse_lsn(position["lsn"])
@@ -349,7 +351,7 @@ class PostgresLogWindowPlanner:
                 "SELECT pg_catalog.pg_replication_slot_advance(%s::name, %s::pg_lsn)", [self.options.slot, format_lsn(to)]
             )
 
-    def _first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
+    def _find_first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
         """Return the LSN of the commit of the first transaction with changes before ``end``; None without such a transaction.
 
         Before PostgreSQL 15 the server names transactions without changes of published tables, too.

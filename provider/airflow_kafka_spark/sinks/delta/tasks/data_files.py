@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.delta.log import DataFile
+from airflow_kafka_spark.sinks.delta.tasks.columns import GeneratedColumn, find_physical_name, make_written_schema, rename_columns
+from airflow_kafka_spark.sinks.lake.tasks.compaction import group_small_files
 from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, TableStore, make_partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.write import (
@@ -37,11 +41,22 @@ class DeltaTarget(StoreTarget):
     """The part of an attempt that tasks need. Files leave out the columns that partition the table.
 
     :param partition_columns: these columns.
-    :param statistics: the columns that have statistics.
+    :param partition_fields: their names in Delta's log.
+    :param statistics: the columns that have statistics, by their names in the files.
+    :param mapped: the files' columns by the names that they have in the files; None if these are the columns' own names.
+    :param generated: columns that are computed from those of the rows.
     """
 
     partition_columns: tuple[str, ...] = ()
+    partition_fields: tuple[str, ...] = ()
     statistics: frozenset[str] = field(default_factory=frozenset)
+    mapped: pa.Schema | None = None
+    generated: tuple[GeneratedColumn, ...] = ()
+
+    @property
+    def written_schema(self) -> pa.Schema:
+        """The files' columns by the names that they have in the files."""
+        return self.mapped if self.mapped is not None else self.file_schema
 
     @property
     def partition_by(self) -> tuple[str, ...]:
@@ -52,11 +67,13 @@ class DeltaTarget(StoreTarget):
 class DeltaDataFile(StoreFile):
     """A data file that knows which of its columns hold a NaN."""
 
-    def __init__(self, target: StoreTarget, path: str) -> None:
+    def __init__(self, target: DeltaTarget, path: str) -> None:
         self.nan: set[str] = set()
+        self.mapped = target.mapped
         super().__init__(target, path)
 
     def add(self, batch: pa.RecordBatch) -> None:
+        batch = batch if self.mapped is None else rename_columns(batch, self.mapped)
         super().add(batch)
         self.nan |= find_columns_with_nan(batch)
 
@@ -66,13 +83,24 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 
     target: DeltaTarget
 
-    def new_file(self, path: str) -> DeltaDataFile:
+    def open_new_file(self, path: str) -> DeltaDataFile:
         return DeltaDataFile(self.target, path)
+
+    def _with_origin(self, rows: Rows) -> Rows:
+        """Return rows with the columns that say where they came from, and those that the table computes."""
+        rows = super()._with_origin(rows)
+        names, columns = list(rows.batch.schema.names), list(rows.batch.columns)
+        for column in self.target.generated:
+            # Rows of files that are rewritten have it.
+            if column.field.name not in names:
+                columns.append(column.compute(rows.batch))
+                names.append(column.field.name)
+        return replace(rows, batch=pa.RecordBatch.from_arrays(columns, names=names))
 
     def describe(self, file: DeltaDataFile, key: PartitionKey) -> Mapping[str, Any]:
         """Return partition values and Delta's statistics."""
-        statistics = collect_file_statistics(read_footer(file), self.schema, self.target.statistics, file.nan)
-        partition = dict(zip(self.target.partition_by, key, strict=True))
+        statistics = collect_file_statistics(read_footer(file), self.target.written_schema, self.target.statistics, file.nan)
+        partition = dict(zip(self.target.partition_fields, key, strict=True))
         return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
 
     def directories(self, key: PartitionKey) -> Sequence[str]:
@@ -80,6 +108,8 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         other readers take them from the log, so that a file has none if a value would be too long for a name, or if a column
         would have another name there.
         """
+        if self.target.mapped is not None:
+            return ()
         columns = self.target.partition_by
         # deltalake escapes `~` in one place and not in another.
         found = [make_partition_directory(name, value).replace("~", "%7E") for name, value in zip(columns, key, strict=True)]
@@ -246,51 +276,80 @@ class DeltaFile(TableFile):
 
     :param fragment: the file, as Arrow reads it.
     :param schema: the table's columns.
+    :param written: these columns by the names that they have in the files.
     :param file: the file, as a commit removes it.
     """
 
-    def __init__(self, fragment: pyarrow.dataset.Fragment, schema: pa.Schema, file: DataFile) -> None:
+    def __init__(self, fragment: pyarrow.dataset.Fragment, schema: pa.Schema, written: pa.Schema, file: DataFile) -> None:
         self.identity = (file.path,)
-        self.fragment, self.schema, self.file = fragment, schema, file
+        self.fragment, self.schema, self.written, self.file = fragment, schema, written, file
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         wanted = list(columns) if columns is not None else self.schema.names
-        yield from self.fragment.to_batches(schema=self.schema, columns=wanted, batch_readahead=4)
+        names = [self.written.field(self.schema.get_field_index(name)).name for name in wanted]
+        schema = pa.schema([self.schema.field(name) for name in wanted])
+        for batch in self.fragment.to_batches(schema=self.written, columns=names, batch_readahead=4):
+            yield rename_columns(batch, schema)
 
 
-def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert) -> tuple[list[DeltaFile], pa.Schema]:
+def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None) -> tuple[list[DeltaFile], pa.Schema]:
     """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns.
 
     Not by deltalake's `to_pyarrow_dataset`, which cannot read negative decimals as partition values.
 
     :param store: the table's files.
+    :param upsert: the upsert; None: all files are returned.
+    :raises OSError: others have given the table deletion vectors since it was validated, so that its files have deleted rows.
     """
     from pyarrow.dataset import ParquetFileFormat
 
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise OSError("the table has deletion vectors, which are not supported")
     schema = pa.schema(table.schema().to_arrow())
+    written = make_written_schema(schema, schema)
     parquet = ParquetFileFormat(**READ_PARQUET)
     actions = pa.table(table.get_add_actions(flatten=True))
     columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
     texts = {name: format_partition_values(column) for name, column in columns.items()}
     paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
     files = []
-    for at in map(int, np.flatnonzero(_find_candidates(actions, upsert))):
+    physical = {field.name: find_physical_name(field) for field in schema}
+    wanted = np.ones(actions.num_rows, bool) if upsert is None else _find_candidates(actions, upsert, physical)
+    for at in map(int, np.flatnonzero(wanted)):
         # Without the escapes that Delta's log has in paths.
         path = urllib.parse.unquote(paths[at])
         within = pc.scalar(True)
         for name, column in columns.items():
-            of_file = pc.field(name)
+            of_file = pc.field(physical[name])
             within &= of_file == column[at].cast(schema.field(name).type) if column[at].is_valid else of_file.is_null()
         fragment = parquet.make_fragment(store.full(path), store.filesystem, within)
-        file = DataFile(path, sizes[at], rows[at] or 0, {name: of_table[at] for name, of_table in texts.items()})
-        files.append(DeltaFile(fragment, schema, file))
+        file = DataFile(path, sizes[at], rows[at] or 0, {physical[name]: of_table[at] for name, of_table in texts.items()})
+        files.append(DeltaFile(fragment, schema, written, file))
     return files, schema
 
 
-def _find_candidates(actions: pa.Table, upsert: Upsert) -> np.ndarray:
+_TARGET_SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?", re.IGNORECASE)
+_DEFAULT_SIZE = 100 << 20
+
+
+def list_small_files(store: TableStore, table: DeltaTable) -> tuple[list[list[DeltaFile]], pa.Schema]:
+    """Return groups of small files of one partition, none larger than ``delta.targetFileSize`` together, and the table's columns.
+
+    :param store: the table's files.
+    """
+    found = _TARGET_SIZE.fullmatch(table.metadata().configuration.get("delta.targetFileSize", "").strip())
+    target = int(found[1]) << (10 * " kmgt".index(found[2].lower() or " ")) if found else _DEFAULT_SIZE
+    files, schema = list_table_files(store, table, None)
+    groups = group_small_files(files, lambda file: tuple(file.file.partition.items()), lambda file: file.file.bytes, target)
+    return list(groups), schema
+
+
+def _find_candidates(actions: pa.Table, upsert: Upsert, physical: Mapping[str, str]) -> np.ndarray:
     """Return which files may hold a key. A file without a bound may, and so may one whose bound is not exact.
 
     deltalake's own filter passes over the files that have no bound for a column that has one in others.
+
+    :param physical: the names that the table's columns have in files and statistics.
     """
     found = np.ones(actions.num_rows, bool)
     for name in upsert.key:
@@ -301,9 +360,10 @@ def _find_candidates(actions: pa.Table, upsert: Upsert) -> np.ndarray:
             ("partition", pc.greater_equal, low),
             ("partition", pc.less_equal, high),
         ):
-            if f"{prefix}.{name}" not in actions.schema.names:
+            column = f"{prefix}.{name if prefix == 'partition' else physical[name]}"
+            if column not in actions.schema.names:
                 continue
-            bound = actions.column(f"{prefix}.{name}")
+            bound = actions.column(column)
             if pa.types.is_integer(bound.type) or pa.types.is_string(bound.type) or pa.types.is_date(bound.type):
                 inside = compare(bound, pa.scalar(wanted, bound.type))
                 found &= np.asarray(pc.fill_null(inside, True), bool)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client_errors import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -183,7 +183,7 @@ class Sender:
         if topic not in self.partitions:
             found = self.producer.list_topics(topic, timeout=30).topics.get(topic)
             rights = [Right("topic", "Describe", topic)]
-            if found and (missing := find_missing_right(found.error, self.conn_id, "", f"sending {self.called}s", rights)):
+            if found and (missing := find_missing_right(found.error, KafkaUser(self.conn_id), f"sending {self.called}s", rights)):
                 raise missing
             if found is None or found.error is not None or not found.partitions:
                 raise TopicMissing("", [topic])
@@ -280,7 +280,7 @@ def find_refusal(
     :param keyless: the first row that was sent without a key; "" if every row has one.
     """
     rights = [Right("topic", "Write", topic or "")]
-    if missing := find_missing_right(error, conn_id, "", f"sending {called}", rights):
+    if missing := find_missing_right(error, KafkaUser(conn_id), f"sending {called}", rights):
         return missing
     if error.name() not in _REMEDIES:
         return None

@@ -119,13 +119,13 @@ class TableWriter(ABC):
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name, None if key else primary_key), key)
+        self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
-            self._value_schema = format_json(self._envelope(source))
+            self._value_schema = format_json(self._make_envelope(source))
 
-    def _key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
+    def _list_key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
         if given is None:
             return list(of_log)
         at = {column.name: index for index, column in enumerate(self.columns)}
@@ -194,17 +194,17 @@ class TableWriter(ABC):
         pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
         return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
 
-    def same_key(self, old: RowValues, new: RowValues) -> bool:
+    def has_same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
-    def key_record(self, key: str) -> bytes | None:
+    def make_key_record(self, key: str) -> bytes | None:
         """Return a record's key."""
         if not key:
             return None
         return (f'{{"schema":{self._key_schema},"payload":{key}}}' if self._key_schema else key).encode()
 
-    def value_record(self, value: str) -> bytes:
+    def make_value_record(self, value: str) -> bytes:
         """Return a record's value."""
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
@@ -215,7 +215,7 @@ class TableWriter(ABC):
             fields.append({**column.schema, "optional": column.is_nullable and at not in self._key, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
 
-    def _envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, every = f"{self.topic}.Value", range(len(self.columns))
         rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
         block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
@@ -271,11 +271,11 @@ def _make_transaction_schemas() -> tuple[str, str]:
 
 _TRANSACTION_KEY, _TRANSACTION_VALUE = _make_transaction_schemas()
 
-TableT = TypeVar("TableT", bound=TableWriter)
+TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
 
 
-class ChangeWriter(ABC, Generic[TableT, PositionT]):
+class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     """Converts changes of rows to events.
 
     :param form: their form.
@@ -289,17 +289,17 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableT, position: PositionT) -> str:
+    def source(self, table: TableWriterT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
         :param position: of the change in the log.
         """
 
-    def is_included(self, table: TableT, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: TableWriterT, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
-    def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
+    def event(self, table: TableWriterT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
         """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
@@ -307,9 +307,9 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         :param after: the new row as JSON.
         """
         value = self._format(table, position, op, before, after)
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+        return Event(table.topic, table.make_key_record(key), table.make_value_record(value), self.timestamp)
 
-    def _format(self, table: TableT, position: PositionT, op: str, before: str, after: str) -> str:
+    def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
@@ -318,7 +318,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
 
-    def read_events(self, table: TableT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
+    def read_events(self, table: TableWriterT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param position: at which they were read.
@@ -333,8 +333,8 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             event = self._format(table, position, "r", "null", "\0")
             before, after = event.split("\0")
             for key, row in zip(keys, rows, strict=False):
-                value = table.value_record(f"{before}{row}{after}")
-                yield Event(table.topic, table.key_record(key), value, self.timestamp)
+                value = table.make_value_record(f"{before}{row}{after}")
+                yield Event(table.topic, table.make_key_record(key), value, self.timestamp)
 
     # --- transactions ---
 
@@ -359,7 +359,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         for event in events:
             if not self._transaction.is_begun:
                 self._transaction.is_begun = True
-                yield self._boundary("BEGIN", self._transaction.id, "null", "null")
+                yield self._make_boundary("BEGIN", self._transaction.id, "null", "null")
             yield event
 
     def end_transaction(self) -> Iterator[Event]:
@@ -368,9 +368,9 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if ended is None or not ended.is_begun:
             return
         counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
-        yield self._boundary("END", ended.id, str(ended.count), format_json(counts))
+        yield self._make_boundary("END", ended.id, str(ended.count), format_json(counts))
 
-    def _boundary(self, status: str, id: str, count: str, tables: str) -> Event:
+    def _make_boundary(self, status: str, id: str, count: str, tables: str) -> Event:
         key = f'{{"id":{format_json(id)}}}'
         value = (
             f'{{"status":"{status}","id":{format_json(id)},"event_count":{count},"data_collections":{tables},'
@@ -384,7 +384,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
+        self, table: TableWriterT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -394,13 +394,13 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if new is None:
             assert old is not None
             yield from self._delete(table, position, old)
-        elif old is None or table.same_key(old, new):
+        elif old is None or table.has_same_key(old, new):
             yield from self._write(table, position, "c" if is_insert else "u", old, new)
         else:
             yield from self._delete(table, position, old)
             yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
+    def _write(self, table: TableWriterT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
@@ -409,7 +409,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, position: PositionT, old: RowValues) -> Iterator[Event]:
+    def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
         event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")

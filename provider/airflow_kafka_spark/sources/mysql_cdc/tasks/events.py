@@ -140,7 +140,7 @@ class LogTableWriter(TableWriter):
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
-        self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
+        self._chunk_key = self._list_chunk_key_columns(snapshot) if snapshot is not None and snapshot.bounds else []
         self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
@@ -151,7 +151,7 @@ class LogTableWriter(TableWriter):
         pieces = [f"{piece}{value}" for piece, value in zip(self._pieces, values, strict=True)]
         return "{" + ",".join(pieces) + "}"
 
-    def _key_of_chunks(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
+    def _list_chunk_key_columns(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
         """Return index and form of each column by which the table is cut.
 
         :raises SourceRejected: the table had no such column when it was changed.

@@ -99,7 +99,7 @@ def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordina
     if coordinates.order >= start.order:
         return True
     transactions = Transactions()
-    for located in server.events_up_to(coordinates, start):
+    for located in server.read_events_up_to(coordinates, start):
         if transactions.enter(located.event):
             return False
         if located.end.order >= start.order:
@@ -126,7 +126,7 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     if end.order <= coordinates.order:
         return False
     named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
-    for located in server.events_up_to(coordinates, end):
+    for located in server.read_events_up_to(coordinates, end):
         if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
