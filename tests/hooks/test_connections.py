@@ -61,6 +61,33 @@ def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str
     assert re.fullmatch(f"{address}.*", JdbcSource("shop", "orders").uri)
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"extra": "[1]"}, "its extra is a list; expected a JSON object"),
+        ({"host": "https://db.example.org"}, "its host is `https://db.example.org`; expected the name or the address"),
+        ({"host": "db:5432"}, "its host is `db:5432`.*The connection has a field of its own for the port"),
+    ],
+)
+def test_an_address_or_an_extra_of_another_form_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, str], told: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "schema": "shop", **fields}))
+    with pytest.raises(ConnectionInvalid, match=f"`shop`: {told}"):
+        JdbcSource("shop", "orders").database()
+
+
+def test_numbers_of_a_database_connection_that_are_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, extra, told in (
+        ("postgres", {"port": "5432,5433"}, "its port is `5432,5433`; expected a number"),
+        ("mysql", {"connect_timeout": "10s"}, "`connect_timeout` in its extra is `10s`; expected seconds"),
+    ):
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "extra": extra}))
+        with pytest.raises(ConnectionInvalid, match=told):
+            JdbcSource("shop", "orders").database()
+
+
 # --- the test of a connection, as Airflow's button and `airflow connections test` run it ---
 
 PASSWORD = "ann's s3cr3t"

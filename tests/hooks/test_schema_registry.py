@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -334,6 +336,21 @@ def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatc
     assert not answered and "refused its subjects" in told
 
 
+def test_a_redirection_is_told_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the server's name
+            self.send_response(302)
+            self.send_header("Location", "https://login.example.org/")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        add(monkeypatch, "moved", host=f"http://127.0.0.1:{server.server_port}", schema="", extra=FAST)
+        answered, told = SchemaRegistryHook("moved").test_connection()
+        server.shutdown()
+    assert not answered and "HTTP 302" in told and "Give the address that it redirects to" in told
+
+
 @pytest.mark.parametrize(
     ("fields", "url"),
     [
@@ -341,6 +358,9 @@ def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatc
         ({"host": "registry", "schema": "https", "port": 443}, "https://registry:443"),
         ({"host": "https://registry/api", "port": 8443}, "https://registry:8443/api"),
         ({"host": "https://registry/api/"}, "https://registry/api"),
+        ({"host": "registry:8082"}, "http://registry:8082"),
+        ({"host": "https://registry:8082/api", "port": 8082}, "https://registry:8082/api"),
+        ({"host": "registry/api", "schema": "https"}, "https://registry:8081/api"),
         ({"host": "x", "extra": {"url": "https://ann:s3cr3t@a:1,http://b:2"}}, "https://a:1,http://b:2"),
     ],
 )
@@ -356,7 +376,7 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
         ({"host": "a", "extra": {"no.such": "s3cr3t"}}, "Unrecognized properties: no.such"),
         ({"host": "a", "extra": {"timeout": "soon"}}, "`timeout` is 'soon' in its extra; expected a number"),
-        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "the registry's client refuses it"),
+        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "its `ssl.ca.location` is /no/such, which cannot be read on"),
     ],
 )
 def test_a_connection_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:

@@ -67,6 +67,12 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
     assert "Nothing answers at 127.0.0.1:1" in found["spark_conn_id"] and "`down`" in found["spark_conn_id"]
 
 
+def test_the_address_of_a_web_server_is_no_master():
+    for master, host in (("spark://http://head:7077", "http://head"), ("sc://https://head:15002", "https://head")):
+        assert find_master_problem(master).startswith(f"`{host}` is no master of Spark")
+    assert find_master_problem("k8s://https://host:6443") == find_master_problem("spark://a:7077,b:7077") == ""
+
+
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
 def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
     assert find_master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
@@ -253,6 +259,12 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_with_the_checks_tha
         found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), **sql, output_key="nothing")
         assert set(found) == {*OF_READING, "filter", "columns.a", "sink.key"} and not unchecked
         assert "amuont" in found["filter"]
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
+        found, _ = complaints(flow, topic=unique("new"), auto_create=True, partitions=1, preserve_partitions=True)
+        assert "has 1 partitions, and topics with 3 are read" in found["preserve_partitions"]
+        found, _ = complaints(flow, topics="orders-*", group_id=" ")
+        assert "topics_pattern" not in found and set(found) == {"topics", "group_id"}, "no broker is asked for such a name"
 
 
 def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_checks_that_they_prevent(
@@ -280,6 +292,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_check
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
         found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)
         assert set(found) == {*places, "source.table"} and "cannot be a topic's name" in found["sink.topic"]
         assert unchecked == {

@@ -250,6 +250,8 @@ class ForeignOffsets(WindowConflict):
         )
 
 
+AFTER_REMEDY = "then run the task again: the window is unchanged"
+"""What follows the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
 _PERMISSION = "Correct the credentials, or give the user of the worker or of the connection the right to do that"
 _REFUSED_BY_S3 = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT)")
 """Arrow's client of S3 has one class for all errors."""
@@ -265,21 +267,23 @@ _REMEDIES = {
 class SinkUnavailable(KafkaSparkError):
     """Raised when the sink did not answer, or refused the connection, or cannot be written to.
 
-    A retry alone does not help if the user lacks a right, or if a file system is read-only or full: ``retryable`` is then False.
+    A retry alone does not help if the user lacks a right, or if a disk is read-only or full: ``retryable`` is then False.
 
     :param sink: URI or table of the sink.
     :param doing: what was requested.
     :param detail: the client's message, or the error of a file system or an object store.
+    :param remedy: what has to be done before a retry; default: what the error of a file system or an object store needs, else
+        nothing.
     """
 
     retryable = True
 
-    def __init__(self, sink: str, doing: str, detail: str | OSError) -> None:
+    def __init__(self, sink: str, doing: str, detail: str | OSError, remedy: str | None = None) -> None:
         self.sink, self.doing, self.detail = sink, doing, str(detail)
         refused = isinstance(detail, PermissionError) or _REFUSED_BY_S3.search(self.detail)
-        remedy = _PERMISSION if refused else _REMEDIES.get(getattr(detail, "errno", None) or 0)
+        remedy = remedy or (_PERMISSION if refused else _REMEDIES.get(getattr(detail, "errno", None) or 0))
         self.retryable = remedy is None
-        action = RETRY if remedy is None else f"{remedy}; then run the task again: the window is unchanged"
+        action = RETRY if remedy is None else f"{remedy}; {AFTER_REMEDY}"
         super().__init__(f"Sink {sink} failed while {doing}: {detail}", action=action)
 
 

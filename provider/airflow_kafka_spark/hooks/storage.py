@@ -64,6 +64,8 @@ def _make_client_config(endpoint: str) -> obstore.store.ClientConfig:
 
 _MACHINES_METADATA = "/169.254.169.254/"
 """The service of a virtual machine that clients of stores ask for credentials, if they have no others."""
+_FRAME = re.compile(r"\d+: (?:<unknown>|\w+)$|at \./")
+"""A line of a stack trace of deltalake."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _REQUEST = re.compile(r"[Pp]erforming ([A-Z]+ [^\s?]+)")
 _ANSWER = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z]*)*)")
@@ -81,9 +83,9 @@ def store_error(error: Exception) -> OSError:
         return error
     text = _COLOUR.sub("", str(error))
     lines = (line.strip(" \t↳") for line in text.partition("\nDebug source:")[0].splitlines())
-    said = ": ".join(line for line in lines if line)
+    said = ": ".join(line for line in lines if line and not _FRAME.match(line))
     request = (_REQUEST.findall(text) or [""])[-1]
-    if _MACHINES_METADATA in request:
+    if _MACHINES_METADATA in request or "failed to load IMDS session token" in said:
         return PermissionError("there are no credentials: no connection is given, and neither environment nor machine has any")
     if answer := _ANSWER.search(said):
         parts = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))

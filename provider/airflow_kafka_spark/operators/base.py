@@ -42,7 +42,12 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
+from airflow_kafka_spark.errors.arguments import (
+    find_template_problems,
+    find_type_problems,
+    replace_wrong_arguments,
+    replace_wrong_types,
+)
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -120,6 +125,7 @@ class WindowOperator(VisibleOperator):
     pipeline = option[str | None]("ledger_options")
     kafka_conn_id = option[str]("ledger_options")
     ledger_topic = option[str]("ledger_options")
+    spark_conn_id = option[str]("spark_options", "conn_id")
     errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
 
     def __init__(
@@ -276,6 +282,10 @@ class WindowOperator(VisibleOperator):
         An argument of a wrong type is one problem. All others are checked with a sound value in its place.
         """
         sound, wrong = self._with_sound_types()
+        # A template is a text, and may be of a wrong type, too.
+        templates = self._find_template_problems()
+        named = {problem.where for problem in templates}
+        wrong = [*templates, *(problem for problem in wrong if problem.where not in named)]
         if not wrong:
             found = list(dict.fromkeys(self.find_problems(run)))
             # Without a problem, the checks that were put off are made when the window is planned.
@@ -309,6 +319,16 @@ class WindowOperator(VisibleOperator):
 
     typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
     """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
+
+    def _find_template_problems(self) -> list[Problem]:
+        """Return the problems of templates in arguments, and in parts of the operator, that are not rendered."""
+        found: list[Problem] = []
+        for name, prefix in self.typed_parts.items():
+            found += find_template_problems(getattr(self, name), prefix, None if prefix else self.template_fields)
+        transforms = self.transforms if isinstance(self.transforms, Sequence) else ()
+        for number, transform in enumerate(transforms):
+            found += find_template_problems(transform, f"transforms[{number}] {type(transform).__name__}.")
+        return found
 
     def find_routed_type_problems(self) -> list[Problem]:
         """Return the problems of the types of sinks that transforms send records to."""

@@ -43,6 +43,7 @@ from airflow_kafka_spark.windows.continuity import find_foreign_topics
 from airflow_kafka_spark.windows.memory import list_known_topic_ids
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
+    TOPIC_NAME,
     TRANSFORMATION,
     VALUE_CONVERTER,
     Applied,
@@ -112,6 +113,7 @@ class FromKafkaOperator(WindowOperator):
         "pipeline",
         "kafka_conn_id",
         "ledger_topic",
+        "spark_conn_id",
         "max_records",
         "starting_offsets",
         "ending_offsets",
@@ -242,11 +244,14 @@ class FromKafkaOperator(WindowOperator):
     def _find_missing_topics(self) -> Iterator[Problem]:
         subscription = self.subscription
         if subscription.topics:
-            missing = sorted(set(subscription.topics) - set(self.kafka.describe_topics(subscription.topics, missing="omit")))
+            # Brokers refuse the whole request for a name that no topic can have.
+            names = set(filter(TOPIC_NAME.fullmatch, subscription.topics))
+            missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
             if missing:
                 yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
         elif subscription.pattern and not subscription.validate() and not self.resolve():
-            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
+            action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
+            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)
 
     def _find_group_problems(self) -> Iterator[Problem]:
         group = self.group_id

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked, ValidationError
+from airflow_kafka_spark.errors import KafkaSparkError, LedgerBehind, Problem, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
@@ -31,6 +31,7 @@ from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
     find_cluster_problems,
+    find_ledger_problems,
     find_sink_problems,
     list_topic_uris,
     list_writer_classes,
@@ -159,7 +160,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -356,10 +357,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
             found = f"`{self.sink.topic}` is read, too: its records would be read again"
             return [Problem("sink.topic", found, "Write to another topic")]
+        if of_ledger := find_ledger_problems(self.sink, self.ledger_topic):
+            return of_ledger
         mixed = find_target_problems(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
-        return [*mixed, *self.sink.find_server_problems(self.kafka)]
+        return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
+
+    def _find_partition_problems(self) -> Iterator[Problem]:
+        """Yield a problem if records of a partition that is read have no such partition in the target."""
+        if not self.preserve_partitions or self.subscription.validate():
+            return
+        try:
+            found = self.kafka.describe_topics([*self.resolve(), str(self.sink.topic)], missing="omit")
+        except KafkaSparkError:
+            return  # Brokers that do not answer, and missing rights, are problems of their own.
+        target = found.pop(str(self.sink.topic), None)
+        most = max((len(topic.partitions) for topic in found.values()), default=0)
+        count = len(target.partitions) if target else self.sink.partitions if self.sink.auto_create else -1
+        if 0 < count < most:
+            what = f"topic `{self.sink.topic}` has {count} partitions, and topics with {most} are read"
+            yield Problem("preserve_partitions", what, "Add partitions to it, or leave `preserve_partitions` out")
 
     def find_null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"

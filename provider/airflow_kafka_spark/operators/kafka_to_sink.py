@@ -171,7 +171,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.

@@ -30,6 +30,7 @@ from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
     find_cluster_problems,
+    find_ledger_problems,
     find_sink_problems,
     list_accounts,
     list_topic_uris,
@@ -140,7 +141,7 @@ class SourceToKafkaOperator(WindowOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -148,7 +149,13 @@ class SourceToKafkaOperator(WindowOperator):
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
+    template_fields: Sequence[str] = (
+        "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
+        "spark_conn_id",
+        "errors_deadletterqueue_topic_name",
+    )
     rendered_parts = ("sink", "source")
     typed_parts = {**WindowOperator.typed_parts, "source": "source."}
     sink: KafkaSink
@@ -250,7 +257,8 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _find_topic_problems(self) -> list[Problem]:
         # Transforms may give the records keys.
-        return self.sink.find_server_problems(self.kafka, keyless=not self.sink.key_columns and not self.transforms)
+        keyless = not self.sink.key_columns and not self.transforms
+        return find_ledger_problems(self.sink, self.ledger_topic) or self.sink.find_server_problems(self.kafka, keyless=keyless)
 
     def _find_known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.

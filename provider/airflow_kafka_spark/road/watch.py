@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
+from airflow_kafka_spark.errors.sinks import AFTER_REMEDY
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import find_missing_right_in_java
 from airflow_kafka_spark.hooks.spark.health import get_context
@@ -276,7 +277,9 @@ def is_retryable(error: Exception) -> bool:
     if "[USER_RAISED_EXCEPTION]" in str(error):
         return False
     found = _OUR_ERROR.search(str(error))
-    return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
+    if found is None:
+        return True
+    return bool(getattr(getattr(errors, found[1], None), "retryable", True)) and AFTER_REMEDY not in found[2]
 
 
 def find_reason(error: Exception) -> str:

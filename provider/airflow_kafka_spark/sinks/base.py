@@ -206,6 +206,8 @@ class Sink(ABC):
     parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    used_by: ClassVar[str] = "KafkaToSinkOperator"
+    """The operators that take it, for messages."""
 
     @property
     def takes_tombstones(self) -> bool:

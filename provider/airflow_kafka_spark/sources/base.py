@@ -89,6 +89,8 @@ class RowSource(ABC):
     """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    used_by: ClassVar[str] = "SourceToKafkaOperator"
+    """The operators that take it, for messages."""
 
     @property
     @abstractmethod

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer
 
 from airflow_kafka_spark.hooks.kafka import client as kafka_client
 from airflow_kafka_spark.hooks.kafka.client import KeptConsumers, keep_client
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from tests.support.waiting import eventually
 
 
@@ -53,6 +54,14 @@ def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
     assert gone() is None
     eventually(lambda: ends)
     assert ends == ["airflow-kafka-spark-clients"]
+
+
+def test_an_answer_that_is_none_of_kafka_is_explained_without_the_advice_of_librdkafka():
+    events = ClientEvents()
+    size = "Receive failed: Invalid response size 1213486160 (0..100000000): increase receive.message.max.bytes"
+    events.log(3, "%s", "FAIL", f"[thrd:127.0.0.1:80/bootstrap]: 127.0.0.1:80/bootstrap: {size}")
+    told = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
+    assert events.reason() == ("log", f"127.0.0.1:80: Receive failed: {told}")
 
 
 ABORTS = """

@@ -65,6 +65,9 @@ def test_brokers_are_written_as_the_java_client_wants_them(servers, expected):
         ("SASL_SSL://b1:9093", "`SASL_SSL://b1:9093` in its `bootstrap.servers` has another protocol than `security.protocol`"),
         ("b1:kafka", "`b1:kafka` in its `bootstrap.servers` has `kafka` in place of a port"),
         ("[::1]:9x", "`[::1]:9x` in its `bootstrap.servers` has `9x` in place of a port"),
+        ("b1:90922", "`b1:90922` in its `bootstrap.servers` has `90922` in place of a port"),
+        ("b1:9092; b2:9092", "`b1:9092; b2:9092` in its `bootstrap.servers` names several addresses; commas separate them"),
+        ("b1:9092 b2:9092", "`b1:9092 b2:9092` in its `bootstrap.servers` names several addresses; commas separate them"),
         *((good, "") for good in ("b1", "b1:9092,,b2", " b1 , b2:9093,", "plainText://b1:9092", "[::1]", "[::1]:9094", "::1")),
     ],
 )

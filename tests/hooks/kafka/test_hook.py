@@ -496,10 +496,17 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
     [
         ({}, r"bootstrap\.servers"),
         ({"bootstrap.servers": "127.0.0.1:1", "no.such.thing": 1}, r"no\.such\.thing"),
-        ({"bootstrap.servers": "127.0.0.1:1", "error_cb": "os.system"}, "callback_allowlist"),
+        ({"bootstrap.servers": "127.0.0.1:1", "error_cb": "os.system"}, "Add it to `callback_allowlist`"),
+        ({"bootstrap.servers": ["127.0.0.1:1"]}, 'is of type list; expected a text. Write "broker1:9092,broker2:9092"'),
+        ({"bootstrap.servers": "127.0.0.1:1", "oauth_cb": "no_such.token"}, "cannot be imported: .*no_such.*Spark's executors"),
+        (
+            {"bootstrap.servers": "b-1.c2.kafka.eu-west-1.amazonaws.com:9098", "sasl.mechanism": "OAUTHBEARER"},
+            "cannot be imported: .*aws_msk_iam_sasl_signer",
+        ),
     ],
 )
 def test_an_unusable_extra_is_an_error_that_names_the_connection(monkeypatch, extra, message):
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "no_such.token")
     with pytest.raises(ConnectionInvalid, match=f"`broken`.*{message}"):
         use(monkeypatch, "broken", **extra).cluster_id()
 

@@ -155,6 +155,16 @@ def test_paths_that_are_no_table_are_refused(tmp_path, feed):
     assert "no Delta table" in problem.what
     assert TableLocation.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
     assert TableLocation.parse("file:///tmp/a%20b").path == "/tmp/a b"
+    column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+    schema = json.dumps({"type": "struct", "fields": [column]})
+    table = {"schemaString": schema, "partitionColumns": [], "configuration": {}, "id": "x"}
+    first = [{"protocol": {"minReaderVersion": 4, "minWriterVersion": 8}}]
+    first.append({"metaData": {**table, "format": {"provider": "parquet", "options": {}}}})
+    (log := tmp_path / "newer" / "_delta_log").mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, first)))
+    (problem,) = DeltaSink(str(tmp_path / "newer")).validate(feed.shape)
+    assert "Unsupported minimum reader version 4" in problem.what and not problem.retryable
+    assert problem.action.startswith("Upgrade `deltalake` on the Airflow worker")
 
 
 # --- column mapping, generated columns ------------------------------------------------------------------------------

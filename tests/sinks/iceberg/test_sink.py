@@ -676,6 +676,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
         ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
         ({"host": "sqlite:////nowhere/at/all.db", "extra": {"type": "sql"}}, "opening the catalog"),
         ({"host": "http://127.0.0.1:1"}, "opening the catalog: 127.0.0.1:1: Failed to establish a new connection: [Errno 111]"),
+        ({"host": "catalog.example.org:8181"}, "is `catalog.example.org:8181`; expected the URL of a REST catalog"),
         ({"conn_type": "postgres", "host": "db"}, "it is of type `postgres`"),
     ],
 )

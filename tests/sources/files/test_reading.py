@@ -291,6 +291,7 @@ BAD = {
     "csv-short": ("csv", "1,a\n2\n", {}, "Malformed records"),
     "csv-long": ("csv", "1,a\n2,b,c\n", {}, "Malformed records"),
     "csv-header": ("csv", "name,id\na,1\n", {"header": True}, "header is not the schema's"),
+    "csv-columns": ("csv", "id;name\n1;a\n", {"header": True}, "another number of columns than the schema: Header length: 1"),
 }
 
 

@@ -216,7 +216,8 @@ class _AvroParser:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as e:
-            raise self.fail(f"it is no JSON: {e}") from None
+            action = "Give the text of the file, not its name" if text.strip().endswith((".avsc", ".json")) else ""
+            raise self.fail(f"it is no JSON: {e}", action) from None
 
     def schema(self, value: object, namespace: str, depth: int) -> AvroSchema:
         if depth > _MAX_NESTING:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 
 MAIN = "schema.proto"
+_ALL_FILES = (
+    "Give a descriptor set with all files, as `protoc --include_imports --descriptor_set_out=` writes it, or use a registry"
+)
 _TIMEOUT = 120
 _LOGGED = re.compile(r"(?m)^(WARNING: All log messages|[WI]\d{4} ).*\n")
 _COMPILE = """
@@ -132,7 +135,9 @@ def _run_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUn
                 results.append(done.read_bytes())
             else:
                 detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
-                results.append(SchemaUnusable(document.name, f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"))
+                action = _ALL_FILES if "File not found" in detail else ""
+                said = f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"
+                results.append(SchemaUnusable(document.name, said, action))
     return tuple(results)
 
 

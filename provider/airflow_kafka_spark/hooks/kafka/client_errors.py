@@ -36,6 +36,8 @@ _NOISE = re.compile(
     r"| \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$"
 )
 """Parts of librdkafka's texts that say nothing to a user: a broker's number, its address once more, and states of the client."""
+_NO_KAFKA = re.compile(r"Invalid response size -?\d+ \(0\.\.\d+\): increase receive\.message\.max\.bytes")
+_OTHER_PROTOCOL = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
 _REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 
 
@@ -94,7 +96,7 @@ class ClientEvents:
             found = [(seen[name], name) for name in names & seen.keys()]
             if found:
                 (_, text), name = max(found)
-                return name, _NOISE.sub("", text)
+                return name, _NO_KAFKA.sub(_OTHER_PROTOCOL, _NOISE.sub("", text))
         return "", ""
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
@@ -129,12 +130,12 @@ class SparkHook(BaseHook):
 
     @property
     def _remote(self) -> str:
-        """The Spark Connect address with its credentials, in the form of the official SparkConnectHook."""
+        """The Spark Connect address with its credentials. In them, `;` and `=` would end a part of the address."""
         connection, options = self.connection, ""
         if connection.login:
-            options += f";user_id={connection.login}"
+            options += f";user_id={quote(connection.login, safe='')}"
         if connection.password:
-            options += f";token={connection.password}"
+            options += f";token={quote(connection.password, safe='')}"
         if str(connection.extra_dejson.get("use_ssl", "")).lower() == "true":
             options += ";use_ssl=true"
         return f"{self.master}/{options}" if options else self.master
@@ -413,7 +414,7 @@ class SparkHook(BaseHook):
 
     def _without_secret(self, text: str) -> str:
         secret = self.connection.password
-        return text.replace(secret, "***") if secret else text
+        return text.replace(secret, "***").replace(quote(secret, safe=""), "***") if secret else text
 
 
 class SparkConnectHook(SparkHook):

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, PackageMissing, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.hooks.kafka.config import find_unreadable_file
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -79,6 +80,9 @@ class RegistryRequests(ABC):
         try:
             return SchemaRegistryClient(self.config)
         except (ValueError, TypeError, OSError) as e:
+            if missing := find_unreadable_file(self.config):
+                # Python's SSL names no file.
+                raise ConnectionInvalid(self.conn_id, missing) from None
             detail = self._scrub(str(e)) or type(e).__name__
             raise ConnectionInvalid(self.conn_id, f"the registry's client refuses it: {detail}") from None
 
@@ -223,6 +227,9 @@ class RegistryRequests(ABC):
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
+        if 300 <= status < 400:
+            # The client follows no redirection.
+            action = "Give the address that it redirects to, unless that is a page to log in, as host of the connection"
         return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
 
     def _scrub(self, text: str) -> str:

@@ -98,6 +98,9 @@ class DataFile:
         return {"path": self.path, "bytes": self.bytes, "rows": self.rows, "partition": dict(self.partition)}
 
 
+_UPGRADE = "Upgrade `deltalake` on the Airflow worker, or use a table without that feature"
+
+
 @dataclass(frozen=True)
 class DeltaLog:
     """The log of one table.
@@ -118,7 +121,8 @@ class DeltaLog:
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(self.store.location.uri, doing, store_error(error)) from error
+            remedy = _UPGRADE if ": Unsupported: " in str(error) else None
+            raise SinkUnavailable(self.store.location.uri, doing, store_error(error), remedy) from error
 
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.

@@ -111,7 +111,8 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     except ConnectionInvalid as error:
         return None, [Problem.of("sink.conn_id", error)]
     except KafkaSparkError as error:
-        return None, [Problem.of("sink.path", error, "Check path, `conn_id` and its rights")]
+        is_too_new = "Unsupported: " in error.found
+        return None, [Problem.of("sink.path", error, None if is_too_new else "Check path, `conn_id` and its rights")]
 
 
 def _find_right_problems(directory: Path) -> Iterator[Problem]:

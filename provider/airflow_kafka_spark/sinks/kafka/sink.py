@@ -70,6 +70,7 @@ class KafkaSink:
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
+    used_by: ClassVar[str] = "KafkaToKafkaOperator and SourceToKafkaOperator"
 
     topic: str | None = None
     value: Format | None = None
@@ -178,6 +179,9 @@ class KafkaSink:
     def _find_producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
         problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
+        for name in sorted({"bootstrap.servers", "metadata.broker.list"} & set(self.producer_config)):
+            what = f"`{name}` would lead to other brokers than `kafka_conn_id`: exactly-once needs one cluster"
+            problems.append(Problem("sink.producer_config", what, "Leave it out"))
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
             problems.append(

@@ -299,6 +299,16 @@ def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
     return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER}{mine}"
 
 
+def leave_splits(splits: Name, pipeline: str, number: int, owner: int) -> str:
+    """Remove an attempt as the owner, and the row that names the table of its window's splits if there are no splits. Does
+    nothing if a later attempt is the owner, which has named its table."""
+    return (
+        f"WITH left_owner AS ({remove_owner(splits, pipeline, owner)} RETURNING 1) "
+        f"{unname_target(splits, pipeline, number)} AND EXISTS (SELECT 1 FROM left_owner) "
+        f"AND NOT EXISTS (SELECT 1 FROM {splits} WHERE {_is_window(pipeline, number)})"
+    )
+
+
 def lock_owner(splits: Name, pipeline: str) -> str:
     """Select the attempt whose tasks may commit splits. It stays the owner until this transaction ends."""
     return f"SELECT end_offset FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER} FOR SHARE"

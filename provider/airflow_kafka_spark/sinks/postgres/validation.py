@@ -178,6 +178,12 @@ class _TargetValidation:
                 f"transactions of {where} are read-only",
                 f"Set `default_transaction_read_only = off` for role {quote(facts.role)}, or where database or server set it",
             )
+        # A session that marks the attempt as alive, one that merges stages, and one of a Spark task.
+        needed = 2 if self.sink.atomic == "split" else 3
+        if facts.sessions is not None and facts.sessions < needed:
+            what = f"role `{facts.role}` may have {facts.sessions} sessions at a time in this database; the sink needs {needed}"
+            grant = f"ALTER ROLE {quote(facts.role)} CONNECTION LIMIT {needed}, or the limit of the database"
+            yield Problem("sink.conn_id", what, f"{grant}; for each further core of Spark, one more")
         if self.sink.atomic == "split" and not facts.may_create_temporary:
             what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
             yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(facts.role)}")

@@ -724,7 +724,7 @@ class SplitsWindowWriter(DriverWriter):
         # From here on its tasks commit nothing. If the server cannot be reached now, the next attempt does this.
         with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
             run(connection, "SET lock_timeout = '2s'")
-            run(connection, sql.remove_owner(attempt.markers, window.pipeline, attempt.owner))
+            run(connection, sql.leave_splits(attempt.markers, window.pipeline, window.number, attempt.owner))
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
         applied, window = super()._apply(results), self.attempt.window

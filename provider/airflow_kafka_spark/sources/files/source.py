@@ -39,6 +39,9 @@ _PARTITION_FILE = re.compile(r"path: (\S+), range: (\d+)-(\d+), partition values
 _FAILED_READ = re.compile(r"\[FAILED_READ_FILE\.(\w+)\].*?\bfile:? (\S+?)\.?\s", re.S)
 _MALFORMED = re.compile(r"(Malformed records are detected in record parsing: .*?)\s*\n?Parse Mode", re.S)
 _HEADER = re.compile(r"CSV header does not conform to the schema\.\s*(Header:[^\n]*)\s*(Schema:[^\n]*)")
+_OTHER_COUNT = re.compile(
+    r"Number of column in CSV header is not equal to number of fields in the schema:\s*(Header length[^\n]*)"
+)
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
 _SHOWN = 300
 
@@ -216,6 +219,9 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
     kind, name = failed[1], urllib.parse.unquote(failed[2])
     if header := _HEADER.search(text):
         detail, action = f"its header is not the schema's: {header[1]}. {header[2]}", "Correct the file, or the order in `schema`"
+    elif count := _OTHER_COUNT.search(text):
+        detail = f"its header has another number of columns than the schema: {count[1].strip()}"
+        action = "Correct the file, `schema`, or the option `delimiter`"
     elif malformed := _MALFORMED.search(text):
         detail = malformed[1][:_SHOWN]
         action = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"

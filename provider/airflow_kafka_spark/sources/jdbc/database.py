@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeV
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
@@ -370,10 +371,12 @@ class SourceDatabase(ABC, Generic[ServerT]):
         :raises SourceUnavailable: the server cannot be reached, or broke off.
         :raises SourceRejected: the server refused a statement.
         """
+        is_open = False
         try:
             session = self.open_session()
             try:
                 session.begin(self.session_statement)
+                is_open = True
                 yield session
             finally:
                 session.close()
@@ -382,6 +385,8 @@ class SourceDatabase(ABC, Generic[ServerT]):
             cause = self.get_shown_cause(error)
             if is_refused:
                 raise SourceRejected(self.server.where, f"{doing}: {detail}") from cause
+            if not is_open and detail == SESSION_ENDED:
+                detail = "the connection was closed before the login, as by a server of another kind"
             raise SourceUnavailable(self.server.where, doing, detail) from cause
 
     @abstractmethod

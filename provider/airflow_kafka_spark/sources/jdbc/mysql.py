@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.databases import describe_driver_message
+from airflow_kafka_spark.hooks.databases import describe_driver_message, require_address
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
     SPARK_MAX_PRECISION,
@@ -410,6 +410,10 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         raise ConnectionInvalid(conn_id, "it leads to a socket file; the JDBC driver connects by TCP", "Give it a host name")
     if extra.get("iam"):
         raise ConnectionInvalid(conn_id, "its extra asks for a login by short-lived tokens", "Use a login with a password")
+    timeout = extra.get("connect_timeout", 10)
+    if not str(timeout).isdecimal():
+        raise ConnectionInvalid(conn_id, f"`connect_timeout` in its extra is `{timeout}`; expected seconds, a whole number")
+    require_address(conn_id, connection.host or "localhost", connection.port or 3306)
     tls, ca = _find_tls_mode(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
     unknown = quote_names(sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
     if unknown:
@@ -423,7 +427,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         database=connection.schema or "",
         user=connection.login or "",
         password=connection.password or "",
-        connect_timeout=int(extra.get("connect_timeout", 10)),
+        connect_timeout=int(timeout),
         tls=tls,
         ca=ca,
     )

@@ -419,7 +419,8 @@ class Publisher:
     def _make_sender(
         self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
     ) -> Sender:
-        return Sender(producer, topic, dict(partitions), split, self.transaction_timeout, called, self.conn_id)
+        patience = self.transaction_timeout
+        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, self.ledger.topic)
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
