@@ -336,7 +336,7 @@ def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatc
     assert not answered and "refused its subjects" in told
 
 
-def test_a_redirection_is_told_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirection_is_reported_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
     class Redirecting(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802 - the server's name
             self.send_response(302)

@@ -574,7 +574,7 @@ def test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until
     assert intervals.run(5)["records_read"] > 0, "the interval before has a record there"
 
 
-def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
     """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
     for number in (1, 2):
         files.produce(30)

@@ -381,7 +381,7 @@ def test_an_attempt_that_is_killed_while_it_compacts_loses_and_doubles_nothing(n
 
 
 @pytest.mark.faults
-def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_theirs(new_lake, feed, tmp_path):
+def test_a_compaction_that_resumes_behind_other_writers_undoes_nothing_of_theirs(new_lake, feed, tmp_path):
     lake = new_lake(SMALL, optimize=2)
     first, job, third = (feed.next() for _ in range(3))
     apply(lake.sink, first)
@@ -400,7 +400,7 @@ def test_a_compaction_that_wakes_up_behind_other_writers_undoes_nothing_of_their
 
 
 @pytest.mark.faults
-def test_a_compaction_that_wakes_up_behind_another_one_of_its_files_doubles_nothing(new_lake, feed, tmp_path):
+def test_a_compaction_that_resumes_behind_another_one_of_its_files_doubles_nothing(new_lake, feed, tmp_path):
     lake, another = new_lake(SMALL, optimize=1), Feed(SMALL, "shop.another", first_id=1000)
     job, other = feed.next(), another.next(1, 0, 0)
     with Victim(lake.sink, job, "sink.compacting:stop", tmp_path / "zombie") as zombie:

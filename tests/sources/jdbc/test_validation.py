@@ -117,7 +117,7 @@ def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place)
     assert source_of(place, table="names").validate() == []
 
 
-def test_all_problems_are_told_at_once(place: Place) -> None:
+def test_all_problems_are_reported_at_once(place: Place) -> None:
     place.execute("CREATE TABLE bare (x int)")
     source = source_of(place, "bare", split_records=0, max_records=-1, include_columns=["y"], db_timezone="x", delay=1)
     expected = {"split_records", "max_records", "include_columns", "db_timezone", "delay", "key"}

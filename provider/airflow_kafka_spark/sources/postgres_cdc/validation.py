@@ -203,9 +203,9 @@ class CdcServerValidation:
                     f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
                 )
             if kind == "p":
-                yield from self._partition_problems(connection, full, keys.get(full) or identifying or ())
+                yield from self._find_partition_problems(connection, full, keys.get(full) or identifying or ())
 
-    def _partition_problems(
+    def _find_partition_problems(
         self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]
     ) -> Iterator[Problem]:
         """Yield the first partition whose log does not hold the key of its root: each has a replica identity of its own."""
