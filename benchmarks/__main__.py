@@ -1,5 +1,5 @@
 """``python -m benchmarks [files] [postgres] [kafka] [between_topics] [records] [shapes] [fan_out] [around] [splits] [memory]
-[ui] [ledger] [small] [scale] [verification] [capture] [lakes] [bulk] [--records N] [--rounds N]
+[ui] [ledger] [small] [scale] [verification] [capture] [snapshots] [lakes] [bulk] [--records N] [--rounds N]
 [--windows N] [--files N]``"""
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main() -> None:
             "scale",
             "verification",
             "capture",
+            "snapshots",
             "lakes",
             "bulk",
             [],
@@ -59,6 +60,7 @@ def main() -> None:
             scale,
             shapes,
             small,
+            snapshots,
             splits,
             to_files,
             to_kafka,
@@ -88,6 +90,7 @@ def main() -> None:
             "scale": lambda: scale.run(Path(temporary)),
             "verification": verification.run,
             "capture": lambda: capture.run(Path(temporary), min(options.records, 1_000_000), options.rounds),
+            "snapshots": lambda: snapshots.run(min(options.records, 1_000_000), options.rounds),
             "bulk": bulk.run,
             "lakes": lambda: lakes.run(
                 Path(temporary), min(options.records, 2_000_000), min(options.rounds, 2), options.windows, options.files

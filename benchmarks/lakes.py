@@ -225,7 +225,7 @@ def _window(sink: Any, feed: Feed) -> tuple[float, float, float]:
 
 
 def _fill_delta(sink: Any, windows: int) -> None:
-    """Commit windows of another pipeline, whose files nobody reads."""
+    """Commit windows of another pipeline, whose files are not read."""
     from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 
     log, version = DeltaLog(sink.store), PipelineVersion.unpack(None)

@@ -145,10 +145,10 @@ def _prepare_spark(*, several: bool) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tell what the soak program did, and how tests failed that held the second time: these are to be mended."""
+    """Print the results of the soak program, and the failures of tests that passed when they were repeated."""
     for report in (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())):
-        for told in (value for name, value in report.user_properties if name == "soak"):
-            terminalreporter.line(told)
+        for line in (value for name, value in report.user_properties if name == "soak"):
+            terminalreporter.line(line)
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"failed once: {report.nodeid}", sep="_")
         terminalreporter.line(str(report.longrepr))
@@ -179,9 +179,9 @@ def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
-    """One server for the whole run. Nobody works in it by himself, who might hold a lock just when a test counts on none."""
+    """One server for the whole run, without autovacuum: it might hold a lock when a test expects none."""
     # Slots of tests end with them; a slot that is left would keep all WAL.
-    log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5}
+    log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5, "max_prepared_transactions": 5}
     with EmbeddedPostgres(settings={"autovacuum": False, **log}) as server:
         yield server
 
@@ -195,5 +195,5 @@ def registry() -> Iterator[EmbeddedRegistry]:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """A name that nobody else uses: ``unique("orders")`` -> ``orders-3f2a1c-7``."""
+    """A name that no other test uses: ``unique("orders")`` -> ``orders-3f2a1c-7``."""
     return lambda prefix: f"{prefix}-{_RUN}-{next(_counter)}"

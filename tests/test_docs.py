@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.cli.definition import COMMANDS
@@ -102,6 +104,33 @@ def test_every_block_of_python_is_valid() -> None:
     for page in PAGES:
         for block in code_blocks(page, "python"):
             ast.parse(block, named(page))
+
+
+def takes(called: Callable[..., object]) -> set[str] | None:
+    """Return the names of the arguments of a class or a function; None if it takes any."""
+    shown = inspect.signature(called).parameters.values()
+    names = {parameter.name for parameter in shown if parameter.kind is not parameter.VAR_KEYWORD}
+    if len(names) == len(shown):
+        return names
+    if not (isinstance(called, type) and issubclass(called, BaseOperator)):
+        return None
+    # Airflow's own classes describe the other arguments of an operator or a sensor.
+    return names.union(*(inspect.signature(each.__init__).parameters for each in called.__mro__ if "__init__" in vars(each)))
+
+
+def test_every_argument_in_a_block_of_python_exists() -> None:
+    modules = [import_module(f"airflow_kafka_spark.{name}") for name in PUBLIC]
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    blocks = [(page, block) for page in PAGES for block in code_blocks(page, "python")]
+    calls = [(page, node) for page, block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]
+    compared, unknown = 0, []
+    for page, call in calls:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if not callable(called := public.get(name)) or (known := takes(called)) is None:
+            continue
+        compared += 1
+        unknown += [f"{named(page)}: {name}({given.arg}=)" for given in call.keywords if given.arg and given.arg not in known]
+    assert compared > 100 and not unknown
 
 
 # --- the reference ------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_provider_info_is_valid_against_the_schema_of_airflow() -> None:
     jsonschema.validate(get_provider_info(), schema)
 
 
-def test_provider_info_and_metadata_tell_the_same() -> None:
+def test_provider_info_and_metadata_agree() -> None:
     info = get_provider_info()
     metadata = importlib.metadata.metadata(NAME)
     assert info["package-name"] == metadata["Name"] == NAME

@@ -158,7 +158,7 @@ class KafkaSensor(BaseSensorOperator):
             return
         others: Sequence[Problem] = ()
         try:
-            sound.make_trigger(context, sound._polling()).valid_probe()
+            sound.make_trigger(context, sound._make_polling()).valid_probe()
         except ValidationError as error:
             others = error.problems
         known = {problem.where for problem in wrong}
@@ -167,7 +167,7 @@ class KafkaSensor(BaseSensorOperator):
     def _check_or_defer(self, context: Mapping[str, Any]) -> Any:
         from airflow_kafka_spark.triggers import RetryBudget
 
-        polling = self._polling(give_up_at=time.time() + self.timeout)
+        polling = self._make_polling(give_up_at=time.time() + self.timeout)
         trigger = self.make_trigger(context, polling)
         budget = RetryBudget.of(polling)
         try:
@@ -186,14 +186,14 @@ class KafkaSensor(BaseSensorOperator):
         if self._open_probe is None:
             from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-            probe = self.make_trigger(context, self._polling()).valid_probe()
+            probe = self.make_trigger(context, self._make_polling()).valid_probe()
             self._open_probe = probe, KafkaHook(self.kafka_conn_id)
         probe, hook = self._open_probe
         observed = probe.check(hook)
         self.log.info("%s", observed.line)
         return observed
 
-    def _polling(self, give_up_at: float | None = None) -> Polling:
+    def _make_polling(self, give_up_at: float | None = None) -> Polling:
         from airflow_kafka_spark.triggers import Polling
 
         return Polling(
@@ -382,7 +382,7 @@ class KafkaIntervalSensor(KafkaSensor):
             from airflow_kafka_spark.triggers import raise_problems
 
             # Report all problems at once: the end of 0 is a placeholder for the missing one, and is not used.
-            raise_problems([*problems, *IntervalProbe(topics=self.topics, end=0, grace=self.grace).problems()])
+            raise_problems([*problems, *IntervalProbe(topics=self.topics, end=0, grace=self.grace).find_problems()])
         return KafkaIntervalTrigger(topics=self.topics, end=end, grace=self.grace, **asdict(polling))
 
 
@@ -470,7 +470,7 @@ class KafkaWindowSensor(KafkaSensor):
         from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe, raise_problems
 
         ti, run, pipeline, since = context["ti"], self.run, self.pipeline, self.since
-        problems = self._argument_problems()
+        problems = self._find_argument_problems()
         if self.external_task_id:
             dag_id = self.external_dag_id or ti.dag_id
             run = run or f"{dag_id}/{ti.run_id}/{self.external_task_id}"
@@ -481,7 +481,7 @@ class KafkaWindowSensor(KafkaSensor):
             named = {problem.where for problem in problems}
             after = 0 if "after" in named else self.after
             probe = WindowProbe(pipeline=pipeline or "", run=run, after=after, since=since, ledger_topic=self.ledger_topic)
-            raise_problems([*problems, *(problem for problem in probe.problems() if problem.where not in named)])
+            raise_problems([*problems, *(problem for problem in probe.find_problems() if problem.where not in named)])
         return KafkaWindowTrigger(
             pipeline=pipeline or "",
             run=run,
@@ -491,7 +491,7 @@ class KafkaWindowSensor(KafkaSensor):
             **asdict(polling),
         )
 
-    def _argument_problems(self) -> list[Problem]:
+    def _find_argument_problems(self) -> list[Problem]:
         problems = []
         if self.run and (self.external_task_id or self.external_dag_id):
             problems.append(Problem("run", "`run` and `external_task_id` are given together", "Give one of them"))
@@ -562,7 +562,7 @@ class SourceLogSensor(BaseSensorOperator):
         if position is None:
             self.log.info("Pipeline %s has no complete window yet", self.pipeline)
             return PokeReturnValue(False)
-        behind = self.source.bytes_behind(position)
+        behind = self.source.count_bytes_behind(position)
         if behind is None:
             raise ValidationError([_make_no_log_problem(self.source)])
         self.log.info("%s bytes of the log lie behind the last window of pipeline %s", f"{behind:,}", self.pipeline)
@@ -575,7 +575,7 @@ class SourceLogSensor(BaseSensorOperator):
         from airflow_kafka_spark.sources.base import RowSource
 
         sound, problems = replace_wrong_arguments(self)
-        if isinstance(self.source, RowSource) and type(self.source).bytes_behind is RowSource.bytes_behind:
+        if isinstance(self.source, RowSource) and type(self.source).count_bytes_behind is RowSource.count_bytes_behind:
             problems.append(_make_no_log_problem(self.source))
         if not sound.pipeline.strip():
             problems.append(Problem("pipeline", "it is empty", "Name the pipeline, as `<dag_id>.<task_id>`"))

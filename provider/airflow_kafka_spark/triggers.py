@@ -65,7 +65,7 @@ class ProbeResult:
 class Probe(Protocol):
     """Checks a condition at a cluster. A probe may cache facts that cannot change between two checks."""
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of the arguments, without a request to the cluster."""
         ...
 
@@ -96,7 +96,7 @@ class Polling:
     give_up_at: float | None = None
     silent: bool = False
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of the values."""
         return [
             Problem(name, f"`{value}` is not a number of seconds of at least 0")
@@ -213,7 +213,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
         :raises ValidationError: the arguments have problems; the message names all of them.
         """
         probe = self.probe()
-        raise_problems([*self.polling.problems(), *probe.problems()])
+        raise_problems([*self.polling.find_problems(), *probe.find_problems()])
         return probe
 
 
@@ -410,7 +410,7 @@ class LagProbe:
         self.fail_on = (fail_on,) if isinstance(fail_on, str) else tuple(fail_on)
         subscription = Subscription.of(options.topics, None)
         self._problems += subscription.validate() if subscription.topics else []
-        self._problems += self._argument_problems(options.group_id, options.pipeline, subscription)
+        self._problems += self._find_argument_problems(options.group_id, options.pipeline, subscription)
         self._meter = LagMeter(
             subscription.topics,
             options.group_id or None,
@@ -421,7 +421,7 @@ class LagProbe:
         self.lag: Lag | None = None
         """The lag at the last check."""
 
-    def _argument_problems(self, group_id: str | None, pipeline: str | None, subscription: Subscription) -> list[Problem]:
+    def _find_argument_problems(self, group_id: str | None, pipeline: str | None, subscription: Subscription) -> list[Problem]:
         problems = find_choice_problems("per", self.threshold.per, ("total", "partition"))
         for name, value in (("group_id", group_id), ("pipeline", pipeline)):
             if value is not None and (not isinstance(value, str) or value != value.strip()):
@@ -442,7 +442,7 @@ class LagProbe:
             problems += find_choice_problems("fail_on", status, tuple(s.value for s in Status if s is not Status.OK))
         return problems
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         return self._problems
 
     def check(self, hook: KafkaHook) -> ProbeResult:
@@ -664,7 +664,7 @@ class IntervalProbe:
         self.grace = parse_seconds("grace", grace, self._problems) or 0.0
         self._passed: dict[TopicPartition, int] = {}
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         return self._problems
 
     def check(self, hook: KafkaHook) -> ProbeResult:
@@ -676,7 +676,7 @@ class IntervalProbe:
         end_ms = round(self.end.timestamp() * 1000)
         # A timestamp in the future proves nothing: a partition with only such records is idle once ``grace`` is over.
         latest = max(get_current_milliseconds(), end_ms) + round(TOLERANCE_SECONDS * 1000)
-        for tp, there in (hook.records_for_times(left, end_ms) if left else {}).items():
+        for tp, there in (hook.find_records_for_times(left, end_ms) if left else {}).items():
             if there is not None and there.timestamp <= latest:
                 self._passed[tp] = there.offset
         waiting = [tp for tp in left if tp not in self._passed]
@@ -766,7 +766,7 @@ class WindowProbe:
             self._problems.append(Problem("run", "nothing to wait for is given", "Give `run`, `after` or `since`"))
         self._ledger = LedgerReader(pipeline, ledger_topic)
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         return self._problems
 
     def check(self, hook: KafkaHook) -> ProbeResult:

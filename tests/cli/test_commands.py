@@ -89,14 +89,14 @@ def test_show_is_a_table(line, name):
     assert columns(text)[-1] == [TOPIC, "0", "4", "4", "0", "10", "6"]
 
 
-def test_plan_tells_ranges_records_bytes_and_age(line, name):
+def test_plan_prints_ranges_records_bytes_and_age(line, name):
     code, text = line("plan", name, "--max-records", "5")
     assert code == 0
     assert columns(text)[3][:7] == [TOPIC, "0", "[4,", "9)", "5", "5.0", "kB"]
     assert "At most 5 records, about 5.0 kB; its oldest record is" in text
 
 
-def test_reset_windows_and_show_tell_what_was_done(line, name):
+def test_reset_windows_and_show_print_the_change(line, name):
     code, text = line("reset", name, "--shift-by", "-100", "--why", "reload", "--who", "ann")
     assert code == 0 and "the log ends there, not at -96" in text
     assert columns(text)[-1][:4] == [TOPIC, "0", "4", "0"]
@@ -125,7 +125,7 @@ def test_json_holds_the_same(line, name):
     assert json.loads(text)["records"] == 3
 
 
-def test_pause_resume_skip_and_replay_tell_what_they_do_and_show_remembers_it(line, name):
+def test_pause_resume_skip_and_replay_print_their_change_and_show_lists_it(line, name):
     why = ("--why", "maintenance", "--who", "ann")
     assert line("pause", name, *why, "--dry-run")[1].startswith("Nothing was changed")
     code, text = line("pause", name, *why)

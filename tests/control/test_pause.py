@@ -148,7 +148,7 @@ def victim(moved, tmp_path, fault):
     return Victim(PipelineOffsetsOperator, {**options, **moved.place}, "manual", fault=fault, once=tmp_path / "fault")
 
 
-def test_killed_inside_its_transaction_a_pause_has_not_happened_and_holds_nobody_up(moved, ask, tmp_path):
+def test_killed_inside_its_transaction_a_pause_has_not_happened_and_delays_no_attempt(moved, ask, tmp_path):
     dead = victim(moved, tmp_path, "control.in_transaction")
     assert dead.wait() != 0 and dead.fired
     assert not read_pipeline(moved.hook, moved.name, moved.ledger_topic).memory.is_paused
@@ -160,7 +160,7 @@ def test_killed_inside_its_transaction_a_pause_has_not_happened_and_holds_nobody
     assert [c.why for c in memory_of(moved).controls.values()] == ["x"]
 
 
-def test_one_that_wakes_up_inside_its_transaction_sees_what_was_done_meanwhile(moved, tmp_path):
+def test_one_that_resumes_inside_its_transaction_sees_what_was_done_meanwhile(moved, tmp_path):
     zombie = victim(moved, tmp_path, "control.in_transaction:stop")
     try:
         zombie.wait_stopped()

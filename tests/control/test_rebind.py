@@ -74,15 +74,15 @@ def test_it_counts_until_a_window_is_bound_anew(piped, ask):
         # However much is forgotten meanwhile.
         move(piped, *([piped.stands()[0] + 1] * 2), keep_windows=1)
     with piped.ledger() as ledger:
-        assert ledger.memory.rebound_after(ledger.memory.binding).number == 1
+        assert ledger.memory.find_rebind_after(ledger.memory.binding).number == 1
     move(piped, *([piped.stands()[0] + 1] * 2), binding=bound_to("b", decided=1), keep_windows=1)
     memory = piped.memory
-    assert memory.binding == bound_to("b", decided=1) and memory.rebound_after(memory.binding) is None
+    assert memory.binding == bound_to("b", decided=1) and memory.find_rebind_after(memory.binding) is None
     assert ask().change == 2
     json.dumps(to_json(done))
 
 
-def test_an_open_window_may_go_elsewhere_only_if_nobody_is_at_work_on_it(piped, ask):
+def test_an_open_window_may_go_elsewhere_only_if_no_attempt_works_on_it(piped, ask):
     piped.open_window(5, 5, binding=bound_to("a"))
     before = piped.everything()
     for running in (None, True):
@@ -92,8 +92,8 @@ def test_an_open_window_may_go_elsewhere_only_if_nobody_is_at_work_on_it(piped, 
     done = ask(running=False)
     assert [o.number for o in done.open_windows] == [1]
     memory = piped.memory
-    assert memory.rebound_after(bound_to("a"), window=1).number == 1
-    assert memory.rebound_after(bound_to("a"), window=2) is None
+    assert memory.find_rebind_after(bound_to("a"), window=1).number == 1
+    assert memory.find_rebind_after(bound_to("a"), window=2) is None
 
 
 def test_without_a_reason_or_a_pipeline_nothing_is_changed(piped, ask, moved):
@@ -148,7 +148,7 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
 
 
 class Failing:
-    """A producer whose commit fails with an error that tells nothing, before or after it is done."""
+    """A producer whose commit fails with an error that leaves its outcome open, before or after the commit."""
 
     def __init__(self, producer, *, is_committed):
         self._producer, self._is_committed = producer, is_committed
@@ -181,9 +181,9 @@ def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, m
         bounds = (ledger.interval.start_ms, ledger.interval.end_ms)
         ledger.plan(Window(ledger.pipeline, 1, (), "run", "", interval=bounds, binding=binding))
         assert failed and ledger.parent_memory.binding.owns
-        assert ledger.other_owner(piped.name) is None
+        assert ledger.find_other_owner(piped.name) is None
     with Ledger(piped.hook, "other", "x", topic=piped.ledger_topic) as other:
-        assert other.other_owner(piped.name) == piped.name
+        assert other.find_other_owner(piped.name) == piped.name
 
 
 def plan_with(piped, pipeline, slot, decided=0, close=True):
@@ -240,7 +240,7 @@ def test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pi
     done = skip(piped.hook, one, running=False, why="it is in the way", **piped.place)
     assert done.group_id == second
     with Ledger(piped.hook, two, "next", topic=piped.ledger_topic, group_id=first) as ledger:
-        assert ledger.other_owner(first) is None
+        assert ledger.find_other_owner(first) is None
     assert find_group_owner(two, piped.hook.committed(first, [piped.tp(0)])) is None
 
 
@@ -250,7 +250,7 @@ def test_the_ledger_knows_a_group_of_a_pipeline_that_was_renamed_by_its_new_name
     piped.settle()
     for pipeline, owner in (("another", f"{piped.name}-2"), (f"{piped.name}-2", None)):
         with Ledger(piped.hook, pipeline, "x", topic=piped.ledger_topic) as ledger:
-            assert ledger.other_owner(piped.name) == owner
+            assert ledger.find_other_owner(piped.name) == owner
 
 
 def test_of_two_new_pipelines_that_take_a_slot_at_once_the_one_that_records_it_first_keeps_it(piped, monkeypatch):

@@ -90,7 +90,7 @@ def test_once_what_it_mirrored_is_forgotten_with_it_a_group_is_free(moved, named
     assert [r.start for r in named(other).ranges] == [2, 0]
 
 
-def test_a_renamed_pipeline_goes_on_where_it_stood_and_is_refused_under_its_old_name(moved, named, unique):
+def test_a_renamed_pipeline_continues_where_it_stood_and_is_refused_under_its_old_name(moved, named, unique):
     to = unique("renamed")
     done = ask(moved, to, dry_run=True)
     assert done.dry_run and moved.stands() == [10, 10]
@@ -214,7 +214,7 @@ def test_killed_inside_its_transaction_nothing_is_renamed(moved, named, unique, 
     assert [r.start for r in named(to).ranges] == [10, 10]
 
 
-def test_the_command_says_where_it_goes_on(moved, unique, capsys):
+def test_the_command_says_where_it_continues(moved, unique, capsys):
     place = ["--bootstrap-servers", moved.kafka.bootstrap_servers, "--ledger-topic", moved.ledger_topic]
     to = unique("renamed")
     assert main(["rename", moved.name, "--to", to, "--why", "the DAG has another name", *place]) == 0

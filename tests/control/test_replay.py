@@ -1,4 +1,4 @@
-"""Asking for a window to be moved once more, on a real broker: recorded, disturbing nobody, and refused where it cannot be."""
+"""Requests for replays on a real broker: recorded, without disturbing an attempt, and refused for windows without a replay."""
 
 from __future__ import annotations
 

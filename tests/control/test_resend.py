@@ -152,7 +152,7 @@ def test_killed_inside_its_transaction_nothing_was_sent_and_a_repetition_sends_e
     assert [c.why for c in moved.memory.history] == ["again"]
 
 
-def test_one_that_wakes_up_inside_its_transaction_sends_nothing_a_second_time(moved, dead, ask, tmp_path):
+def test_one_that_resumes_inside_its_transaction_sends_nothing_a_second_time(moved, dead, ask, tmp_path):
     fail(moved, dead, [10, 14], 15, 15)
     zombie = victim(moved, tmp_path, "control.in_transaction:stop")
     try:

@@ -259,7 +259,7 @@ class TestForget:
         assert forget(moved.hook, moved.name, why="x", dry_run=True, delete_group=True, **moved.place).records == 2
         assert moved.everything() == before
 
-    def test_nobody_forgets_what_is_not_known(self, moved):
+    def test_a_pipeline_that_is_not_known_is_not_forgotten(self, moved):
         forget(moved.hook, moved.name, why="x", **moved.place)
         moved.settle()
         for action in (forget, lambda *a, **k: reset(*a, "earliest", **k)):
@@ -277,7 +277,7 @@ class TestLooking:
                 look(hook, "unheard-of", ledger_topic=moved.ledger_topic)
         assert absent not in hook.list_topics()
 
-    def test_show_tells_position_lag_group_and_open_windows(self, moved):
+    def test_show_prints_position_lag_group_and_open_windows(self, moved):
         state = show(moved.hook, moved.name, **moved.place)
         found = [(p.partition, p.offset, p.low, p.lso, p.committed, p.lag) for p in state.partitions]
         assert found == [(0, 10, 2, 20, 10, 10), (1, 10, 0, 20, 10, 10)]
@@ -293,13 +293,13 @@ class TestLooking:
         assert [(w.number, w.state, w.records_read) for w in found] == [(2, "COMPLETE", 7), (1, "COMPLETE", 20)]
         assert [w.number for w in list_windows(moved.hook, moved.name, limit=1, **moved.place)] == [2]
 
-    def test_looking_disturbs_nobody(self, moved):
+    def test_reading_disturbs_no_attempt(self, moved):
         with moved.ledger() as at_work:
             for look in (show, list_windows, preview_window):
                 look(moved.hook, moved.name, **moved.place)
             at_work.plan(moved.window(at_work, 11, 11))
 
-    def test_plan_tells_ranges_records_bytes_and_age_of_the_next_window(self, moved):
+    def test_plan_returns_ranges_records_bytes_and_age_of_the_next_window(self, moved):
         before = moved.everything()
         found = preview_window(moved.hook, moved.name, **moved.place)
         assert [(r.start, r.end, r.bytes, r.oldest) for r in found.ranges] == [(10, 20, 1000, BASE + 10_000)] * 2

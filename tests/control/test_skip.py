@@ -1,4 +1,4 @@
-"""Giving up a window, or what waits, on a real broker: whole or not at all, and never while somebody is at work on it."""
+"""Skips of a window or of waiting records on a real broker: complete or not at all, and never while an attempt is at work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_an_open_window_what_waits_is_skipped_and_then_nothing_waits(mov
 
 
 @pytest.mark.parametrize("running", [True, None])
-def test_a_window_on_which_somebody_is_or_may_be_at_work_is_refused_and_not_disturbed(moved, ask, running):
+def test_a_window_that_an_attempt_works_on_or_may_work_on_is_refused_and_not_disturbed(moved, ask, running):
     with moved.ledger() as at_work:
         entry = at_work.plan(moved.window(at_work, 15, 15))
         with pytest.raises(AttemptAtWork) as caught:
@@ -66,7 +66,7 @@ def test_a_window_on_which_somebody_is_or_may_be_at_work_is_refused_and_not_dist
     assert moved.stands() == [15, 15] and not memory_of(moved).history
 
 
-def test_an_attempt_that_was_at_work_all_the_same_is_shut_out(moved, ask):
+def test_an_attempt_that_was_at_work_nevertheless_is_shut_out(moved, ask):
     with moved.ledger() as at_work:
         entry = at_work.plan(moved.window(at_work, 15, 15))
         ask(running=False)

@@ -79,7 +79,7 @@ def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_noth
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
-def test_killed_when_all_is_staged_or_all_is_taken_the_retry_decides_anew_or_tells_what_was(flow, kind):
+def test_killed_after_staging_or_after_the_commit_the_retry_decides_anew_or_reports_the_first_decision(flow, kind):
     there = Other(flow, "files")
     flow.produce(COUNT)
     there.take(3)
@@ -122,7 +122,7 @@ def test_killed_between_the_commits_what_the_other_table_refused_stays_a_dead_le
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
-def test_a_zombie_that_wakes_between_the_commits_changes_nothing(flow, kind):
+def test_a_zombie_that_resumes_between_the_commits_changes_nothing(flow, kind):
     there = Other(flow, "table")
     flow.produce(COUNT)
     there.take(25)

@@ -112,8 +112,8 @@ def test_a_window_that_is_taken_whole_is_read_again_after_a_compaction_and_so_is
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["files"])
-def test_where_another_sink_has_records_that_compaction_removed_the_error_names_the_command_that_goes_on(flow, kind, tmp_path):
-    """Only a digest of them is remembered: whether the transforms were changed, too, nobody knows."""
+def test_where_another_sink_has_records_that_compaction_removed_the_error_names_the_command_that_continues(flow, kind, tmp_path):
+    """The ledger holds only their digest, which does not show whether the transforms were changed, too."""
     other = FilesSink(path=str(tmp_path / "other"))
     flow.options["transforms"] = [Filter(predicate=Condition("id % 5 = 0"), to=other)]
     produce(flow)

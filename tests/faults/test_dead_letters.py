@@ -43,7 +43,7 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_sink_or_a_dead_le
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
-def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(flow, kind):
+def test_a_zombie_that_resumes_after_the_retry_sends_no_dead_letter(flow, kind):
     dead = f"dead-{flow.topic}"
     flow.options |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     bad = produce_mixed(flow, 200, 10)

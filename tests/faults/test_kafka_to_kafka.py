@@ -87,7 +87,7 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_in_the_
 
 
 @pytest.mark.faults
-def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
+def test_a_zombie_that_resumes_after_the_retry_sends_no_dead_letter(orders):
     """It sleeps with its letters and its marker sent, and its transaction open."""
     dead = f"dead-{orders.output}"
     options = {**FILTER, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
@@ -105,7 +105,7 @@ def test_a_zombie_that_wakes_after_the_retry_sends_no_dead_letter(orders):
 
 
 @pytest.mark.faults
-def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orders):
+def test_a_zombie_that_resumes_after_the_retry_has_finished_publishes_nothing(orders):
     orders.send(900)
     zombie = orders.victim("run1", fault="publish.mid:stop", alone=True)
     zombie.wait_stopped()

@@ -103,7 +103,7 @@ def test_killed_then_retried_what_transforms_make_of_every_row_is_there_exactly_
 
 
 @pytest.mark.faults
-def test_a_zombie_that_wakes_after_the_retry_has_finished_publishes_nothing(orders):
+def test_a_zombie_that_resumes_after_the_retry_has_finished_publishes_nothing(orders):
     orders.sell(900)
     zombie = orders.victim("run1", fault="publish.marked:stop", alone=True)
     zombie.wait_stopped()

@@ -16,7 +16,7 @@ WITH_JVM = [("files", "split.mid")]
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind, point", CASES)
-def test_a_zombie_that_wakes_up_after_the_retry_changes_nothing(flow, kind, point):
+def test_a_zombie_that_resumes_after_the_retry_changes_nothing(flow, kind, point):
     flow.produce(1200)
     zombie = flow.victim("run1", fault=f"{point}:stop", jvm=(kind, point) in WITH_JVM, alone=True)
     zombie.wait_stopped()

@@ -77,7 +77,7 @@ def check_a_missing_value_is_a_row_of_nulls_and_never_bad(case: Case) -> None:
 
 
 def check_schema_is_as_announced(case: Case) -> None:
-    announced = case.format.arrow_schema()
+    announced = case.format.get_arrow_schema()
     values, _ = case.mixed(50)
     for given in ([], [None], case.good, case.bad, values, values * 6):
         batch = case.format.decoder().decode(given).batch

@@ -16,8 +16,8 @@ def test_raw_keeps_every_byte() -> None:
 
 
 def test_the_column_has_the_name_it_was_given() -> None:
-    assert Raw(column="key").arrow_schema() == pa.schema([("key", pa.binary())])
-    assert String(column="key").arrow_schema() == pa.schema([("key", pa.string())])
+    assert Raw(column="key").get_arrow_schema() == pa.schema([("key", pa.binary())])
+    assert String(column="key").get_arrow_schema() == pa.schema([("key", pa.string())])
 
 
 def test_text_that_is_none_is_bad_and_the_reason_says_where() -> None:

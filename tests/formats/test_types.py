@@ -102,6 +102,10 @@ def test_a_struct_alone_is_the_schema() -> None:
         ("id", 2, "the end", "a type"),
         ("id bigit", 3, "`bigit`", "perhaps `bigint`"),
         ("id foo", 3, "`foo`", "timestamp_ntz"),
+        ("id INT64", 3, "`INT64`", "perhaps `bigint`"),
+        ("id int8", 3, "`int8`", "perhaps `tinyint` for 8 bits, or `bigint`?"),
+        ("at datetime", 3, "`datetime`", "perhaps `timestamp`"),
+        ('{"type": "object"}', 0, "`{`", "A text of JSON Schema goes to `Json.of_json_schema`"),
         ("id int,", 7, "the end", "the name of a column"),
         ("id int id2 int", 7, "`id2`", "`,` or the end"),
         ("id int NOT", 10, "the end", "`NULL`"),
@@ -180,7 +184,7 @@ def test_a_struct_type_of_pyspark_is_read_whole() -> None:
     )
     assert columns[6].type == Text(5)
     assert [str(c.type) for c in columns[7:]] == ["date", "timestamp", "binary", "boolean", "float", "double", "int"]
-    item = Json(schema).arrow_schema().field("l").type.value_field
+    item = Json(schema).get_arrow_schema().field("l").type.value_field
     assert item.nullable is False
 
 

@@ -26,7 +26,7 @@ ROWS = pa.struct([("id", pa.int64()), ("name", pa.string())])
 
 
 def texts(*values: bytes) -> pa.Array:
-    """Texts that nobody has looked at."""
+    """Return an array of texts whose bytes are not checked."""
     ends = [sum(map(len, values[:n])) for n in range(len(values) + 1)]
     buffers = [None, pa.py_buffer(pa.array(ends, pa.int32()).buffers()[1]), pa.py_buffer(b"".join(values))]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
@@ -37,8 +37,8 @@ def rows(ids: list[int | None], *names: bytes) -> pa.StructArray:
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=["avro", "protobuf", "json"])
-def test_every_row_that_does_not_fit_is_told_and_every_other_is_written(format: Format) -> None:
-    encoder = format.to_write("orders", "value").struct_encoder(parse_ddl("id bigint, name string"))
+def test_every_row_that_does_not_fit_is_reported_and_every_other_is_written(format: Format) -> None:
+    encoder = format.to_write("orders", "value").make_struct_encoder(parse_ddl("id bigint, name string"))
     fine = encoder.encode_struct(rows([1, 2], b"a", b"\xc3\xa9"))
     assert fine.bad == () and fine.values.null_count == 0
     found = encoder.encode_struct(rows([1 << 40, 1, None, 2], b"a", b"a", b"b", b"\xc3\xa9"))
@@ -50,9 +50,9 @@ def test_every_row_that_does_not_fit_is_told_and_every_other_is_written(format: 
     assert broken.values.to_pylist() == [fine.values[0].as_py(), None, fine.values[1].as_py()]
 
 
-def test_of_a_row_whose_key_fits_neither_the_key_is_told_and_a_key_that_fits_is_there_for_the_letter() -> None:
-    value = FORMATS[0].to_write("orders", "value").struct_encoder(parse_ddl("id bigint, name string"))
-    key = Avro('"int"').to_write("orders", "key").struct_encoder(parse_ddl("id bigint"))
+def test_of_a_row_whose_key_does_not_fit_either_the_key_is_reported_and_a_key_that_fits_is_kept_for_the_dead_letter() -> None:
+    value = FORMATS[0].to_write("orders", "value").make_struct_encoder(parse_ddl("id bigint, name string"))
+    key = Avro('"int"').to_write("orders", "key").make_struct_encoder(parse_ddl("id bigint"))
     ids = pa.array([1, 1 << 40, 3], pa.int64())
     keys = pa.StructArray.from_arrays([ids], ["id"])
     values = pa.StructArray.from_arrays([ids, pa.array(["a", "b", None])], ["id", "name"])

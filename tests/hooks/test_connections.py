@@ -1,5 +1,6 @@
-"""Whoever looks an Airflow connection up says the same of one that is missing or of another type; and what Airflow's own test of
-a connection tells."""
+"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the connection tests of
+Airflow's UI.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +59,33 @@ def test_one_of_another_type_is_named_with_its_type(monkeypatch: pytest.MonkeyPa
 def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str, address: str) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", f'{{"conn_type": "{kind}", "host": "db", "schema": "shop"}}')
     assert re.fullmatch(f"{address}.*", JdbcSource("shop", "orders").uri)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"extra": "[1]"}, "its extra is a list; expected a JSON object"),
+        ({"host": "https://db.example.org"}, "its host is `https://db.example.org`; expected the name or the address"),
+        ({"host": "db:5432"}, "its host is `db:5432`.*The connection has a field of its own for the port"),
+    ],
+)
+def test_an_address_or_an_extra_of_another_form_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, str], told: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "schema": "shop", **fields}))
+    with pytest.raises(ConnectionInvalid, match=f"`shop`: {told}"):
+        JdbcSource("shop", "orders").database()
+
+
+def test_numbers_of_a_database_connection_that_are_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, extra, told in (
+        ("postgres", {"port": "5432,5433"}, "its port is `5432,5433`; expected a number"),
+        ("mysql", {"connect_timeout": "10s"}, "`connect_timeout` in its extra is `10s`; expected seconds"),
+    ):
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "extra": extra}))
+        with pytest.raises(ConnectionInvalid, match=told):
+            JdbcSource("shop", "orders").database()
 
 
 # --- the test of a connection, as Airflow's button and `airflow connections test` run it ---
@@ -124,7 +152,7 @@ def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
+def test_a_kafka_that_answers_is_reported_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
     done, told = tested(conn_type="kafka", extra=secured.connection_extra())
     assert done, told
     assert re.fullmatch(rf"Connected to Kafka cluster \S+, brokers: {secured.bootstrap_servers}\.", told)
@@ -141,7 +169,7 @@ def test_a_kafka_that_answers_is_told_with_its_brokers(secured: EmbeddedKafka, t
     ],
     ids=["password", "protocol", "certificate", "address", "file"],
 )
-def test_what_is_wrong_with_a_kafka_connection_is_told(
+def test_problems_of_a_kafka_connection_are_reported(
     secured: EmbeddedKafka, tested: Any, wrong: dict[str, str | None], reason: str
 ) -> None:
     extra = {key: value for key, value in {**secured.connection_extra(), **wrong}.items() if value is not None}
@@ -150,7 +178,7 @@ def test_what_is_wrong_with_a_kafka_connection_is_told(
     assert re.search(reason, told), told
 
 
-def test_a_schema_registry_that_is_down_is_told_at_once(tested: Any) -> None:
+def test_a_schema_registry_that_is_down_is_reported_at_once(tested: Any) -> None:
     # One that answers, and one that refuses a password: test_schema_registry.py.
     done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
     assert not done
@@ -163,7 +191,7 @@ def test_a_spark_runs_a_job_in_a_process_of_its_own(tested: Any) -> None:
     assert re.fullmatch(r"Connected to Spark 4\.\S+ at local\[1\]\.", told)
 
 
-def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> None:
+def test_an_unreachable_spark_is_reported_within_seconds(tested: Any) -> None:
     for kind, host, place in (("spark", "spark://127.0.0.1", "127.0.0.1:1"), ("spark_connect", "127.0.0.1", "127.0.0.1:1")):
         assert tested(conn_type=kind, host=host, port=1, password="s3cr3t") == (
             False,
@@ -171,7 +199,7 @@ def test_a_spark_that_nobody_can_reach_is_told_within_seconds(tested: Any) -> No
         )
 
 
-def test_a_database_that_answers_is_told_and_one_that_does_not_or_refuses_the_password(postgres: Any, tested: Any) -> None:
+def test_a_database_that_answers_and_one_that_does_not_or_refuses_the_password_are_reported(postgres: Any, tested: Any) -> None:
     right = {"host": postgres.host, "port": postgres.port, "schema": postgres.database}
     address = f"{postgres.host}:{postgres.port}/{postgres.database}"
     password = urllib.parse.unquote(urllib.parse.urlparse(postgres.connection_uri()).password or "")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -103,11 +105,11 @@ def test_a_schema_registered_after_the_columns_were_looked_at_is_known_to_the_de
     hook = SchemaRegistryHook()
     hook.register("late-value", json.dumps(V1))
     format = Avro(registry=CONN).of_topics(["late"], "value")
-    names = format.arrow_schema().names
+    names = format.get_arrow_schema().names
     wider = {**V1, "fields": [*V1["fields"], {"name": "more", "type": "int", "default": 0}]}  # type: ignore[misc]
     value = serialized(registry, wider, {"id": 1, "old": "o", "more": 3}, "late", **{"auto.register.schemas": True})
     assert format.decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
-    assert format.arrow_schema().names == names == ["id", "old"]
+    assert format.get_arrow_schema().names == names == ["id", "old"]
 
 
 def test_schemas_that_use_others_are_read(registry: EmbeddedRegistry) -> None:
@@ -179,9 +181,9 @@ ROW = {"id": 1, "amount": Decimal("-1.50"), "at": datetime(2026, 1, 2, 3, 4, 5, 
 
 def written(avro: Avro, ddl: str = COLUMNS, rows: Sequence[dict[str, Any]] = (ROW,)) -> list[bytes]:
     """The rows as a task writes them; the encoder travels to it."""
-    assert avro.encoding_problems("value", [c.name for c in parse_ddl(ddl)]) == []
+    assert avro.find_encoding_problems("value", [c.name for c in parse_ddl(ddl)]) == []
     batch = pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(parse_ddl(ddl)))
-    encoder = pickle.loads(pickle.dumps(avro.struct_encoder(parse_ddl(ddl))))
+    encoder = pickle.loads(pickle.dumps(avro.make_struct_encoder(parse_ddl(ddl))))
     return encoder.encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
 
@@ -226,9 +228,9 @@ def test_columns_that_are_added_make_a_version_and_others_are_refused_with_the_d
     assert first[:5] != second[:5]
     assert [deserialized(registry, "grown", v) for v in (first, second)] == [{"id": 1}, {"id": 2, "note": "x"}]
     with pytest.raises(ValidationError, match="subject `grown-value` does not take .*version 2; `id` was long, is string"):
-        avro.struct_encoder(parse_ddl("id string, note string"))
+        avro.make_struct_encoder(parse_ddl("id string, note string"))
     other = {"type": "record", "name": "grown.Value", "fields": [{"name": "id", "type": "string"}]}
-    (problem,) = Avro(json.dumps(other), registry=CONN).to_write("grown", "value").encoding_problems("value", ["id"])
+    (problem,) = Avro(json.dumps(other), registry=CONN).to_write("grown", "value").find_encoding_problems("value", ["id"])
     assert problem.where == "value.schema" and "`id` was [null, long], is string; `note` is gone" in problem.what
     assert [v.version for v in hook.versions("grown-value")] == [1, 2]
 
@@ -236,27 +238,27 @@ def test_columns_that_are_added_make_a_version_and_others_are_refused_with_the_d
 def test_a_schema_that_is_to_be_there_is_looked_up_and_never_registered(registry: EmbeddedRegistry) -> None:
     hook = SchemaRegistryHook()
     avro = Avro(json.dumps(V2), registry=CONN, auto_register_schemas=False).to_write("there", "value")
-    (problem,) = avro.encoding_problems("value", ["id", "note"])
+    (problem,) = avro.find_encoding_problems("value", ["id", "note"])
     assert "not registered for subject `there-value`" in problem.what and not hook.knows("there-value")
     number = hook.register("there-value", json.dumps(V2))
     (value,) = written(avro, "id int, note string", [{"id": 7, "note": None}])
     assert value == b"\0" + number.to_bytes(4, "big") + b"\x0e\0"
     other = Avro(json.dumps(dict(reversed(V2.items()))), registry=CONN, auto_register_schemas=False).to_write("there", "value")
-    assert other.encoding_problems("value", ["id"])
-    assert replace(other, normalize_schemas=True).encoding_problems("value", ["id"]) == []
+    assert other.find_encoding_problems("value", ["id"])
+    assert replace(other, normalize_schemas=True).find_encoding_problems("value", ["id"]) == []
 
 
 def test_the_latest_version_is_written_whatever_columns_there_are(registry: EmbeddedRegistry) -> None:
     hook = SchemaRegistryHook()
     avro = Avro(registry=CONN, use_latest_version=True).to_write("last", "value")
-    (problem,) = avro.encoding_problems("value", ["id"])
+    (problem,) = avro.find_encoding_problems("value", ["id"])
     assert problem.where == "value.registry" and "`last-value`" in problem.what
     hook.register("last-value", json.dumps(V1))
     number = hook.register("last-value", json.dumps(V2))
     (value,) = written(avro, "id int", [{"id": 7}])
     assert value == b"\0" + number.to_bytes(4, "big") + b"\x0e\0"
     with pytest.raises(ValidationError, match="column `id` is string, and the schema has long"):
-        avro.struct_encoder(parse_ddl("id string"))
+        avro.make_struct_encoder(parse_ddl("id string"))
     assert len(hook.versions("last-value")) == 2
 
 
@@ -266,7 +268,7 @@ def test_a_key_of_one_column_is_its_bare_type(registry: EmbeddedRegistry) -> Non
     assert SchemaRegistryHook().version("keyed-key").text == '"long"' and value[5:] == b"\x0a"
     assert avro.decoder().decode([value]).batch.to_pylist() == [{"value": 5}]
     with pytest.raises(AvroSchemaInvalid, match="of type bytes, which Confluent's clients .* write differently"):
-        avro.struct_encoder(parse_ddl("id decimal(5,2)"))
+        avro.make_struct_encoder(parse_ddl("id decimal(5,2)"))
     (pair,) = written(Avro(registry=CONN).to_write("pairs", "key"), "a bigint, b string", [{"a": 1, "b": "x"}])
     assert deserialized(registry, "pairs", pair) == {"a": 1, "b": "x"}
 
@@ -279,7 +281,7 @@ def test_a_registry_that_cannot_be_asked_is_a_problem_before_anything_is_written
         add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
         for name, told in (("down", "did not answer"), ("bad", "Unauthorized")):
             for avro in (Avro(registry=name), Avro(json.dumps(V2), registry=name)):
-                (problem,) = avro.to_write("orders", "value").encoding_problems("value", ["id"])
+                (problem,) = avro.to_write("orders", "value").find_encoding_problems("value", ["id"])
                 assert problem.where == "value.registry" and told in problem.what and "s3cr3t" not in f"{problem}"
 
 
@@ -289,7 +291,7 @@ def test_the_registry_is_asked_for_each_version_once(registry: EmbeddedRegistry,
     format._hook.client._rest_client.session.event_hooks["request"].append(lambda request: asked.append(request.url.path))
     assert format.validate("value") == []
     for _ in range(3):
-        format.arrow_schema()
+        format.get_arrow_schema()
     format.decoder()
     found = [path.rpartition("/subjects/")[2] for path in asked]
     assert found == ["orders-value/versions/latest", "orders-value/versions", "orders-value/versions/1"]
@@ -303,7 +305,7 @@ def test_a_subject_that_is_not_there_is_a_problem() -> None:
     assert problem.where == "value.registry" and "`nothing-value`" in problem.what and "HTTP 404" in problem.what
 
 
-def test_a_wrong_password_is_told_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     with guarded(registry.url, "ann", "right") as url:
         add(monkeypatch, "good", login="ann", password="right", extra={"url": url})
         add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
@@ -328,10 +330,25 @@ def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.
     assert problem.where == "value.registry" and "did not answer" in problem.what and problem.action
 
 
-def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
+def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
     add(monkeypatch, "else", host=f"http://127.0.0.1:{registry.port}", schema="", extra=FAST)
     answered, told = SchemaRegistryHook("else").test_connection()
     assert not answered and "refused its subjects" in told
+
+
+def test_a_redirection_is_told_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the server's name
+            self.send_response(302)
+            self.send_header("Location", "https://login.example.org/")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        add(monkeypatch, "moved", host=f"http://127.0.0.1:{server.server_port}", schema="", extra=FAST)
+        answered, told = SchemaRegistryHook("moved").test_connection()
+        server.shutdown()
+    assert not answered and "HTTP 302" in told and "Give the address that it redirects to" in told
 
 
 @pytest.mark.parametrize(
@@ -341,6 +358,9 @@ def test_something_that_is_no_registry_is_told(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "registry", "schema": "https", "port": 443}, "https://registry:443"),
         ({"host": "https://registry/api", "port": 8443}, "https://registry:8443/api"),
         ({"host": "https://registry/api/"}, "https://registry/api"),
+        ({"host": "registry:8082"}, "http://registry:8082"),
+        ({"host": "https://registry:8082/api", "port": 8082}, "https://registry:8082/api"),
+        ({"host": "registry/api", "schema": "https"}, "https://registry:8081/api"),
         ({"host": "x", "extra": {"url": "https://ann:s3cr3t@a:1,http://b:2"}}, "https://a:1,http://b:2"),
     ],
 )
@@ -356,10 +376,10 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
         ({"host": "a", "extra": {"no.such": "s3cr3t"}}, "Unrecognized properties: no.such"),
         ({"host": "a", "extra": {"timeout": "soon"}}, "`timeout` is 'soon' in its extra; expected a number"),
-        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "the registry's client refuses it"),
+        ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "its `ssl.ca.location` is /no/such, which cannot be read on"),
     ],
 )
-def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
+def test_a_connection_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
     add(monkeypatch, "broken", **fields)
     hook = SchemaRegistryHook("broken")
     with pytest.raises(ConnectionInvalid, match=told) as caught:
@@ -367,7 +387,7 @@ def test_a_connection_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatc
     assert "s3cr3t" not in str(caught.value) and not hook.test_connection()[0]
 
 
-def test_a_connection_of_another_type_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_of_another_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_ODD", "http://registry")
     with pytest.raises(ConnectionInvalid, match="it is of type `http`.*Use a connection of type `schema_registry`"):
         _ = SchemaRegistryHook("odd").config

@@ -42,7 +42,7 @@ def test_no_secret_is_shown():
         ("S3A://bucket/orders", "s3a", "names the host bucket"),
     ],
 )
-def test_paths_and_uris_are_told_apart(text, scheme, path):
+def test_paths_and_uris_are_distinguished(text, scheme, path):
     assert parse_scheme(text) == scheme
     if path.startswith("/"):
         assert make_local_path(text) == path
@@ -128,6 +128,7 @@ FORBIDDEN = """Kernel error -> Generic S3 error
      \x1b[31m↳\x1b[0m <?xml version="1.0" encoding="utf-8"?>
      <Error><Code>AccessDenied</Code><Message>Access Denied</Message><RequestId>x</RequestId></Error>"""
 METADATA = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 6ms - HTTP error"
+NO_TOKEN = "Kernel error -> Operation not supported: failed to load IMDS session token: service error: request forbidden"
 FULL = "Generic LocalFileSystem error\n ↳ Unable to copy data to file\n  ↳ No space left on device (os error 28)"
 
 
@@ -143,6 +144,12 @@ FULL = "Generic LocalFileSystem error\n ↳ Unable to copy data to file\n  ↳ N
         (REFUSED, "no answer to GET http://127.0.0.1:1/b/t/_delta_log/_last_checkpoint: Connection refused", True),
         (FORBIDDEN, "the store answered 403 Forbidden (AccessDenied, Access Denied) to GET http://127.0.0.1:1/b/t", False),
         (METADATA, "there are no credentials", False),
+        (NO_TOKEN, "there are no credentials", False),
+        (
+            "Kernel error: Json error: no JSON\n   0: <unknown>\n   8: start_thread\n    at ./nptl/pthread.c:4",
+            "no JSON. The task",
+            True,
+        ),
         (FULL, "No space left on device (os error 28). Make room on the file system; then run the task again", False),
     ],
 )

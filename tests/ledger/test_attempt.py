@@ -165,7 +165,7 @@ def test_close_completes_the_window_and_moves_the_group_in_one_transaction(attem
     complete_one(attempt, pipeline, topic, 1)
     with attempt("run2") as ledger:
         assert ledger.memory.open_entry is None
-        assert ledger.memory.completed_by("run1").report == {"n": 1}
+        assert ledger.memory.find_completed_by("run1").report == {"n": 1}
         assert ledger.memory.position.offsets == {TopicPartition(topic, 0): 10}
     offset = committed(hook, pipeline, topic)
     assert offset.offset == 10
@@ -222,7 +222,7 @@ def test_a_newer_attempt_fences_the_close_of_an_older_one(attempt, hook, pipelin
             newer.verify()
             newer.close({"n": "newer"}, reopened.window.ends)
     with attempt() as third:
-        assert third.memory.completed_by("run1").report == {"n": "newer"}
+        assert third.memory.find_completed_by("run1").report == {"n": "newer"}
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def hanging(hang):
     return hang()
 
 
-def test_another_pipelines_open_transaction_alone_holds_nobody_up(attempt, hanging, monkeypatch):
+def test_another_pipelines_open_transaction_alone_delays_no_reader(attempt, hanging, monkeypatch):
     # Shorter than the brokers let the transaction stay open: waiting for its end would fail.
     monkeypatch.setattr(ledger_topic, "READ_SECONDS", 30.0)
     with attempt() as ledger:
@@ -429,7 +429,7 @@ def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipel
         producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), make_group_key(pipeline), partition)
         producer.flush(60)
         with pytest.raises(LedgerUnreadable, match=f"group `{pipeline}` has a record of version 99"):
-            ledger.other_owner(pipeline)
+            ledger.find_other_owner(pipeline)
 
 
 def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partitions(
@@ -444,7 +444,7 @@ def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partition
     other = Ledger(hook, f"{pipeline}-other", "run2", group_id=group, topic=ledger_topic_name)
     with other as ledger:
         assert ledger.topic.partition_of(group) > 0, "the owner's record is in partition 0"
-        assert ledger.other_owner(group) == pipeline
+        assert ledger.find_other_owner(group) == pipeline
         with pytest.raises(GroupOwned, match=f"mirrors pipeline `{pipeline}`"):
             ledger.refuse_taken()
 
@@ -603,7 +603,7 @@ def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeli
         monkeypatch.setattr(newer, "_fence", completed_before)
         with newer:
             assert newer.memory.open_entry is None
-            assert newer.memory.completed_by("run1").report == {"n": "older"}
+            assert newer.memory.find_completed_by("run1").report == {"n": "older"}
 
 
 HOUR = Interval.of_ms(0, 3_600_000)
@@ -640,7 +640,7 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
         (LedgerRecord(b"", None), []),
     ],
 )
-def test_a_record_tells_under_which_transactional_ids_it_may_have_been_written(record, ids):
+def test_a_record_shows_under_which_transactional_ids_it_may_have_been_written(record, ids):
     assert list(identify_transaction(record, 0).ids("l")) == ids
 
 

@@ -13,7 +13,7 @@ from airflow_kafka_spark.windows.plan import Log, PartitionLog, plan_ranges
 READ, LEFT_OUT = TopicPartition("read", 0), TopicPartition("left-out", 0)
 
 
-def test_a_topic_that_the_sinks_last_window_has_left_out_goes_on_at_the_offset_of_the_group():
+def test_a_topic_that_the_sinks_last_window_has_left_out_continues_at_the_offset_of_the_group():
     """Its earlier records are in the sink, from windows before the last one: the ledger knew that."""
 
     def begins(pipeline: str) -> dict[TopicPartition, int]:

@@ -83,7 +83,7 @@ class TestPruning:
         topic.decide(95)
         assert topic.settled() == {minute: before[minute] for minute in range(50, 100, 10)} | {95: {0: 19, 1: 19}}
 
-    def test_whoever_decides_and_reads_while_others_remove_finds_the_same(self, topic):
+    def test_decisions_and_reads_during_a_removal_find_equal_boundaries(self, topic):
         for partition in range(2):
             topic.produce(*range(100), partition=partition)
         before = topic.decide(*range(0, 100, 2))
@@ -206,7 +206,7 @@ class TestTimestampsInTheFuture:
 
 
 class TestWhatRetentionHasRemoved:
-    """A backfill of intervals whose records are gone is data loss, whether or not somebody had asked for them before."""
+    """A backfill of intervals whose records were deleted is data loss, whether or not their boundaries were decided before."""
 
     def window(self, topic, begin, end, data_loss="fail"):
         instants = (BEGIN + begin * MINUTE, BEGIN + end * MINUTE)

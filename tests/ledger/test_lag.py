@@ -146,7 +146,7 @@ def test_a_deleted_group_loses_its_offsets_and_its_status_says_so(kafka, hook, t
     assert find_worst_verdict(verdicts).status is Status.STOP
 
 
-def test_an_offset_below_the_low_watermark_counts_from_there_and_what_is_lost_is_told(kafka, hook, topic):
+def test_an_offset_below_the_low_watermark_counts_from_there_and_lost_records_are_reported(kafka, hook, topic):
     produce(kafka, topic, 10)
     commit(kafka, topic, topic, 2)
     hook.delete_records({TopicPartition(topic, 0): 6})

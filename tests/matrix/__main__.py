@@ -25,7 +25,7 @@ PLACE = ROOT / "build" / "matrix"
 
 CORE = (
     "tests/hooks/spark/test_hook.py",
-    "tests/hooks/kafka/test_end_of_stream.py",
+    "tests/hooks/spark/test_worker.py",
     "tests/hooks/spark/test_executor_check.py",
     "tests/formats/test_contract.py",
     "tests/operators/test_kafka_to_sink.py",

@@ -164,6 +164,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _remove_bytecode(found: Mapping[str, Any], package: Path) -> None:
-    """Remove the bytecode of the copy where tests keep bytecode in a directory of its own: nobody uses it again."""
+    """Remove the bytecode of the copy if tests keep bytecode in a directory of its own: it is not used again."""
     if prefix := found.get("bytecode"):
         shutil.rmtree(Path(prefix, *package.parents[1].parts[1:]), ignore_errors=True)

@@ -61,9 +61,9 @@ _OF_LEDGER = (
         name="ledger-owner-of-a-group-read-before-the-fence",
         path="ledger/attempt.py",
         old="""            producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
-            recorded = self._recorded_owner(name)
+            recorded = self._read_recorded_owner(name)
 """,
-        new="""            recorded = self._recorded_owner(name)
+        new="""            recorded = self._read_recorded_owner(name)
             producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
 """,
         breaks="Of two pipelines that take a group at once, one is refused.",
@@ -180,7 +180,9 @@ _OF_PLANNING = (
         old="max(start, min(stop, partition.lso))",
         new="max(start, min(stop, partition.lso + 1))",
         breaks="A window ends at the last stable offset.",
-        tests=(f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back",),
+        tests=(
+            f"{_PLAN}::TestWhereAWindowEnds::test_it_ends_at_the_last_stable_offset_and_reports_the_records_that_are_held_back",
+        ),
     ),
     Mutant(
         name="plan-position-one-too-far",
@@ -230,6 +232,17 @@ _CONTINUITY = "tests/windows/test_continuity.py"
 
 _OF_CONTINUITY = (
     Mutant(
+        name="offsets-of-an-earlier-cluster-in-rows-of-a-new-pipeline",
+        path="operators/from_kafka.py",
+        old="            earlier = foreign.union(recreated)\n",
+        new="            earlier = set(recreated)\n",
+        breaks="Records do not lose against offsets that another pipeline has read from an earlier topic of this name.",
+        tests=(
+            "tests/operators/test_kafka_to_sink.py::TestDataLoss"
+            "::test_records_of_a_topic_created_again_do_not_lose_against_the_offsets_of_the_old_one",
+        ),
+    ),
+    Mutant(
         name="continuity-hole-behind-the-last-window",
         path="windows/continuity.py",
         old="(*window.passed, *window.gaps), window.after == ELSEWHERE",
@@ -261,12 +274,23 @@ _OF_CONTINUITY = (
         breaks="A pipeline that goes to another destination needs no record there of windows that went elsewhere.",
         tests=(
             "tests/operators/test_binding.py"
-            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since",
+            "::test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since",
         ),
     ),
 )
 
 _OF_INTERVALS = (
+    Mutant(
+        name="interval-into-a-sink-that-has-lost-the-others",
+        path="operators/kafka_to_sink.py",
+        old="if sink.has_lost(replace(window, pipeline=name)):",
+        new="if False:",
+        breaks="A data interval goes only where the record of the latest one is.",
+        tests=(
+            "tests/operators/test_binding.py"
+            "::test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so",
+        ),
+    ),
     Mutant(
         name="intervals-overlap-not-withdrawn",
         path="ledger/interval.py",
@@ -400,11 +424,11 @@ _OF_SOURCES = (
     Mutant(
         name="source-position-moved-with-the-plan",
         path="ledger/attempt.py",
-        old="offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])",
+        old="offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry)])",
         new="""position = make_position_record(
                 self.pipeline, find_next_position(self.memory.position, entry.window), self.memory.last_number
             )
-            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry), position])""",
+            offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry), position])""",
         breaks="The position of a pipeline moves only when its window is complete.",
         tests=("tests/control/test_reset.py::TestReset::test_unless_it_is_given_up_and_then_its_number_is_not_used_again",),
     ),
@@ -466,6 +490,39 @@ _OF_SNAPSHOTS = (
         tests=(
             "tests/sources/postgres_cdc/test_snapshots.py"
             "::test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_around",
+        ),
+    ),
+    Mutant(
+        name="snapshot-compares-keys-by-the-operators-of-texts",
+        path="sources/postgres_cdc/tasks/snapshot.py",
+        old="        if not any(column.operators for column in self.key):\n",
+        new="        if True:\n",
+        breaks="Chunks are cut and compared in the order of the key's own type.",
+        tests=(
+            "tests/sources/postgres_cdc/test_snapshots.py"
+            "::test_a_key_whose_operators_are_in_another_schema_is_cut_and_compared_in_its_own_order",
+        ),
+    ),
+    Mutant(
+        name="snapshot-of-an-added-table-waits-for-nothing",
+        path="sources/postgres_cdc/windows.py",
+        old="        while (oldest := fetch_rows(connection, READ_OPEN)[0][0]) < open_now[1]:\n",
+        new="        while (oldest := open_now[1]) < open_now[1]:\n",
+        breaks="A change that a publication did not have yet is in the chunk of its row.",
+        tests=(
+            "tests/sources/postgres_cdc/test_snapshots.py"
+            "::test_the_rows_of_a_table_that_is_added_are_read_behind_the_transactions_that_changed_it_before",
+        ),
+    ),
+    Mutant(
+        name="log-publishes-what-a-savepoint-has-undone",
+        path="sources/mysql_cdc/tasks/events.py",
+        old="        del self._held[savepoint.events - self._released :]\n",
+        new="",
+        breaks="Changes that were rolled back to a savepoint are left out.",
+        tests=(
+            "tests/sources/mysql_cdc/test_windows.py"
+            "::test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_the_log_has_them",
         ),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.model import Mutant
 
+_BINDING = "tests/operators/test_binding.py"
 _CONTRACT = "tests/sinks/test_contract.py::TestContract"
 _POSTGRES_FAULTS = "tests/sinks/postgres/test_faults.py"
 _POSTGRES_MODES = "tests/sinks/postgres/test_modes.py"
@@ -42,7 +43,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-dead-stage-kept",
         path="sinks/postgres/attempt.py",
-        old="run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
+        old="run(earlier.connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))",
         new="left = left[_DROPPED_AT_ONCE:]",
         breaks="The stages of an attempt that was replaced are dropped, so that its tasks cannot go on.",
         tests=(f"{_POSTGRES_FAULTS}::test_tasks_of_an_attempt_that_was_overtaken_are_fenced[append]",),
@@ -70,6 +71,24 @@ _OF_POSTGRES = (
         new='log.warning("%d rows were read, and %d were counted", read, count)',
         breaks="A window whose reader and sink counted different rows is not committed.",
         tests=(f"{_POSTGRES_FAULTS}::test_counts_that_disagree_are_never_committed",),
+    ),
+    Mutant(
+        name="postgres-record-of-another-table-counts",
+        path="sinks/postgres/sink.py",
+        old="if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):",
+        new="if False:",
+        breaks="An open window that a rebind sends to another table of the schema is moved into that table.",
+        tests=(
+            f"{_BINDING}::test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so[window-sink.committed]",
+        ),
+    ),
+    Mutant(
+        name="postgres-splits-of-another-table-count",
+        path="sinks/postgres/attempt.py",
+        old="                run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))\n",
+        new="                pass\n",
+        breaks="Splits that are in another table of the schema are written into the table that a rebind has named.",
+        tests=(f"{_BINDING}::test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so[split-job.done]",),
     ),
     Mutant(
         name="postgres-split-marker-not-looked-for",
@@ -302,7 +321,9 @@ _OF_PUBLISHING = (
         old="if next(records, None) == last:",
         new="if next(records, None) is not None:",
         breaks="What a process has read of the ledger counts only as long as its log is the same.",
-        tests=("tests/sinks/kafka/test_claimed_window.py::test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim",),
+        tests=(
+            "tests/sinks/kafka/test_claimed_window.py::test_looks_that_continue_say_the_same_as_one_that_begins_at_the_claim",
+        ),
     ),
     Mutant(
         name="publish-since-not-read",

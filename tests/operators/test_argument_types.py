@@ -6,6 +6,7 @@ No server: no connection is defined, so that checks of servers end with the look
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from airflow_kafka_spark import formats, sinks, sources, transforms
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
-from airflow_kafka_spark.formats import Debezium, Json
+from airflow_kafka_spark.formats import Avro, Debezium, Json, JsonSchema, Protobuf
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,
     KafkaToSinkOperator,
@@ -25,10 +26,11 @@ from airflow_kafka_spark.operators import (
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Transform
+from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Sql, Transform
 from tests.support.runs import context
 
 SCHEMA = "id bigint, customer string"
+IMPORTING = 'syntax = "proto3"; import "money.proto"; message Order { int64 id = 1; }'
 NOWHERE = {"task_id": "task", "kafka_conn_id": "nowhere", "spark_conn_id": "nowhere"}
 WRONG: tuple[Any, ...] = (object(), 5, [None], {5: None})
 
@@ -40,6 +42,9 @@ def to_sink(**options: Any) -> KafkaToSinkOperator:
 
 def test_typical_mistakes_are_named_with_what_to_write_instead(monkeypatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_HOST_AND_PORT", "kafka://broker:9092")
+    monkeypatch.setenv("AIRFLOW_CONN_LISTED", '{"conn_type": "kafka", "extra": "[1]"}')
+    sasl = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_PLAINTEXT"}
+    monkeypatch.setenv("AIRFLOW_CONN_KERBEROS", json.dumps({"conn_type": "kafka", "extra": sasl}))
     monkeypatch.setenv("AIRFLOW_CONN_YARN", '{"conn_type": "spark", "host": "yarn"}')
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -47,12 +52,56 @@ def test_typical_mistakes_are_named_with_what_to_write_instead(monkeypatch) -> N
         ({"value": Json}, r"value: .*Write `Json\(...\)`"),
         ({"value": Json(schema={"id": "bigint"})}, r'columns as a text, as "id bigint, name string"'),
         ({"value": Json()}, r"as in `id bigint, name string`"),
+        ({"value": Avro(schema="schemas/order.avsc")}, "it is no JSON.*Give the text of the file, not its name"),
+        ({"value": Protobuf(schema=IMPORTING, message="Order")}, r"money\.proto: File not found.*protoc --include_imports"),
         ({"kafka_conn_id": "host_and_port"}, r"its extra names no brokers. Set its extra to"),
+        ({"kafka_conn_id": "listed"}, "its extra is a list; expected a JSON object"),
+        ({"kafka_conn_id": "kerberos"}, "Set `sasl.mechanism` in its extra; without it, librdkafka uses GSSAPI"),
         ({"spark_conn_id": "yarn"}, r"Neither HADOOP_CONF_DIR nor YARN_CONF_DIR .*Set one of them"),
     ]
     for options, expected in cases:
         with pytest.raises(ValidationError, match=expected):
             to_sink(**options).execute(context("run"))
+
+
+def test_a_template_that_is_not_rendered_is_named_where_it_stands():
+    chain = [
+        Filter(predicate=Condition("day = '{{ ds }}'"), to=FilesSink("/{{ ds }}", partition_by=["{{ day }}"])),
+        Sql({"a": "{%x%}"}),
+    ]
+    wrong = {"spark_conf": {"spark.app.name": "{{ dag.dag_id }}"}, "split_records": "{{ params.n }}", "transforms": chain}
+    found = complaints(to_sink(**wrong, sink=PostgresSink("{{ conn }}", "{{ table }}", windows_table="w", mode="{{ mode }}")))
+    told = {problem.where: f"{problem.what}. {problem.action}" for problem in found}
+    rendered = "Write the value itself; PostgresSink renders templates in conn_id, table"
+    assert told["sink.mode"].startswith(f"`{{{{ mode }}}}` is a template, and this argument renders none. {rendered}")
+    assert told["transforms[0] Filter.predicate.sql"] == (
+        "`{{ ds }}` is a template, and this argument renders none. Write the value itself"
+    )
+    assert {"spark_conf", "transforms[0] Filter.to.partition_by", "transforms[1] Sql.columns"} <= set(told)
+    assert not {"sink.table", "sink.conn_id", "transforms[0] Filter.to.path"} & {
+        p.where for p in found if "is a template" in p.what
+    }
+    assert told["split_records"].startswith("`{{ params.n }}` is a template")
+    assert len(told) == len(found), "each argument once"
+    (wrong,) = complaints(
+        KafkaLagSensor(task_id="lag", group_id="g", topics="orders", at_most_records=0, wait_for_topic="{{ x }}")
+    )
+    assert wrong.action == "Write the value itself: this argument renders no templates"
+    # The braces of a document are no template; one in place of a document is.
+    nested = json.dumps({"type": "object", "properties": {"id": {"type": "integer", "description": "as {{id}}"}}})
+    assert [p for p in complaints(to_sink(value=JsonSchema(schema=nested))) if p.where.startswith("value")] == []
+    assert "{{ schema }}" in next(p.what for p in complaints(to_sink(value=Json("{{ schema }}"))) if p.where == "value.schema")
+
+
+def test_a_sink_of_another_operator_is_named_with_those_that_take_it():
+    table, source = PostgresSink("warehouse", "orders"), JdbcSource("nowhere", "orders")
+    for make, given, users in (
+        (to_sink, KafkaSink(topic="b"), "A KafkaSink is for KafkaToKafkaOperator and SourceToKafkaOperator"),
+        (to_kafka, table, "A PostgresSink is for KafkaToSinkOperator"),
+        (from_source, table, "A PostgresSink is for KafkaToSinkOperator"),
+        (to_sink, source, "A JdbcSource is for SourceToKafkaOperator"),
+    ):
+        assert users in [problem.action for problem in complaints(make(sink=given)) if problem.where == "sink"]
 
 
 def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:

@@ -110,7 +110,7 @@ def test_windows_are_read_by_confluents_deserializer_also_after_a_change_of_the_
     assert len(published(orders, registry)) == 303
 
 
-def test_what_cannot_be_written_is_told_before_spark_starts(orders, monkeypatch, registry):
+def test_columns_that_cannot_be_written_are_reported_before_spark_starts(orders, monkeypatch, registry):
     orders.sell(1)
     down = json.dumps({"conn_type": "schema_registry", "host": "127.0.0.1", "port": 1, "extra": {"max.retries": 0}})
     monkeypatch.setenv("AIRFLOW_CONN_DOWN", down)
@@ -147,7 +147,7 @@ def test_records_of_a_topic_are_written_anew_with_tombstones_and_in_order(topics
     assert all(ids == sorted(ids) for ids in of_key.values())
 
 
-def test_another_format_alone_writes_all_columns_anew_and_not_bytes_that_nobody_reads(topics: Relay, registry):
+def test_another_format_alone_writes_all_columns_anew_and_not_bytes_that_are_not_read(topics: Relay, registry):
     topics.send(50)
     with pytest.raises(ValidationError, match="sink.value: values are read as bytes"):
         topics.run(output_value=AVRO)

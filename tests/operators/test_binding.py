@@ -1,4 +1,4 @@
-"""A window goes where it was planned to go, moved by the task that moves its pipeline, until somebody decides otherwise."""
+"""A window goes to the destination of its plan, moved by the task of its pipeline, until a user decides otherwise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from airflow_kafka_spark.errors import (
     GroupOwned,
     KafkaSparkError,
     PipelineTaken,
+    RecordElsewhere,
     SinkRecordMissing,
     SinkRejected,
     SourceChanged,
@@ -192,7 +194,7 @@ def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_o
     assert (report["attempts"], table.check()) == (2, 60)
 
 
-def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_goes_on_as_it_began(table):
+def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_continues_as_it_began(table):
     sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     table.produce(60)
     # Two tasks run at a time, so the third one begins when another one has committed.
@@ -297,7 +299,7 @@ def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
     assert (report["records_read"], report["records_written"], report.get("records_routed")) == (50, 50, None)
 
 
-def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, dies):
+def test_an_open_window_goes_elsewhere_after_a_rebind(files, tmp_path, dies):
     files.produce(30)
     dies(files, "run1", point="sink.staged")
     elsewhere = FilesSink(path=str(tmp_path / "elsewhere"))
@@ -308,8 +310,55 @@ def test_an_open_window_goes_elsewhere_once_somebody_says_so(files, tmp_path, di
     assert not files.rows()
 
 
+def test_a_sink_of_a_filter_that_a_rebind_has_replaced_gets_its_part_though_the_own_sink_has_its_own(files, tmp_path, dies):
+    def routed_to(name):
+        to = FilesSink(path=str(tmp_path / name))
+        return {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=to)]}
+
+    files.produce(30)
+    dies(files, "run1", point="close.begin", **routed_to("one"))
+    decide(files, running=False)
+    dies(files, "run1", point="close.begin", **routed_to("other"))
+    assert files.run("run1", **routed_to("other"))["attempts"] == 3
+    for name in ("one", "other"):
+        same_multiset(orders(files), [*files.rows(), *files_rows(str(tmp_path / name))])
+
+
+@pytest.mark.parametrize(("atomic", "point"), [("window", "sink.committed"), ("split", "job.done")])
+def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so(table, dies, atomic, point):
+    """Both tables have one record of windows and splits."""
+    other, third = f"other_{table.place}", f"third_{table.place}"
+
+    def ask(statement):
+        with table.postgres.connect(autocommit=True) as connection:
+            found = connection.execute(statement)
+            return found.fetchall() if found.description else []
+
+    def ids(name):
+        return sorted(number for (number,) in ask(f'SELECT id FROM "{name}"'))
+
+    sink = PostgresSink(conn_id="warehouse", table=table.place, atomic=atomic)
+    ask(f'CREATE TABLE "{other}" ({COLUMNS})')
+    table.produce(30)
+    dies(table, "run1", point=point, sink=sink)
+    decide(table, running=False)
+    dies(table, "run1", point=point, sink=replace(sink, table=other))
+    assert ids(other) == ids(table.place) == list(range(30)), "what the first table has stays there"
+    assert table.run("run1", sink=replace(sink, table=other))["attempts"] == 3
+    table.produce(10)
+    assert table.run("run2", sink=replace(sink, table=other))["records_read"] == 10
+    assert ids(other) == list(range(40))
+    # A table that was renamed has the rows of its open window already.
+    table.produce(5)
+    dies(table, "run3", point=point, sink=replace(sink, table=other))
+    ask(f'ALTER TABLE "{other}" RENAME TO "{third}"')
+    decide(table, running=False)
+    table.run("run3", sink=replace(sink, table=third))
+    assert ids(third) == list(range(45))
+
+
 @pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
-def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka, unique, tmp_path, dies_at):
+def test_an_open_window_that_is_published_in_part_continues_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
         other = unique("other")
         kafka.create_topic(other, 3)
@@ -328,7 +377,7 @@ def test_an_open_window_that_is_published_in_part_goes_on_in_another_topic(kafka
         assert len(there[other]) >= 10
 
 
-def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kafka, unique, tmp_path, dies):
+def test_an_open_window_whose_topic_was_created_again_continues_in_the_new_one(kafka, unique, tmp_path, dies):
     with relay(kafka, unique, tmp_path) as made:
         made.send(30)
         dies(made, "run1", point="planned")
@@ -341,7 +390,7 @@ def test_an_open_window_whose_topic_was_created_again_goes_on_in_the_new_one(kaf
         assert made.check() == 30
 
 
-def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique, tmp_path, dies):
+def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, unique, tmp_path, dies):
     with shop(kafka, postgres, unique, tmp_path) as sold:
         other = unique("other")
         kafka.create_topic(other, 2)
@@ -352,7 +401,7 @@ def test_an_open_window_of_rows_goes_on_in_another_topic(kafka, postgres, unique
         assert (len(committed_records(kafka.connection_extra(), other)), len(sold.records())) == (30, 0)
 
 
-def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
     """As where its mount is missing on a worker."""
     there, away = tmp_path / "rare", tmp_path / "mounted elsewhere"
     routed = {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(there)))]}
@@ -504,6 +553,27 @@ def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_
     assert files.run("run2", **{**theirs, "ledger_topic": unique("third")})["records_read"] == 10
 
 
+def test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until_somebody_says_so(files, tmp_path):
+    """Each interval has a record of its own, so that the commit of one says nothing about the others."""
+    intervals, there, away = Intervals(files, table=False), Path(files.place), tmp_path / "mounted elsewhere"
+    intervals.fill()
+    for number in (1, 0):
+        intervals.run(number)
+    there.rename(away)
+    with pytest.raises(SinkRecordMissing, match="whose data interval [0-9TZ-]+ was committed there") as refused:
+        intervals.run(2)
+    assert f"rebind {files.name} --not-running" in str(refused.value)
+    assert not files.rows()
+    shutil.rmtree(there, ignore_errors=True)
+    away.rename(there)
+    assert intervals.check([intervals.run(number) for number in range(4)]) > 0
+    shutil.rmtree(there)
+    decide(files, running=None)
+    moved = intervals.run(4)["records_read"]
+    assert len(files.rows()) == moved > 0
+    assert intervals.run(5)["records_read"] > 0, "the interval before has a record there"
+
+
 def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_somebody_says_so(files, tmp_path):
     """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
     for number in (1, 2):
@@ -578,7 +648,7 @@ def test_a_new_pipeline_that_was_killed_before_it_looked_at_its_group_again_is_r
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [None, 1], ids=["progress", "intervals"])
-def test_another_group_that_a_pipeline_goes_on_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
+def test_another_group_that_a_pipeline_continues_with_is_its_own_as_soon_as_a_window_is_planned(dry, number):
     dry.produce(0, 10, 70, 130)
     dry.run(None if number is None else 0)
     dry.produce(140)
@@ -681,7 +751,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     elsewhere = f"elsewhere_{table.place}"
     with postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{elsewhere}" (LIKE "{table.place}" INCLUDING ALL)')
-    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window", windows_table=f"windows_{table.name}")
+    sink = PostgresSink(conn_id="warehouse", table=elsewhere, window_column="window")
     decide(table)
     assert intervals.run(3, sink=sink, **few)["records_read"] == 7
     # The ledger has no record of its window any more, and the new place has none.
@@ -691,6 +761,50 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
         assert connection.execute(f'SELECT count(*) FROM "{elsewhere}"').fetchone() == (7,)
     # One that was moved since is replayed where it is.
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
+
+
+@pytest.mark.parametrize("by_interval", [False, True], ids=["progress", "intervals"])
+def test_the_record_of_another_table_of_the_schema_does_not_count_for_a_pipeline_that_was_forgotten(table, by_interval):
+    """It would say that the records are in the table of this run."""
+    other = f"other_{table.place}"
+    if by_interval:
+        intervals = Intervals(table, table=True)
+        intervals.fill()
+        run = partial(intervals.run, 0)
+    else:
+        table.produce(30)
+        run = partial(table.run, "run1")
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    column = "window" if by_interval else None
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column=column)
+    moved = run(sink=sink)["records_read"]
+    wait_stable(table.kafka.connection_extra(), f"ledger-{table.name}")
+    with KafkaHook() as hook:
+        forget(hook, table.name, why="a test", ledger_topic=f"ledger-{table.name}")
+    with pytest.raises(RecordElsewhere, match=table.place):
+        run(sink=replace(sink, table=other))
+    if by_interval:  # which bind the pipeline before they are planned
+        decide(table)
+    run(sink=sink)
+    assert len(table.rows()) == moved > 0
+
+
+def test_an_open_replay_stays_in_its_table_also_where_a_rebind_allows_another_one(table, dies):
+    other = f"other_{table.place}"
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+        connection.execute(f'CREATE TABLE "{other}" (LIKE "{table.place}")')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    table.produce(30)
+    table.run("run1", sink=sink)
+    again = {"on_rerun": "replay", "facts": {"max_tries": 1}}
+    dies(table, "run1", point="planned", sink=sink, **again)
+    decide(table, running=False)
+    with pytest.raises(ValidationError, match="has no record of window"):
+        table.run("run1", sink=replace(sink, table=other), **again)
+    assert table.run("run1", sink=sink, **again)["replay"] == 1
+    assert table.check() == 30
 
 
 TASK = Writer("dag", "task", -1, "run1", "prod")
@@ -709,7 +823,7 @@ PLACE = Endpoint({"server": "a:5432", "server_id": "7", "table": "public.orders"
         ({"ranges": (OffsetRange("t", 0, 10, 10),)}, {}, 2),
     ],
 )
-def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_somebody_has_decided_since(known, found, number):
+def test_a_window_names_the_last_one_with_records_at_the_same_place_unless_a_user_has_decided_since(known, found, number):
     """The sink has to have a record of it, or of a later one."""
 
     def entry(number, state=State.COMPLETE, **facts):

@@ -65,7 +65,7 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
     assert check_sorted_out(files, dead) == (350, bad) and "dead_letters" not in report
 
 
-def test_a_bad_key_is_told_from_a_bad_value(files: Pipeline):
+def test_a_bad_key_is_distinguished_from_a_bad_value(files: Pipeline):
     produce_mixed(files, 9, 4)
     files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
     stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
@@ -125,8 +125,8 @@ def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window
 def test_a_share_is_exact_as_it_is_written():
     """In binary 0.29 of 100 is less than 29."""
     for count, records in ((29, 100), (0, 0), (58, 200)):
-        assert not ErrorOptions("all", "dead", most=0.29).too_many(count, records)
-    assert ErrorOptions("all", "dead", most=0.29).too_many(30, 100) and ErrorOptions("all", "dead", most=0).too_many(1, 1)
+        assert not ErrorOptions("all", "dead", most=0.29).has_too_many(count, records)
+    assert ErrorOptions("all", "dead", most=0.29).has_too_many(30, 100) and ErrorOptions("all", "dead", most=0).has_too_many(1, 1)
 
 
 def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says(files: Pipeline):

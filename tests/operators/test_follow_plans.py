@@ -149,7 +149,7 @@ class TestUpstream:
         assert pair.loaded() == (45, 3, 4, 45)
         assert pair.loaded() == (0, 5, 4, 0) and pair.followed() == 4
 
-    def test_windows_that_the_ledger_no_longer_holds_count_all_the_same(self, pair):
+    def test_windows_that_the_ledger_no_longer_holds_count_nevertheless(self, pair):
         pair.publish(1, 0)
         assert pair.loaded() == (1, 1, 1, 1)
         for count in (2, 3, 4, 5):
@@ -167,7 +167,7 @@ class TestUpstream:
 class TestDownstream:
     """Changes of the pipeline that follows."""
 
-    def test_a_new_one_begins_where_it_is_told_to(self, pair):
+    def test_a_new_pipeline_begins_at_its_starting_offsets(self, pair):
         for count in (2, 3, 4, 5):
             pair.publish(count, count, keep_windows=2)
         assert pair.loaded(pipeline="all", group_id="all") == (28, 1, 4, 28), "windows that were forgotten are counted"
@@ -219,7 +219,7 @@ class TestDownstream:
         pair.publish(1, 1)
         assert pair.loaded() == (2, 4, 4, 2)
 
-    def test_after_a_run_that_follows_nobody_it_goes_on_from_there(self, pair):
+    def test_after_a_run_that_follows_no_pipeline_it_continues_there(self, pair):
         pair.publish(2, 2)
         assert pair.loaded() == (4, 1, 1, 4)
         pair.publish(3, 3)
@@ -228,7 +228,7 @@ class TestDownstream:
         pair.publish(1, 1)
         assert pair.loaded() == (2, 3, 3, 2)
 
-    def test_forgotten_it_goes_on_where_its_group_stands(self, pair):
+    def test_forgotten_it_continues_where_its_group_stands(self, pair):
         for count in (2, 3):
             pair.publish(count, count, keep_windows=1)
         assert pair.loaded() == (10, 1, 2, 10)

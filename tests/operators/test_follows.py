@@ -65,7 +65,7 @@ def test_it_reads_whole_windows_none_that_is_not_complete_and_their_counts_agree
     assert same_multiset(expected, rows) == 350
 
 
-def test_records_of_somebody_else_are_over_consumption_and_nothing_is_committed(orders):
+def test_records_of_another_producer_are_over_consumption_and_nothing_is_committed(orders):
     orders.sell(100)
     stray(orders, 7)
     orders.run("run1")
@@ -96,7 +96,7 @@ def by_hand(change, orders, **options):
         change(hook, orders.name, why="a test", ledger_topic=f"ledger-{orders.name}", **options)
 
 
-def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_all_the_same(orders):
+def test_a_window_that_was_given_up_and_a_pipeline_that_was_forgotten_are_followed_nevertheless(orders):
     from tests.support.control import forget, skip
 
     orders.sell(40)

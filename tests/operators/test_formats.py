@@ -70,7 +70,7 @@ def test_avro_of_old_and_new_schemas_comes_out_transformed_as_the_latest_has_it_
     assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
 
 
-def test_a_topic_without_a_schema_is_told_before_anything_is_read(files: Pipeline, avro):
+def test_a_topic_without_a_schema_is_reported_before_anything_is_read(files: Pipeline, avro):
     with pytest.raises(ValidationError, match=f"{files.topic}-value"):
         files.run("run1", value=avro)
 
@@ -107,7 +107,7 @@ def event(op: str, number: int, amount: Any, placed_at: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["json", "transformed avro"])
-def test_change_events_of_debezium_make_a_table_equal_to_the_one_they_tell_of(table: Pipeline, registry, avro, how):
+def test_change_events_of_debezium_make_a_table_equal_to_their_source(table: Pipeline, registry, avro, how):
     with table.postgres.connect(autocommit=True) as connection:
         connection.execute(f'ALTER TABLE "{table.place}" ADD PRIMARY KEY (id), ALTER COLUMN placed_at TYPE timestamp')
     sink = PostgresSink(conn_id="warehouse", table=table.place, mode="upsert", key=["id"], delete_enabled=True)

@@ -24,7 +24,7 @@ def ranges(report):
 
 
 class TestATopicThatJoins:
-    def test_it_begins_at_its_first_record_in_its_first_interval_and_the_group_goes_on(self, dry):
+    def test_it_begins_at_its_first_record_in_its_first_interval_and_the_group_continues(self, dry):
         dry.produce(0, 30, 70, 130, 190, 250, 310)
         for number in range(3):
             dry.run(number)
@@ -132,7 +132,7 @@ class TestBesideProgress:
         assert ranges(dry.run()) == [("a", 0, 4)]
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
 
-    def test_a_pipeline_that_goes_on_with_progress_windows_does_not_forget_its_intervals(self, dry):
+    def test_a_pipeline_that_continues_with_progress_windows_does_not_forget_its_intervals(self, dry):
         dry.produce(0, 10, 70, 130, 190)
         dry.run()
         dry.produce(200, 260)
@@ -162,7 +162,7 @@ class TestOverlaps:
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2]}
 
 
-def test_a_backfill_of_what_retention_has_removed_fails_or_tells_the_gap_and_the_group_passes_over_it(dry):
+def test_a_backfill_of_records_that_retention_has_removed_fails_or_reports_the_gap_and_the_group_passes_over_it(dry):
     dry.produce(0, 10, 70, 80, 130, 190)
     with KafkaHook("kafka_default") as hook:
         hook.delete_records({TopicPartition(dry.topic, 0): 3})

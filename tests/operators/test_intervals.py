@@ -340,7 +340,7 @@ def test_an_interval_that_retention_has_removed_in_part_is_replayed_with_what_it
     assert in_table.pipeline.committed() == ends(later)
 
 
-def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_both_kinds_go_on(intervals):
+def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_both_kinds_continue(intervals):
     flow = intervals.pipeline
     flow.options["on_missing_interval"] = "progress"
     intervals.produce(0, 1, 2, 3, 4, 5)

@@ -240,7 +240,7 @@ def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(or
     """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
     orders.send(300)
     with monkeypatch.context() as some:
-        some.setattr(KafkaToKafkaOperator, "_unpublished", lambda self, window, ledger, left: (1, 2))
+        some.setattr(KafkaToKafkaOperator, "_find_unpublished", lambda self, window, ledger, left: (1, 2))
         with pytest.raises(SparkJobFailed, match="split 0"):
             orders.run("run1")
     with fails_at("job.done"):
@@ -290,9 +290,18 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     report = orders.run("run1", data_loss="skip")
     assert (report["records_read"], report["records_written"]) == (300, 300)
     assert sum(part["records"] for part in report["published"]) == 300, "a pipeline that follows reads them"
+    assert report["gaps"] == []
+    orders.send(30)
+    with fails_at("planned"):
+        orders.run("run2", data_loss="skip")
+    orders.kafka.delete_topic(orders.topic)
+    orders.kafka.create_topic(orders.topic, 3)
+    report = orders.run("run2", data_loss="skip")
+    assert report["records_read"] == 0
+    assert sum(gap["end"] - gap["start"] for gap in report["gaps"]) == 30
 
 
-def test_a_ledger_that_is_lost_goes_on_where_the_group_stands(orders, unique):
+def test_a_ledger_that_is_lost_continues_where_the_group_stands(orders, unique):
     orders.send(200)
     orders.run("run1")
     orders.send(50)

@@ -289,6 +289,16 @@ class TestDataLoss:
         ask(clear)
         table.run("run4", sink=sink)
         assert ask(f'SELECT customer FROM "{name}"') == [("newest",)]
+        # Pipelines under new names have read no earlier topic, but their table has.
+        self.recreate(table)
+        produce("of another")
+        others = [{"sink": sink, "pipeline": f"{table.name}.{n}", "group_id": f"{table.name}.{n}"} for n in (1, 2)]
+        with pytest.raises(OldOffsetsInRows, match=f"`{table.topic}`"):
+            table.run("run5", **others[0])
+        ask(clear)
+        assert table.run("run5", **others[0])["records_written"] == 1
+        assert table.run("run6", **others[1])["records_read"] == 1, "the rows have offsets of the present topic"
+        assert ask(f'SELECT customer FROM "{name}"') == [("of another",)]
 
     def test_kafka_created_anew_is_not_read_from_where_the_sink_had_the_old_one(self, files):
         """Neither the ledger nor the topic is there any more, and both are created anew; the sink remembers."""
@@ -322,8 +332,20 @@ class TestDataLoss:
         files.produce(900)
         with pytest.raises(TopicRecreated):
             files.run()
-        assert files.run(data_loss="skip")["records_read"] == 0
+        report = files.run(data_loss="skip")
+        gaps = {(gap["topic"], gap["partition"], gap["start"], gap["end"]) for gap in report["gaps"]}
+        assert report["records_read"] == 0
+        assert gaps == {(r["topic"], r["partition"], r["start"], r["end"]) for r in report["ranges"]}
         assert files.run("run2", data_loss="skip")["records_read"] == 900
+
+    def test_splits_of_a_topic_that_is_gone_stay_in_the_table_and_are_no_gap(self, table):
+        table.produce(30)
+        sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
+        with fails_at("job.done"):
+            table.run(sink=sink)
+        self.recreate(table)
+        report = table.run(sink=sink, data_loss="skip")
+        assert (report["records_written"], report["gaps"], len(table.rows())) == (30, [], 30)
 
     def test_a_log_that_went_back_is_refused(self, files, unique):
         """Imitate an unclean election: the ledger has offsets of a longer log, from the group."""
@@ -396,7 +418,7 @@ class TestRecords:
 
 
 class TestReport:
-    def test_the_report_tells_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
+    def test_the_report_describes_the_window_is_on_the_asset_event_and_no_record_comes_to_the_driver(self, files, monkeypatch):
         sizes, decode = [], write.decode_result
         monkeypatch.setattr(write, "decode_result", lambda text: sizes.append(len(text)) or decode(text))
         files.produce(3000)

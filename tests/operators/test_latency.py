@@ -55,7 +55,9 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
                 stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
 
 
-def test_latency_is_told_to_the_flush_and_over_and_under_consumption_per_bucket_beside_the_upstream_count(files, monkeypatch):
+def test_latency_up_to_the_flush_and_over_and_under_consumption_per_bucket_are_reported_with_the_upstream_count(
+    files, monkeypatch
+):
     upstream = produce(files, {0: 50, 1: 60, 10: 70})
     first, *_, last = upstream
     upstream[first] -= 5

@@ -98,7 +98,7 @@ def around_the_cut(scene: Callable[..., Iterator[Logs]]) -> Callable[[Cut], None
 
 
 @around_the_cut
-def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_decides(lone, unique, tmp_path):
+def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_a_user_decides(lone, unique, tmp_path):
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         place = TopicPartition(flow.topic, 0)
         send(lone, flow.topic, range(10))
@@ -146,7 +146,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_somebody_de
 
 
 @around_the_cut
-def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused_until_somebody_decides(lone, unique, tmp_path):
+def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused_until_a_user_decides(lone, unique, tmp_path):
     yield ()
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         hours = Intervals(flow, table=False)
@@ -178,7 +178,7 @@ def batches(file: Path, size: int, count: int) -> int:
 
 
 @around_the_cut
-def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_goes_on(lone, unique, tmp_path):
+def test_a_ledger_that_has_lost_its_last_records_is_refused_and_the_command_that_is_named_continues(lone, unique, tmp_path):
     yield ()
     with pipeline("files", lone, None, unique, tmp_path) as flow:
         ledger = f"ledger-{flow.name}"

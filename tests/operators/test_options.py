@@ -32,13 +32,15 @@ def to_files(**options):
 
 
 def test_a_rendered_template_is_in_the_group_of_its_option():
-    made = to_files(topics=["{{ x }}-1"], group_id="g-{{ x }}", max_records="{{ 6 * 7 }}", pipeline="{{ x }}", follows="{{ x }}")
+    names = {"group_id": "g-{{ x }}", "pipeline": "{{ x }}", "follows": "{{ x }}", "spark_conn_id": "spark-{{ x }}"}
+    made = to_files(topics=["{{ x }}-1"], max_records="{{ 6 * 7 }}", **names)
     made.render_template_fields({"x": "orders"})
     assert made.read_options.subscription.topics == ("orders-1",)
     assert made.read_options.group_id == made.group_id == "g-orders"
     assert made.read_options.record_limit == 42
     assert made.ledger_options.pipeline == made.pipeline == "orders"
     assert made.follow_options.follows == "orders"
+    assert made.spark.spark_conn_id == "spark-orders"
 
 
 def test_a_dead_letter_topic_that_renders_to_nothing_is_none():
@@ -54,10 +56,15 @@ def test_groups_are_frozen():
 
 def test_options_that_exclude_each_other_are_found_without_a_server():
     read = ReadOptions("a", None, "g", max_records=5, ending_offsets="2026-01-01T00:00:00Z")
-    assert [p.where for p in FollowOptions("up").problems(read)] == ["max_records", "ending_offsets"]
+    assert [p.where for p in FollowOptions("up").find_problems(read)] == ["max_records", "ending_offsets"]
     window = WindowOptions("interval", timedelta(seconds=-1))
-    assert {p.where for p in window.problems(read, FollowOptions("up"))} == {"grace", "max_records", "follows", "ending_offsets"}
-    assert [p.where for p in ReadOptions(None, None, "", read_with="x").problems()] == ["topics", "read_with", "group_id"]
+    assert {p.where for p in window.find_problems(read, FollowOptions("up"))} == {
+        "grace",
+        "max_records",
+        "follows",
+        "ending_offsets",
+    }
+    assert [p.where for p in ReadOptions(None, None, "", read_with="x").find_problems()] == ["topics", "read_with", "group_id"]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +145,19 @@ def test_default_args_reach_every_option():
 
 
 def test_names_that_no_topic_may_have_are_named_without_a_server_and_beside_other_mistakes():
-    errors = ErrorOptions(tolerance="all", topic="bad topic!", most=5.5).problems()
+    errors = ErrorOptions(tolerance="all", topic="bad topic!", most=5.5).find_problems()
     assert [problem.where for problem in errors] == ["errors_deadletterqueue_topic_name", "max_errors"]
-    sink = KafkaSink(topic="no where", auto_create=True, transaction_timeout=0).problems(None)
+    sink = KafkaSink(topic="no where", auto_create=True, transaction_timeout=0).find_problems(None)
     assert [problem.where for problem in sink] == ["sink.topic", "sink.transaction_timeout"]
     (topics,) = Subscription.of(5, None).validate()  # type: ignore[arg-type]
     assert "`5 (int)` cannot be a topic's name" in topics.what
-    files = FilesSink("relative", format="parquett").target_problems()  # type: ignore[arg-type]
+    for given, action in (
+        ("orders-*", "as `topics_pattern`"),
+        ("['a', 'b']", "`topics=task.output`"),
+        ("a b", "letters, digits"),
+    ):
+        assert all(action in problem.action for problem in Subscription.of(given, None).validate())
+    (pattern,) = Subscription.of(None, "*").validate()
+    assert "nothing to repeat" in pattern.what and "`.*` stands for any text" in pattern.action
+    files = FilesSink("relative", format="parquett").find_target_problems()  # type: ignore[arg-type]
     assert [problem.where for problem in files] == ["sink.path", "sink.format"]

@@ -59,7 +59,7 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
     told = capsys.readouterr().out
     assert "would begin at the position of its sink" in told and "60 records" in told
     assert main(["plan", "another", "--dag-file", str(dag_file)]) == 2
-    assert f"there is: {files.name}" in capsys.readouterr().err
+    assert f"the pipelines of its tasks: {files.name}" in capsys.readouterr().err
 
     report = files.run("run2")
     settle(files)

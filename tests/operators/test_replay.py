@@ -1,4 +1,4 @@
-"""A replay that somebody has asked for, end to end: rows are replaced, offsets do not move, it happens once."""
+"""Requested replays end to end: rows are replaced once, and offsets do not move."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_interval_is_moved_once_more_by_its_name(table):
     assert intervals.check(reports) > 10
 
 
-def test_a_poisoned_window_is_skipped_and_the_next_one_goes_on_with_nothing_doubled(table):
+def test_a_poisoned_window_is_skipped_and_the_next_one_continues_with_nothing_doubled(table):
     table.produce(60)
     table.run("run1")
     before = table.committed()

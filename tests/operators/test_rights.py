@@ -395,7 +395,7 @@ def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster,
             stable(cluster)
 
 
-def test_whoever_only_looks_needs_no_more_rights_than_documented(cluster, unique, tmp_path):
+def test_a_user_that_only_reads_needs_no_more_rights_than_documented(cluster, unique, tmp_path):
     report = moved(cluster, tmp_path, "seen")
     for command in ("show", "plan", "windows"):
         assert main([command, "seen", "--kafka-conn-id", "viewer"]) == 0, command

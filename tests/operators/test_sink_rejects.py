@@ -226,7 +226,7 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
             table.run("run2", **options, **tolerant)
 
 
-def test_a_window_of_splits_that_fails_tells_what_of_it_may_be_there_and_keeps_it(table: Pipeline):
+def test_a_window_of_splits_that_fails_reports_the_splits_that_may_be_there_and_keeps_them(table: Pipeline):
     producer = Producer(table.kafka.connection_extra())
     for partition, value in enumerate((order(1), order(2), b"no json")):
         producer.produce(table.topic, value, b"key", partition)

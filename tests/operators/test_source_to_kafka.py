@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import ChangeRefused, KafkaSparkError, LedgerBehind, PipelineInOtherLedger, PipelineUnknown
+from airflow_kafka_spark.errors import (
+    ChangeRefused,
+    ClusterChanged,
+    KafkaSparkError,
+    LedgerBehind,
+    PipelineInOtherLedger,
+    PipelineUnknown,
+)
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from tests.support.control import forget, reset
+from airflow_kafka_spark.ledger.attempt import ChangeLedger
+from airflow_kafka_spark.windows.memory import make_position_record
+from tests.support.control import forget, rebind, reset
 from tests.support.oracle import committed_records
 from tests.support.shop import shop
 from tests.support.timings import check_move
@@ -86,7 +97,7 @@ class TestALedgerThatIsLost:
             given = {"why": "the ledger is lost", "ledger_topic": f"ledger-{orders.name}", "group_id": error.group_id}
             return action(hook, orders.name, *arguments, **given, **options)
 
-    def test_no_row_is_published_again_and_the_command_that_is_named_goes_on(self, lost):
+    def test_no_row_is_published_again_and_the_command_that_is_named_continues(self, lost):
         self.lose(lost)
         error = self.refused(lost, window=1)
         assert "in part" not in error.action
@@ -138,6 +149,23 @@ class TestALedgerThatIsLost:
         self.command(lost, error, forget, delete_group=True)
         assert lost.run("run2", ledger_topic=other)["records_written"] == 320
         assert len(lost.records()) == 620
+
+    def test_a_ledger_of_another_cluster_says_nothing_until_somebody_says_that_it_does(self, lost):
+        """As a topic that MirrorMaker has copied: the copy of the topic that is published to may lag behind, or be ahead."""
+        name = lost.name
+        lost.wait_settled()
+        with KafkaHook() as hook, ChangeLedger(hook, name, "copied", topic=f"ledger-{name}") as ledger:
+            elsewhere = replace(ledger.memory.position, cluster_id="another")
+            ledger.commit_change([make_position_record(name, elsewhere, 1)], {}, lambda topic: "", lambda memory: False)
+        for _ in range(2):
+            with pytest.raises(ClusterChanged, match="another, which the ledger.*rebind <pipeline> --not-running"):
+                lost.run("run2")
+        assert len(lost.records()) == 300
+        with KafkaHook() as hook:
+            rebind(hook, name, why="both copies are complete", ledger_topic=f"ledger-{name}")
+        assert lost.run("run2")["records_written"] == 20
+        assert lost.run("run3")["records_written"] == 0
+        assert lost.check() == 320
 
     def test_a_topic_that_was_created_anew_gets_all_rows(self, lost):
         self.lose(lost)

@@ -37,6 +37,7 @@ WRONG = [
     ({"topic": "nowhere-at-all"}, "sink.topic", "does not exist"),
     ({"topic": None}, "sink.topic", "none is given"),
     ({"topic_column": "customer"}, "sink.topic", "both are given"),
+    ({"producer_config": {"bootstrap.servers": "b:1"}}, "sink.producer_config", "other brokers than `kafka_conn_id`"),
     ({"key": "nothing"}, "sink.key", "no column `nothing`.*id, customer, amount, placed_at"),
     ({"key": ["id", "customer"], "key_format": String()}, "sink.key", "holds one column"),
     ({"value": Raw()}, "sink.value", "Raw holds one column"),

@@ -228,7 +228,7 @@ MISFITS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_what_does_not_fit_is_told_before_a_window_is_planned(orders: Shop) -> None:
+def test_transforms_that_do_not_fit_are_reported_before_a_window_is_planned(orders: Shop) -> None:
     orders.sell(3)
     for options, where, match in MISFITS:
         with pytest.raises(ValidationError) as raised:

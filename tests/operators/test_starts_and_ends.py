@@ -29,7 +29,7 @@ def filled(files):
 
 
 def commit(pipeline, offsets: dict[int, int], group: str | None = None) -> str:
-    """A consumer of another kind has left its offsets: Connect, Flink, or somebody with a console."""
+    """A consumer of another kind has left its offsets: Connect, Flink, or a console consumer."""
     group = group or pipeline.name
     with KafkaHook() as hook:
         hook.alter_committed(group, {TopicPartition(pipeline.topic, p): o for p, o in offsets.items()})
@@ -91,7 +91,7 @@ class TestStart:
         assert filled.check() == 60
 
     def test_a_pipeline_whose_ledger_is_lost_never_begins_anew_where_it_has_moved_its_group(self, kafka, unique, tmp_path):
-        """A topic remembers no window, so that only the group's offsets tell: their metadata says who has committed them."""
+        """A topic holds no record of windows. Only the group's offsets remain, whose metadata name the pipeline."""
         with relay(kafka, unique, tmp_path) as orders:
             orders.send(200)
             orders.run("run1")
@@ -118,7 +118,7 @@ class TestStart:
 
 
 class TestStop:
-    def test_windows_stop_at_a_time_at_offsets_or_at_another_groups_and_go_on_when_the_bound_moves(self, filled):
+    def test_windows_stop_at_a_time_at_offsets_or_at_another_groups_and_continue_when_the_bound_moves(self, filled):
         group = f"flink-{filled.name}"
 
         def stop(bound: str, offset: int):

@@ -159,7 +159,7 @@ def test_tombstones_delete_behind_transforms_and_may_be_left_out(table: Pipeline
     assert (report["records_filtered"], len(table.rows())) == (1, 20)
 
 
-def test_what_does_not_fit_is_told_before_the_window_is_planned_all_of_it_at_once(files: Pipeline):
+def test_all_transforms_that_do_not_fit_are_reported_at_once_before_the_window_is_planned(files: Pipeline):
     files.produce(3)
     with pytest.raises(ValidationError) as raised:
         files.run("run1", transforms=[Cast(spec="id:colour"), RegexRouter(regex="(", replacement="x")])

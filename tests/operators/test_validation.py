@@ -67,6 +67,12 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
     assert "Nothing answers at 127.0.0.1:1" in found["spark_conn_id"] and "`down`" in found["spark_conn_id"]
 
 
+def test_the_address_of_a_web_server_is_no_master():
+    for master, host in (("spark://http://head:7077", "http://head"), ("sc://https://head:15002", "https://head")):
+        assert find_master_problem(master).startswith(f"`{host}` is no master of Spark")
+    assert find_master_problem("k8s://https://host:6443") == find_master_problem("spark://a:7077,b:7077") == ""
+
+
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
 def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
     assert find_master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
@@ -168,7 +174,7 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
 
 
 def complaints(flow: Any, **options: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The problems of a run, where -> what; and what was not checked, where -> the cause, as an error tells both."""
+    """Return the problems of a run, where -> what, and the checks that were not made, where -> the cause, as in the error."""
     with pytest.raises(ValidationError) as caught:
         flow.run(**options)
     error = caught.value
@@ -187,7 +193,7 @@ OF_READING = {
 UNKNOWN_FIELD = [Sql({"x": "no_such_field"})]
 
 
-def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_and_what_they_hide_is_told(table):
+def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_with_the_checks_that_they_prevent(table):
     sink = PostgresSink(conn_id="warehouse", table="no_such_table", mode="upsert", key=["nothing"])
     found, unchecked = complaints(table, **OF_READING, sink=sink, transforms=UNKNOWN_FIELD)
     assert set(found) == {*OF_READING, "sink.table", "transforms[0] Sql"}
@@ -237,7 +243,7 @@ def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unle
     files.run("run2", **bounds)
 
 
-def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_is_told(kafka, unique, tmp_path):
+def test_eight_mistakes_between_two_topics_are_named_at_once_with_the_checks_that_they_prevent(kafka, unique, tmp_path):
     with relay(kafka, unique, tmp_path) as flow:
         orders = {"value": Json(schema=SCHEMA), "transforms": UNKNOWN_FIELD, "topic": "nowhere", "transaction_timeout": 0}
         found, unchecked = complaints(flow, **OF_READING, **orders)
@@ -253,9 +259,17 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_and_what_they_hide_
         found, unchecked = complaints(flow, **OF_READING, value=Json(schema=SCHEMA), **sql, output_key="nothing")
         assert set(found) == {*OF_READING, "filter", "columns.a", "sink.key"} and not unchecked
         assert "amuont" in found["filter"]
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
+        found, _ = complaints(flow, topic=unique("new"), auto_create=True, partitions=1, preserve_partitions=True)
+        assert "has 1 partitions, and topics with 3 are read" in found["preserve_partitions"]
+        found, _ = complaints(flow, topics="orders-*", group_id=" ")
+        assert "topics_pattern" not in found and set(found) == {"topics", "group_id"}, "no broker is asked for such a name"
 
 
-def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_hide_is_told(kafka, postgres, unique, tmp_path):
+def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_checks_that_they_prevent(
+    kafka, postgres, unique, tmp_path
+):
     with shop(kafka, postgres, unique, tmp_path) as flow:
         wrong = {
             "topic": "nowhere",
@@ -278,6 +292,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_and_what_they_
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
+        found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
+        assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
         found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)
         assert set(found) == {*places, "source.table"} and "cannot be a topic's name" in found["sink.topic"]
         assert unchecked == {

@@ -224,7 +224,7 @@ def test_a_version_that_would_be_misread_makes_its_records_bad_and_spoils_no_oth
     assert at == 0 and "field 1 (`id`) was of type string, which is not read as int64" in reason
 
 
-def test_connects_decimals_of_64_digits_are_told_with_their_subject_and_read_with_fewer(client, unique):
+def test_connects_decimals_of_64_digits_are_reported_with_their_subject_and_read_with_fewer(client, unique):
     topic = unique("orders")
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2, "connect.parameters": {"scale": "2"}}
     text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": decimal}]})
@@ -239,7 +239,7 @@ def test_connects_decimals_of_64_digits_are_told_with_their_subject_and_read_wit
 
 
 @pytest.mark.parametrize("format", [Protobuf, JsonSchema])
-def test_a_subject_that_is_not_there_or_of_another_kind_is_told_before_anything_is_read(client, unique, format):
+def test_a_subject_that_is_not_there_or_of_another_kind_is_reported_before_anything_is_read(client, unique, format):
     topic = unique("orders")
     (problem,) = format(registry=CONN).of_topics([topic], "value").validate("value")
     assert problem.where == "value.registry" and f"{topic}-value" in problem.what
@@ -254,24 +254,27 @@ def test_a_subject_that_is_not_there_or_of_another_kind_is_told_before_anything_
 def test_a_schema_is_registered_when_rows_are_written_and_only_if_it_is_compatible(client, unique, format, wrong):
     topic, columns = unique("orders"), parse_ddl("id bigint NOT NULL, note string")
     made = format(registry=CONN).to_write(topic, "value")
-    assert made.encoding_problems("value", ["id", "note"]) == []
+    assert made.find_encoding_problems("value", ["id", "note"]) == []
     subject = f"{topic}-value"
     assert subject not in client.get_subjects(), "to look changes nothing"
-    assert made.struct_encoder(columns).write({"id": 1, "note": None})[:5] == made.struct_encoder(columns).write({"id": 2})[:5]
+    assert (
+        made.make_struct_encoder(columns).write({"id": 1, "note": None})[:5]
+        == made.make_struct_encoder(columns).write({"id": 2})[:5]
+    )
     assert client.get_versions(subject) == [1], "the same schema is registered once"
     client.set_compatibility(subject, "BACKWARD")
     with pytest.raises(ValidationError, match=f"subject `{subject}` does not take the schema of the columns of the value"):
-        format(registry=CONN).to_write(topic, "value").struct_encoder(parse_ddl(wrong))
-    (problem,) = format(registry=CONN, schema=wrong).to_write(topic, "value").encoding_problems("value", ["id"])
+        format(registry=CONN).to_write(topic, "value").make_struct_encoder(parse_ddl(wrong))
+    (problem,) = format(registry=CONN, schema=wrong).to_write(topic, "value").find_encoding_problems("value", ["id"])
     assert "does not take the schema" in problem.what
     latest = format(registry=CONN, use_latest_version=True).to_write(topic, "value")
-    assert latest.encoding_problems("value", ["id"]) == []
-    (problem,) = latest.encoding_problems("value", ["id", "more"])
+    assert latest.find_encoding_problems("value", ["id"]) == []
+    (problem,) = latest.find_encoding_problems("value", ["id", "more"])
     assert "`more`" in problem.what
     (problem,) = (
         format(registry=CONN, schema="x int", auto_register_schemas=False)
         .to_write(unique("none"), "value")
-        .encoding_problems("value", ["x"])
+        .find_encoding_problems("value", ["x"])
     )
     assert "is not registered" in problem.what
     assert client.get_versions(subject) == [1]
@@ -281,7 +284,7 @@ def test_other_strategies_name_subjects_after_the_record(client, unique):
     topic = unique("orders")
     for strategy, subject in (("RecordNameStrategy", f"a.O{topic[-1]}"), ("TopicRecordNameStrategy", f"{topic}-a.O{topic[-1]}")):
         format = Protobuf(registry=CONN, subject_name_strategy=strategy, message=f"a.O{topic[-1]}").to_write(topic, "value")
-        value = format.struct_encoder(parse_ddl("id bigint NOT NULL")).write({"id": 7})
+        value = format.make_struct_encoder(parse_ddl("id bigint NOT NULL")).write({"id": 7})
         assert subject in client.get_subjects()
         read = Protobuf(registry=CONN, subject_name_strategy=strategy, message=f"a.O{topic[-1]}").of_topics([topic], "value")
         assert read.decoder().decode([value]).batch.to_pylist() == [{"id": 7}]

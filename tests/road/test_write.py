@@ -129,13 +129,15 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
 def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_without_its_class() -> None:
     ended = SinkUnavailable("postgres://db/t", "loading split 0 of window a#1", SESSION_ENDED)
     refused = SinkRejected("postgres://db/t", "a#1", "a value does not fit", samples=["t-0@1: x", "t-0@2: y"])
-    said = [SPARK_SAID.format(error=f"airflow_kafka_spark.errors.sinks.{type(e).__name__}: {e}") for e in (ended, refused)]
+    full = SinkUnavailable("postgres://db/t", "loading split 0 of window a#1", "no space left", "Make room")
+    assert (ended.retryable, full.retryable) == (True, False)
+    said = [SPARK_SAID.format(error=f"airflow_kafka_spark.errors.sinks.{type(e).__name__}: {e}") for e in (ended, refused, full)]
     reason = f"Sink postgres://db/t failed while loading split 0 of window a#1: {SESSION_ENDED}."
     assert str(SparkJobFailed("a#1", find_reason(RuntimeError(said[0])))).startswith(
         f"The Spark job of window a#1 failed: {reason} "
     )
     assert find_reason(RuntimeError(said[1])).splitlines()[1:3] == ["  t-0@1: x", "  t-0@2: y"]
-    assert [is_retryable(RuntimeError(text)) for text in (*said, "Connection reset")] == [True, False, True]
+    assert [is_retryable(RuntimeError(text)) for text in (*said, "Connection reset")] == [True, False, False, True]
     assert (
         find_reason(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function")))
         == "ValueError: of a user's function"

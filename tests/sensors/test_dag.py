@@ -49,7 +49,7 @@ PARSE = """if True:
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("sensors", 5), ("triggers", 4)])
-def test_airflow_is_told_of_every_module_that_has_one(kind, classes):
+def test_provider_info_names_every_module_that_has_one(kind, classes):
     from importlib import import_module
 
     listed = [name for entry in get_provider_info()[kind] for name in entry["python-modules"]]
@@ -63,7 +63,7 @@ def test_airflow_is_told_of_every_module_that_has_one(kind, classes):
 
 
 def test_a_dag_file_with_many_of_them_is_parsed_nearly_as_fast_as_one_with_empty_ones(tmp_path):
-    """In a process of its own: what the file imports counts. The time of Airflow's own imports tells how fast the machine is."""
+    """In a process of its own, because imports count. The time of Airflow's own imports measures the machine's speed."""
     for name, (imports, task) in (("empty", EMPTY), ("ours", OURS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "many.py").write_text(FILE.format(imports=imports, task=task))

@@ -46,12 +46,12 @@ def test_an_end_may_be_given(kafka, topic, context, deferrable):
 
 
 @pytest.mark.parametrize("dag_run", [{}, {"data_interval_start": None, "data_interval_end": None}])
-def test_a_run_without_an_interval_is_told_which_timetable_to_use(topic, context, dag_run):
+def test_the_error_of_a_run_without_an_interval_names_the_timetable_to_use(topic, context, dag_run):
     with pytest.raises(ValidationError, match=r"CronDataIntervalTimetable.*CronTriggerTimetable\(\.\.\., interval="):
         run(context(**dag_run), topics=topic)
 
 
-def test_an_interval_without_width_is_told_which_timetable_to_use_together_with_all_else(topic, context):
+def test_the_error_of_an_interval_without_width_names_the_timetable_to_use_and_all_other_problems(topic, context):
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     with pytest.raises(ValidationError, match="(?s)has no width.*CronDataIntervalTimetable") as caught:
         run(context(**interval(moment, 0)), topics="a b", grace="soon")

@@ -172,7 +172,7 @@ def test_a_broker_that_is_down_and_comes_back_is_waited_for(kafka, topic, contex
 
 
 @both
-def test_everything_that_is_wrong_is_told_at_once_and_only_when_it_runs(topic, context, deferrable):
+def test_all_problems_are_reported_at_once_and_only_when_it_runs(topic, context, deferrable):
     wrong = sensor(topic, group_id=None, at_most_records="few", per="broker", schedule="nightly", deferrable=deferrable)
     with pytest.raises(ValidationError) as caught:
         wrong.execute(context())

@@ -97,7 +97,7 @@ def test_without_more_it_is_what_was_completed_since_this_run_was_due(upstream, 
         ({"pipeline": None, "after": "x", "run": "r"}, {"pipeline", "after", "run"}),
     ],
 )
-def test_everything_that_is_wrong_is_told_at_once(upstream, context, options, where):
+def test_all_problems_are_reported_at_once(upstream, context, options, where):
     with pytest.raises(ValidationError) as caught:
         run(sensor(upstream, **options), context())
     assert {problem.where for problem in caught.value.problems} == where

@@ -313,7 +313,7 @@ class SinkContract:
 
     @pytest.mark.faults
     @pytest.mark.parametrize("point", POINTS)
-    def test_a_paused_zombie_that_wakes_after_the_retry_changes_nothing(
+    def test_a_paused_zombie_that_resumes_after_the_retry_changes_nothing(
         self, case: Case, feed: Feed, point: str, tmp_path: Path
     ) -> None:
         _skip_twin(case, point)
@@ -330,7 +330,7 @@ class SinkContract:
             assert case.published() == before
 
     @pytest.mark.faults
-    def test_a_paused_zombie_that_wakes_two_windows_later_changes_nothing(self, case: Case, feed: Feed, tmp_path: Path) -> None:
+    def test_a_paused_zombie_that_resumes_two_windows_later_changes_nothing(self, case: Case, feed: Feed, tmp_path: Path) -> None:
         jobs = [feed.next() for _ in range(3)]
         with Victim(case.sink, jobs[0], "sink.staged:stop", tmp_path / "victim") as zombie:
             assert zombie.stopped()
@@ -384,7 +384,7 @@ class SinkContract:
 
     # --- what the sink remembers --------------------------------------------------------------------------------------
 
-    def test_applied_and_last_applied_tell_what_was_committed(self, case: Case, feed: Feed) -> None:
+    def test_applied_and_last_applied_return_the_committed_window(self, case: Case, feed: Feed) -> None:
         jobs = [feed.next(), feed.next(), feed.next()]
         assert case.sink.last_applied(feed.pipeline) is None
         assert case.sink.applied(jobs[0].window) is None
@@ -458,7 +458,7 @@ class SinkContract:
                 assert case.everything() == before
         same_multiset(first.expected + job.expected, case.read())
 
-    def test_a_window_of_another_cluster_follows_only_where_somebody_has_moved_the_pipeline(self, case: Case, feed: Feed) -> None:
+    def test_a_window_of_another_cluster_follows_only_after_the_pipeline_was_moved(self, case: Case, feed: Feed) -> None:
         first, second = feed.next(), feed.next()
         apply(case.sink, first)
         topic_ids = {topic: f"another {topic}" for topic in second.window.topic_ids}
@@ -496,11 +496,11 @@ class SinkContract:
 
     def test_to_ask_whether_it_can_replay_leaves_everything_as_it_is(self, case: Case, feed: Feed) -> None:
         before = case.everything()
-        asked = case.sink.replay_problems()
+        asked = case.sink.find_replay_problems()
         assert case.everything() == before
         apply(case.sink, feed.next())
         before = case.everything()
-        assert case.sink.replay_problems() == asked
+        assert case.sink.find_replay_problems() == asked
         assert case.everything() == before
         assert all(problem.where == "on_rerun" and problem.action for problem in asked)
 
@@ -526,7 +526,7 @@ class SinkContract:
         assert all(isinstance(p, Problem) and p.what for p in problems)
 
     @every_format
-    def test_a_split_writer_travels_and_tells_no_password(self, case: Case, feed: Feed) -> None:
+    def test_a_split_writer_is_picklable_and_shows_no_password(self, case: Case, feed: Feed) -> None:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             task = writer.split_writer()

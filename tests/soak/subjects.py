@@ -712,7 +712,32 @@ class ByInterval(Subject):
 
     @property
     def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
-        return (self._clear_and_replay, self._clear_and_replay, self._replay_any, self._replay_any)
+        return (self._clear_and_replay, self._clear_and_replay, self._replay_any, self._replay_any, self._lose_records)
+
+    def _lose_records(self, chance: random.Random) -> str | None:
+        """No interval may go into a table that has lost the record of the latest one, as a database that was restored has."""
+        from airflow_kafka_spark.errors import SinkRecordMissing
+
+        if not any(report["records_read"] for report in self._done.values()):
+            return None
+        self.feed(chance)
+        self.next_run()
+        kept = f'"kept_{self.flow.place}"'
+        with self.flow.postgres.connect(autocommit=True) as connection:
+            mine = [f"{self.flow.name}.%"]
+            connection.execute(f"CREATE TABLE {kept} AS SELECT * FROM airflow_windows WHERE pipeline LIKE %s", mine)
+            connection.execute("DELETE FROM airflow_windows WHERE pipeline LIKE %s", mine)
+            try:
+                self.run()
+            except SinkRecordMissing:
+                pass
+            else:
+                raise AssertionError("an interval went into a table that has lost the others")
+            finally:
+                connection.execute(f"INSERT INTO airflow_windows SELECT * FROM {kept}")
+                connection.execute(f"DROP TABLE {kept}")
+        self.run()
+        return "records that were gone"
 
     def _clear_and_replay(self, chance: random.Random) -> str:
         self.run(max_tries=self.number)

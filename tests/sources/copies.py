@@ -1,4 +1,7 @@
-"""Copies of captured tables in lakes: after random changes of rows and columns, each is equal to its table after each drain.
+"""Copies of captured tables in lakes, and their changes in Parquet files.
+
+After random changes of rows and columns, each drain leaves the rows of the table in each copy. In the files they are the last
+rows of their keys.
 
 Events are read from the logs of real servers and upserted into real lakes, without Kafka and Spark, so that a turn takes a
 fraction of a second. ``make test`` runs a few turns of one seed; ``make soak MINUTES=10 SEED=7`` runs turns for the minutes.
@@ -16,16 +19,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from airflow_kafka_spark.formats import Debezium, Json
 from airflow_kafka_spark.sinks.base import Rows, Shape
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
 from tests.sinks.attempt import apply
+from tests.sinks.cases import FilesCase
 from tests.sinks.delta.cases import DeltaCase
 from tests.sinks.feed import Job
 from tests.sinks.iceberg.cases import IcebergCase
@@ -219,7 +225,7 @@ class Topic:
     def job(self, events: Sequence[tuple[bytes, bytes | None]], schema: str) -> Job:
         self.number += 1
         form = Debezium(Json(schema=schema), timestamps="micros", decimals="unscaled")
-        columns = form.arrow_schema()
+        columns = form.get_arrow_schema()
         splits, data = [], {}
         for partition in range(PARTITIONS):
             mine = [(key, value) for key, value in events if json.loads(key)["id"] % PARTITIONS == partition]
@@ -266,6 +272,7 @@ def compare_copies(table: Captured, directory: Path) -> int:
     options: dict[str, Any] = {"mode": "upsert", "key": "id", "delete_enabled": True, "auto_evolve": True}
     lakes = [DeltaCase(directory / "delta" / "t", **options), IcebergCase(directory / "iceberg" / "t", **options)]
     print(f"copies of {type(table).__name__}: seed {SEED}")
+    files = FilesCase(directory / "files" / "t", "parquet", auto_evolve=True)
     topic, compared, turn = Topic(), 0, 0
     deadline = time.monotonic() + MINUTES * 30  # for each of two databases
     while turn < TURNS or time.monotonic() < deadline:
@@ -280,24 +287,44 @@ def compare_copies(table: Captured, directory: Path) -> int:
             if table.chance.random() < (0.7 if turn == 1 else 0.3):
                 table.change_some()
             table.windows.close(window)
-            copy(lakes, topic.job(events, table.schema()))
+            copy(lakes, files, topic.job(events, table.schema()))
             if not window.remaining:
                 break
         # The last window may lie before changes that were made meanwhile.
-        copy(lakes, topic.job(list(read_rest(table.windows)), table.schema()))
+        copy(lakes, files, topic.job(list(read_rest(table.windows)), table.schema()))
         names = ["id", *table.columns]
         expected = [tuple(map(plain, row)) for row in table.rows(f"SELECT {', '.join(map(table.shown, names))} FROM t")]
-        for lake in lakes:
-            found = [tuple(plain(row.get(name)) for name in names) for row in lake.read(*names)]
-            compared += same_multiset(expected, found)
+        for rows in (*(lake.read(*names) for lake in lakes), last_rows(files)):
+            compared += same_multiset(expected, [tuple(plain(row.get(name)) for name in names) for row in rows])
     print(f"{turn} turns, {compared} rows compared")
     return compared
 
 
-def copy(lakes: Sequence[DeltaCase | IcebergCase], job: Job) -> None:
+def copy(lakes: Sequence[DeltaCase | IcebergCase], files: FilesCase, job: Job) -> None:
     for lake in lakes:
         lake.schema = job.shape.schema
         apply(lake.sink, job)
+    apply(files.sink, as_changes(job))
+
+
+def as_changes(job: Job) -> Job:
+    """Return the rows of a job with their offsets and a mark of those that are deleted: files know no deletes."""
+    data = {}
+    for partition, batches in job.rows.items():
+        data[partition] = []
+        for rows in batches:
+            gone = rows.tombstones if rows.tombstones is not None else pa.array([False] * len(rows.offsets))
+            batch = rows.batch.append_column("gone", gone).append_column("at", rows.offsets)
+            data[partition].append(Rows(batch, rows.offsets))
+    columns = job.shape.schema.append(pa.field("gone", pa.bool_())).append(pa.field("at", pa.int64()))
+    return Job(job.window, job.splits, Shape(job.shape.pipeline, columns), data)
+
+
+def last_rows(files: FilesCase) -> list[dict[str, Any]]:
+    """Return the last row of each key, without those that are deleted. All rows of a key are in one partition."""
+    found = [row for file in files.files() for row in pq.read_table(file, partitioning=None).to_pylist()]
+    last = {row["id"]: row for row in sorted(found, key=itemgetter("at"))}
+    return [row for row in last.values() if not row["gone"]]
 
 
 def read_rest(windows: Windows) -> Iterator[tuple[bytes, bytes | None]]:

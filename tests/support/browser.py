@@ -1,4 +1,4 @@
-"""A real browser, and visits that tell whatever went wrong behind the page: errors on the console, requests that failed."""
+"""A real browser, and visits that report errors behind the page: errors on the console, and requests that failed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ History = int
 
 
 def is_eager(actor: str, step: tuple[Any, ...]) -> bool:
-    """Return True for steps that are taken at once with the one before: what they tell is a mirror, or is asked for again."""
+    """Return True for steps that are taken together with the step before: their answers are a mirror, or are asked for again."""
     return step[0] in ("log", "committed")
 
 
@@ -483,7 +483,7 @@ class ModelSink(Sink):
     def validate(self, shape: Any) -> list[Any]:
         return []
 
-    def replay_problems(self) -> list[Any]:
+    def find_replay_problems(self) -> list[Any]:
         return []
 
     def last_applied(self, pipeline: str) -> Applied | None:
@@ -516,7 +516,7 @@ class ModelOperator(KafkaToSinkOperator):
     log = logging.getLogger("tests.ledger_model")
     takes = False
 
-    def problems(self, run: Any) -> list[Any]:
+    def find_all_problems(self, run: Any) -> list[Any]:
         return []
 
     def show(self, context: Any, run: Any) -> None:
@@ -524,6 +524,9 @@ class ModelOperator(KafkaToSinkOperator):
 
     def foresees_records(self, run: Any) -> None:
         """Start no Spark."""
+
+    def refuse_lost_records(self, ledger: Any, found: Any) -> None:
+        """Ask nothing: no sink of the model loses a record, and each question doubles the interleavings."""
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
@@ -689,7 +692,7 @@ Act = Callable[[], object]
 
 
 def run_alone(world: World, act: Act, name: str, rules: Rules = Rules()) -> World:  # noqa: B008
-    """An actor that nobody interrupts."""
+    """Run an actor without interruptions, and return the world afterwards."""
     global _now
     _now = Asking(name, world=world, rules=rules)
     act()
@@ -914,7 +917,7 @@ def _running(actors: Mapping[str, Act]) -> Iterator[list[Actor]]:
 
 
 def _settled(state: Any, everyone: Sequence[Actor], worlds: _Worlds, at_once: Eager) -> Any:
-    """The state once nobody's next step is an eager one."""
+    """Return the state after all steps that are taken together with the one before."""
     world, histories, left = state
     found = []
     for actor, history in zip(everyone, histories, strict=True):
@@ -963,7 +966,7 @@ def hints_hide_nothing(world: World) -> None:
 
 
 def given_up(world: World) -> set[int]:
-    """Offsets that somebody has asked to pass over."""
+    """Return the offsets that a user has asked to skip."""
     changes = world.memory().changes.values()
     return {o for c in changes for tp, end in c.after.items() for o in range(c.before.get(tp, 0), end)}
 

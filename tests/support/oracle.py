@@ -34,7 +34,7 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
 
 
 def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bool:
-    """A commit is answered before every partition is told of it: wait until read_committed readers get to where the log ends now.
+    """Wait until read_committed readers get to the present end of the log: a commit is answered before all partitions know of it.
 
     :return: False when it still does not after so many seconds: a transaction was left open.
     """
@@ -63,7 +63,7 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bo
 def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = True) -> list[Message]:
     """Return every committed record of a topic, each partition in order. Reads on its own, with none of the provider's code.
 
-    :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+    :param stable: False if a transaction is open on purpose and must not be awaited.
     """
     if stable:
         wait_stable(config, topic)

@@ -187,10 +187,10 @@ class Pipeline(Attempts):
         return committed_records(self.kafka.connection_extra(), self.topic, stable=stable)
 
     def committed(self, *, stable: bool = True) -> dict[int, int]:
-        """The group's committed offset per partition; -1001 where there is none.
+        """Return the group's committed offset of each partition; -1001 if there is none.
 
-        :param stable: wait until no transaction is open over it: a commit is answered before the group's partition is told of
-            it. False looks below an open one.
+        :param stable: wait until no transaction is open over it, because a commit is answered before the group's partition knows
+            of it. False returns the offset before an open transaction.
         """
         level = "read_committed" if stable else "read_uncommitted"
         # Not the admin client: it ends the process when the group's coordinator is not ready (librdkafka 2.16).

@@ -101,9 +101,9 @@ class Relay(Attempts):
     # --- what is there now ---
 
     def read(self, topic: str, *, stable: bool = True) -> list[Record]:
-        """Every committed record, with none of the provider's code.
+        """Return every committed record, read without the provider's code.
 
-        :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+        :param stable: False if a transaction is open on purpose and must not be awaited.
         """
         return [
             Record(m.partition(), m.offset(), m.key(), m.value(), m.timestamp()[1], tuple(m.headers() or ()))

@@ -71,7 +71,7 @@ class Shop(Attempts):
     def records(self, *, stable: bool = True) -> list[tuple[int, str, str, str]]:
         """Return the records that a read_committed reader of the topic sees now.
 
-        :param stable: False where a transaction is open on purpose, which nobody is to wait for.
+        :param stable: False if a transaction is open on purpose and must not be awaited.
         """
         found = []
         for _, _, key, value in committed_records(self.kafka.connection_extra(), self.topic, stable=stable):
@@ -83,7 +83,7 @@ class Shop(Attempts):
 
     @contextmanager
     def watched(self) -> Iterator[Reader]:
-        """From here on somebody reads the topic, whatever happens; :meth:`check` asks what they saw."""
+        """Read the topic in the background while this context is open; :meth:`check` compares the records that were seen."""
         with Reader(self.kafka.connection_extra(), self.topic) as self.reader:
             yield self.reader
 

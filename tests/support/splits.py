@@ -29,7 +29,7 @@ def rows(split: int) -> pa.RecordBatch:
 
 @dataclass
 class Splits:
-    """One window of some splits, its topic, and somebody who reads that all the while."""
+    """A window of some splits, its topic, and a reader of the topic in the background."""
 
     kafka: EmbeddedKafka
     hook: KafkaHook

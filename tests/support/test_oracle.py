@@ -43,7 +43,7 @@ def test_windows_that_do_not_join_are_red(bounds):
         windows_tile(ranges(*bounds))
 
 
-def test_what_was_committed_is_found_at_once_and_a_transaction_that_is_open_is_told(kafka, unique):
+def test_committed_records_are_found_at_once_and_an_open_transaction_is_reported(kafka, unique):
     topic, config = unique("stable"), kafka.connection_extra()
     kafka.create_topic(topic, 3)
     for turn in range(1, 21):

@@ -11,7 +11,7 @@ PARTS = ("session", "workers", "read", "decode", "write", "wait")
 
 
 def check_move(report: Mapping[str, Any], *told: str) -> None:
-    """Check that the parts of ``move`` add up to it.
+    """Check that the parts of ``move`` add up to its time.
 
     :param told: the parts that must take some time.
     """

@@ -60,7 +60,7 @@ def test_dags_are_there_at_once_files_that_come_later_are_read_and_the_metadata_
     assert found == [("first", "success"), ("later", "success")]
 
 
-def test_a_dag_that_is_missing_is_told_with_the_files_that_cannot_be_imported(airflow):
+def test_a_missing_dag_is_reported_with_the_files_that_cannot_be_imported(airflow):
     def refusal() -> str:
         with pytest.raises(ServerFailed) as caught:
             airflow.trigger("broken")
@@ -79,7 +79,7 @@ def test_the_api_server_answers_before_the_scheduler_starts(airflow):
     assert not re.search("Connection refused", airflow.log("scheduler").read_text())
 
 
-def test_the_death_of_a_process_is_told_with_its_name_and_the_end_of_its_log(airflow):
+def test_the_death_of_a_process_is_reported_with_its_name_and_the_end_of_its_log(airflow):
     airflow.check()
     run_id = airflow.trigger("first")
     airflow.wait("first", run_id)

@@ -235,7 +235,7 @@ def test_it_lives_on_when_the_thread_that_started_it_ends(odd: Odd) -> None:
     assert odd.kafka.broker().running and reachable(odd.kafka.connection_extra())
 
 
-def test_another_port_is_taken_when_somebody_was_faster(odd: Odd) -> None:
+def test_another_port_is_taken_if_another_process_was_faster(odd: Odd) -> None:
     assert odd.kafka.broker().port != odd.taken and reachable(odd.kafka.connection_extra())
 
 
@@ -264,7 +264,7 @@ def test_nothing_is_left_after_stop(odd: Odd) -> None:
         _ = kafka.bootstrap_servers
 
 
-def test_a_given_data_directory_is_kept_for_a_later_instance_and_a_broker_that_cannot_start_there_tells_its_log(
+def test_a_given_data_directory_is_kept_for_a_later_instance_and_a_broker_that_cannot_start_there_shows_its_log(
     tmp_path: Path,
 ) -> None:
     with EmbeddedKafka(data_dir=tmp_path / "kafka") as kafka:
@@ -284,7 +284,7 @@ def test_a_port_is_not_chosen_again_soon_for_its_server_may_not_listen_yet() -> 
     assert len(set(chosen)) == 100
 
 
-def test_a_setting_that_kafka_refuses_is_told_and_nothing_is_left() -> None:
+def test_a_setting_that_kafka_refuses_is_reported_and_nothing_is_left() -> None:
     kafka = EmbeddedKafka(properties={"num.io.threads": 0})
     with pytest.raises(ServerFailed, match=r"num\.io\.threads"):
         kafka.start()
@@ -354,7 +354,7 @@ def test_passwords_are_in_no_repr_no_command_line_and_no_readable_file(secured: 
     assert secured.security is not None
     broker = secured.broker()
     assert broker.pid is not None
-    told = repr(secured) + repr(secured.security) + repr(broker) + " ".join(secured.security.scram_records())
+    told = repr(secured) + repr(secured.security) + repr(broker) + " ".join(secured.security.make_scram_arguments())
     told += " ".join(psutil.Process(broker.pid).cmdline()) + broker.log.read_text()
     assert not any(password in told for password in PASSWORDS.values())
     files = [path for path in broker.directory.parent.rglob("*") if path.suffix in (".properties", ".pem", ".key")]

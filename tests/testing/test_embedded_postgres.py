@@ -210,7 +210,7 @@ def test_what_a_server_that_was_killed_has_started_ends_with_its_supervisor(tmp_
     assert all(map(gone, left))
 
 
-def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_port_is_taken_if_another_process_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -222,7 +222,7 @@ def test_another_port_is_taken_when_somebody_was_faster(monkeypatch: pytest.Monk
             assert postgres.port != port and setting(postgres, "fsync") == "on"
 
 
-def test_a_setting_that_the_server_refuses_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_setting_that_the_server_refuses_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"(?s)ended with exit code 1; its log .*server\.log ends with:.*no_such_setting"):
         EmbeddedPostgres(tmp_path, {"no_such_setting": 1}).start()
 

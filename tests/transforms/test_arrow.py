@@ -337,7 +337,7 @@ def test_a_plan_that_is_no_chain_of_columns_and_filters_is_left_to_spark(edges) 
             make_program(made, edges.table.schema)
 
 
-def test_what_nobody_needs_may_be_unknown(edges) -> None:
+def test_a_column_that_is_not_needed_may_be_unknown(edges) -> None:
     pair = F.struct("i32", F.upper("t").alias("up")).alias("pair")
     assert_alike(edges.frame.select(pair, F.rand().alias("chance")).select("pair.i32"), edges.table)
 

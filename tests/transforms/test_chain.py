@@ -368,14 +368,14 @@ def orders(spark):
         ([lambda frame: 1 / 0], ["it raised ZeroDivisionError: division by zero"]),
     ],
 )
-def test_what_the_types_do_not_allow_is_told_before_the_job(orders, transforms, words) -> None:
+def test_expressions_that_the_types_do_not_allow_are_reported_before_the_job(orders, transforms, words) -> None:
     with pytest.raises(ValidationError) as caught:
         apply_chain(orders, transforms)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_a_frame_that_is_none_of_records_is_told_at_once(orders) -> None:
+def test_a_frame_that_holds_no_records_is_reported_at_once(orders) -> None:
     with pytest.raises(ValidationError, match=r"(?s)no column `topic`.*a column `more`.*`offset` is int; expected bigint"):
         apply_chain(orders.drop("topic").withColumn("more", F.lit(1)).withColumn("offset", F.lit(1)), [])
 

@@ -107,25 +107,25 @@ WRONG = [
 
 
 def test_good_options_have_no_problems() -> None:
-    assert t.chain_problems(FINE) == []
+    assert t.find_chain_problems(FINE) == []
 
 
 @pytest.mark.parametrize(("transform", "words"), WRONG, ids=lambda given: str(given)[:60])
 def test_a_wrong_option_is_named(transform, words) -> None:
-    text = "\n".join(map(str, t.chain_problems([transform])))
+    text = "\n".join(map(str, t.find_chain_problems([transform])))
     for word in words:
         assert word in text
 
 
-def test_all_problems_of_a_chain_are_told_at_once_with_their_places() -> None:
-    found = t.chain_problems([transform for transform, _ in WRONG], "smt")
+def test_all_problems_of_a_chain_are_reported_at_once_with_their_places() -> None:
+    found = t.find_chain_problems([transform for transform, _ in WRONG], "smt")
     places = {problem.where.split(" ")[0] for problem in found}
     assert places == {f"smt[{index}]" for index in range(len(WRONG))}
     assert len(found) > len(WRONG)
 
 
 def test_a_chain_has_to_be_a_list() -> None:
-    assert "expected a list" in str(t.chain_problems(t.Flatten())[0])
+    assert "expected a list" in str(t.find_chain_problems(t.Flatten())[0])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_paths_are_read_as_connect_reads_them(text, names) -> None:
 
 
 def test_importing_transforms_imports_no_pyspark() -> None:
-    check = "t.chain_problems([t.Cast('a:int8')])"
+    check = "t.find_chain_problems([t.Cast('a:int8')])"
     code = f"import sys, airflow_kafka_spark.transforms as t; {check}; print('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"

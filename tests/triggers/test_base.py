@@ -33,7 +33,7 @@ def lag_trigger(topic, **options):
 
 
 @pytest.mark.faults
-def test_the_event_loop_goes_on_while_a_broker_does_not_answer(kafka, unique):
+def test_the_event_loop_continues_while_a_broker_does_not_answer(kafka, unique):
     topic = unique("lag")
     kafka.create_topic(topic)
     triggers = [
@@ -118,7 +118,7 @@ def test_a_missing_topic_is_waited_for_if_that_is_wanted(kafka, unique):
     assert asyncio.run(created_later())["value"]["records"] == 1
 
 
-def test_waiting_ends_when_the_time_is_over_and_tells_what_was_seen_last(topic):
+def test_waiting_ends_at_the_timeout_and_reports_the_last_state(topic):
     event = fire(lag_trigger(topic, give_up_at=time.time() + 1))
     assert event["status"] == "timeout"
     assert "0 records behind" in event["line"]

@@ -19,7 +19,7 @@ def ago(seconds):
 
 def probe(topic, end, grace=10**6):
     made = IntervalProbe(topics=topic, end=end.isoformat(), grace=grace)
-    assert not made.problems()
+    assert not made.find_problems()
     return made
 
 
@@ -87,7 +87,7 @@ def test_it_fires_when_the_grace_ends(kafka, topic):
     ],
 )
 def test_what_is_wrong_is_named(options, fragment):
-    problems = IntervalProbe(**{"topics": "t", "end": "2026-01-01", **options}).problems()
+    problems = IntervalProbe(**{"topics": "t", "end": "2026-01-01", **options}).find_problems()
     assert [fragment in str(problem) for problem in problems] == [True]
 
 

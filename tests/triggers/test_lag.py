@@ -28,7 +28,7 @@ def test_it_fires_once_a_live_group_has_caught_up(kafka, topic):
     assert (event["status"], event["value"]["records"], event["value"]["seconds"]) == ("success", 0, 0.0)
 
 
-def test_what_it_fires_with_tells_the_lag_of_every_partition(kafka, topic):
+def test_the_event_holds_the_lag_of_every_partition(kafka, topic):
     produce(kafka, topic, 2, 0, age=60)
     produce(kafka, topic, 5, 1, age=30)
     commit(kafka, topic, topic, 1, 1)
@@ -62,14 +62,14 @@ def test_a_consumer_in_a_bad_way_is_a_failure_where_that_is_wanted(kafka, topic)
     ],
 )
 def test_what_is_wrong_is_named(topic, options, fragment):
-    assert any(fragment in str(problem) for problem in backlog(topic, **options).probe().problems())
+    assert any(fragment in str(problem) for problem in backlog(topic, **options).probe().find_problems())
 
 
 def test_right_options_are_no_problem(topic):
     for options in ({}, {"at_least_seconds": "1.5"}, {"schedule": timedelta(days=1)}, {"topics": None, "pipeline": "p"},
                     {"at_least_records": "3", "per": "partition"}):  # fmt: skip
         trigger = backlog(topic, **options)
-        assert not trigger.probe().problems()
+        assert not trigger.probe().find_problems()
         again(trigger)
 
 
@@ -184,11 +184,11 @@ def test_a_watcher_outlives_a_topic_that_is_not_there_yet(kafka, unique):
         ({"committed": {"t-0": 5}, "at": 0}, {"t-0": None}, 60, True),
     ],
 )
-def test_when_a_backlog_is_told_again(fired, committed, now, expected):
+def test_when_a_backlog_is_reported_again(fired, committed, now, expected):
     assert should_fire(fired, committed, now, 60.0, None) is expected
 
 
-def test_a_reminder_comes_though_nobody_has_moved():
+def test_a_reminder_comes_although_the_group_has_not_moved():
     fired = {"committed": {"t-0": 5}, "at": 0}
     assert not should_fire(fired, {"t-0": 5}, 99, 60.0, 100.0)
     assert should_fire(fired, {"t-0": 5}, 100, 60.0, 100.0)

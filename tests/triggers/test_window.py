@@ -15,7 +15,7 @@ from tests.support.triggers import again, fire, first
 
 
 class Upstream:
-    """A pipeline that completes windows when told."""
+    """A pipeline whose windows are completed by the test."""
 
     def __init__(self, name, topic):
         self.name, self.ledger_topic, self.topic, self.number = name, f"ledger-{name}", topic, 0
@@ -90,5 +90,5 @@ def test_only_windows_completed_since_count(upstream):
     ],
 )
 def test_what_is_wrong_is_named(options, fragment):
-    problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).problems()
+    problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).find_problems()
     assert [fragment in str(problem) for problem in problems] == [True]

@@ -122,7 +122,7 @@ class Past:
                 ledger.close(report.to_dict(), {})
 
     def bury(self, pipeline: str, window: int, topic: str, letters: Sequence[tuple[bytes | None, bytes | None]]) -> None:
-        """Send dead letters, one of somebody else between them, and write down that a window has sent them."""
+        """Send dead letters, with one of another pipeline between them, and record in the ledger that a window has sent them."""
         self.kafka.create_topic(topic, 1, config={"max.message.bytes": "2000000"})
         producer = Producer({**self.kafka.connection_extra(), "message.max.bytes": 2_000_000})
         for number, (key, value) in enumerate(letters):

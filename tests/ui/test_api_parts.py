@@ -101,7 +101,7 @@ def test_what_kafka_does_not_answer_is_503_and_what_is_refused_409():
     assert find_status(ChangeRefused("x")) == 409
 
 
-def test_nobody_waits_longer_than_allowed():
+def test_no_request_waits_longer_than_allowed():
     from threading import Event
 
     forever = Event()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+
+import pytest
 
 from airflow_kafka_spark.ui.airflow_metadata import AirflowState
-from airflow_kafka_spark.ui.snapshot import MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize_pipeline
+from airflow_kafka_spark.ui.snapshot import MAX_OTHER_RECORDS, MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize_pipeline
 from airflow_kafka_spark.ui.views import count_dead_letters, describe_window, list_stored_windows, list_windows_before
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
+    ARCHIVE,
     Attempt,
     LedgerRecord,
     WindowEntry,
     make_interval_record,
+    make_marker_key,
     make_position_record,
     make_window_key,
     make_window_record,
@@ -38,7 +43,7 @@ def replace_offset(record, offset):
     return LedgerRecord(record.key, record.value, offset)
 
 
-def test_an_attempt_at_an_open_window_is_a_sign_of_life_that_does_not_tell_a_position():
+def test_an_attempt_at_an_open_window_is_a_sign_of_life_without_a_position():
     snapshot = LedgerSnapshot()
     put(snapshot, make_window_record(entry("p", 1)), 1)
     put(snapshot, make_window_record(entry("p", 2, State.PLANNED)), 2)
@@ -150,3 +155,63 @@ def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
     # What was complete before says where it stands, not the window that is open.
     put(snapshot, make_position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
     assert summarize_pipeline(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        (b"\xff", b"{}", "its key is not a JSON list"),
+        (b'["p"]', b"{}", "its key is of an unknown kind"),
+        (b'["p","window",-1]', b"{}", "its key is of an unknown kind"),
+        (b'["p","window",true]', b"{}", "its key is of an unknown kind"),
+        (b'["p","interval",1]', b"{}", "its key is of an unknown kind"),
+        (b'["p","window",1]', b"text", "of pipeline `p`, its value is no record of a ledger"),
+        (b'["p","window",1]', b'{"v":"1"}', "of pipeline `p`, its value is no record of a ledger"),
+        (b'["p","window",1]', b'{"v":9999,"state":"COMPLETE"}', "of pipeline `p`, it is of version 9999, newer than"),
+        (b'["p","window",1]', b'{ "v": 1 }', None),
+        (b'[null,"boundary"]', b"{}", None),
+        (b'["p","window",1]', None, None),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_listed_with_its_place_and_stops_nothing(key, value, problem):
+    snapshot = LedgerSnapshot()
+    snapshot.add(3, LedgerRecord(key, value, 42))
+    put(snapshot, make_window_record(entry("other", 1)), 43)
+    assert summarize_pipeline(snapshot.pipelines["other"]).problem == ""
+    if problem is None:
+        assert snapshot.problems == []
+    else:
+        (found,) = snapshot.problems
+        assert found.startswith(f"partition 3, offset 42: {problem}")
+
+
+def test_data_intervals_that_are_archived_are_counted_and_those_that_are_deleted_are_not():
+    snapshot = LedgerSnapshot()
+    interval = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc))
+    record = make_interval_record("p", IntervalState(interval, State.COMPLETE, ()))
+    key = json.dumps(["p", ARCHIVE, interval.name]).encode()
+    put(snapshot, record, 1)
+    snapshot.add(0, LedgerRecord(key, b'{"v":1,"count":24}', 2))
+    snapshot.add(0, LedgerRecord(record.key, None, 3))
+    assert (snapshot.pipelines["p"].intervals, snapshot.pipelines["p"].windows_total) == ((24, 24), 24)
+    snapshot.add(0, LedgerRecord(key, None, 4))
+    assert snapshot.pipelines == {}
+
+
+def test_of_many_intervals_and_splits_the_newest_are_stored_and_those_with_an_open_window():
+    snapshot, first = LedgerSnapshot(), datetime(2026, 1, 1, tzinfo=timezone.utc)
+    for hour in range(MAX_WINDOWS + 3):
+        interval = Interval(first + timedelta(hours=hour), first + timedelta(hours=hour + 1))
+        state = State.PLANNED if hour == 1 else State.COMPLETE
+        put(snapshot, make_window_record(entry(interval.ledger_name("p"), 1, state)), hour)
+    stored = snapshot.pipelines["p"].interval_names
+    assert len(stored) == MAX_WINDOWS and stored[-2:] == (
+        "20260101T040000Z-20260101T050000Z",
+        "20260101T010000Z-20260101T020000Z",
+    )
+    put(snapshot, make_position_record("q", Position({TopicPartition("t", 0): 7}), 0), 0)
+    for split in range(MAX_OTHER_RECORDS + 5):
+        snapshot.add(0, LedgerRecord(make_marker_key("q", 1, split), b'{"v":1}', split + 1))
+    put(snapshot, make_window_record(entry("q", 2)), 0)
+    assert summarize_pipeline(snapshot.pipelines["q"]).read_position.offsets == {TopicPartition("t", 0): 7}
+    assert len(snapshot.pipelines["q"]._other_records) == MAX_OTHER_RECORDS

@@ -1,4 +1,4 @@
-"""The watch over ledgers: on a real broker, which goes away and comes back, and over topics that hold what nobody expects."""
+"""The watch over ledgers: on a real broker, which stops and starts again, and over topics with unexpected records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def complete(watch, pipeline, number):
 
 
 def behind(watch, pipeline, records, samples=1):
-    """The tracker that tells of so many records to read."""
+    """Return the tracker that reports this number of records to read."""
 
     def look():
         with watch.lock:
@@ -85,7 +85,7 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     assert watch.age(time.time()) < 60
 
 
-def test_records_that_nobody_can_read_hide_nothing_else(past, watch, kafka):
+def test_unreadable_records_hide_nothing_else(past, watch, kafka):
     kafka.create_topic(watch.name.topic, 4, config={"cleanup.policy": "compact"})
     topic = watch.name.topic
     move(past, watch, "fine")
@@ -140,7 +140,7 @@ def test_a_ledger_that_is_deleted_and_created_again_is_read_from_its_beginning(p
     eventually(lambda: "first" not in watch.summaries)
 
 
-def test_the_watch_ends_when_nobody_asks_and_goes_on_where_it_was(past, kafka, unique):
+def test_the_watch_ends_without_requests_and_continues_at_its_position(past, kafka, unique):
     name = LedgerName("kafka_default", unique("ui-ledger"))
     task = PipelineTask("dag", "task", name, "dag.task", ("watched",))
     past.move("dag.task", 1, ["watched"], 10, run="dag/r{n}/task", group="g-idle", ledger_topic=name.topic)
@@ -201,8 +201,8 @@ def test_the_timetable_of_its_dag_says_when_a_run_is_due_and_a_paused_pipeline_m
     hourly = DagSchedule(next_run=time.time() + 60, timetable=CronDataIntervalTimetable("0 * * * *", timezone="UTC"))
     for schedule, expected in ((None, Periodic(10.0)), (DagSchedule(), Unscheduled()), (hourly, Timetabled(hourly.run_after))):
         watch = LedgerWatch(LedgerName("c", "t"), lambda conn: None, schedule_of=lambda pipeline, found=schedule: found)
-        assert watch._cadence(late) == expected
-        assert watch._cadence(replace(late, pause=Change(1, "pause", "somebody", "", ""))) == Unscheduled()
+        assert watch._find_cadence(late) == expected
+        assert watch._find_cadence(replace(late, pause=Change(1, "pause", "somebody", "", ""))) == Unscheduled()
 
 
 def test_a_clock_that_is_slow_makes_no_pipeline_go_back():

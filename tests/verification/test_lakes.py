@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import convert_to_deltalake, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from airflow_kafka_spark.errors import ValidationError
@@ -143,3 +144,29 @@ def test_rows_that_a_lake_lacks_or_has_otherwise_are_found(
     place.connection.execute("ALTER TABLE s ADD COLUMN more int[]")
     with pytest.raises(ValidationError, match="source column `more`"):
         verify(place, sink=sink)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_instants_of_any_year_that_spark_has_written_are_compared_by_their_values(
+    kind: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark writes timestamps as INT96, also when it compacts a table."""
+    extra = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/t.db", "warehouse": f"file://{tmp_path}/t"}
+    monkeypatch.setenv("AIRFLOW_CONN_VERIFY_LAKE", json.dumps({"conn_type": "iceberg", "extra": extra}))
+    place.connection.execute(b"CREATE TABLE s (id bigint PRIMARY KEY, at timestamptz)")
+    rows = [(year, datetime(year, 1, 3, 0, 0, 0, 1, timezone.utc)) for year in (1, 1582, 1677, 2026, 2262, 9999)]
+    with place.connection.cursor() as cursor:
+        cursor.executemany(b"INSERT INTO s VALUES (%s, %s)", rows)
+    table = pa.table(list(map(list, zip(*rows, strict=True))), pa.schema([SCHEMA.field("id"), SCHEMA.field("at")]))
+    path = tmp_path / "t"
+    if kind == "delta":
+        path.mkdir()
+        pq.write_table(table, path / "spark.parquet", use_deprecated_int96_timestamps=True)
+        convert_to_deltalake(path)
+        sink: Sink = DeltaSink(str(path))
+    else:
+        sink = write_iceberg(path, table)
+        (file,) = path.rglob("*.parquet")
+        pq.write_table(pq.read_table(file, partitioning=None), file, use_deprecated_int96_timestamps=True, store_schema=False)
+    assert verify(place, sink=sink)["equal"]
+    assert verify(place, sink=sink, where="id > 1500", sink_where="id > 1500")["source_rows"] == 5

@@ -177,7 +177,7 @@ test_verify.verify(place, test_verify.Store(Path(state), kills=3), chunk_rows=10
 """
 
 
-def test_a_retry_behind_sigkill_goes_on_behind_the_chunks_that_are_compared(orders: Place, tmp_path: Path) -> None:
+def test_a_retry_behind_sigkill_continues_behind_the_chunks_that_are_compared(orders: Place, tmp_path: Path) -> None:
     orders.connection.execute("DELETE FROM t WHERE id IN (50, 950)")
     state = tmp_path / "state"
     command = [sys.executable, "-c", KILLED, orders.conn_id, orders.quoted, str(state)]

@@ -96,10 +96,10 @@ def test_a_decision_counts_for_what_was_bound_before_it_and_for_an_open_window_t
 
     old, new = Binding(TASK), Binding(TASK, decided=2)
     memory: Memory = fold_records("p", [decision(1), decision(2)])
-    assert memory.decided == 2 and memory.rebound_after(new) is None
-    assert memory.rebound_after(old).number == 2 and memory.rebound_after(old, window=5) is None
+    assert memory.decided == 2 and memory.find_rebind_after(new) is None
+    assert memory.find_rebind_after(old).number == 2 and memory.find_rebind_after(old, window=5) is None
     memory = fold_records("p", [decision(1, window=5), decision(2)])
-    assert memory.rebound_after(old, window=5).number == 1 and memory.rebound_after(old, window=6) is None
+    assert memory.find_rebind_after(old, window=5).number == 1 and memory.find_rebind_after(old, window=6) is None
 
 
 def test_an_open_window_is_bound_to_what_an_attempt_adds_and_to_what_it_had():

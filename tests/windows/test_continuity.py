@@ -161,7 +161,7 @@ def test_a_window_of_another_cluster_does_not_continue_the_last_one_unless_the_p
 
 
 @pytest.mark.parametrize("start", [0, 19, 25], ids=["far back", "back", "forward"])
-def test_only_a_window_that_begins_where_somebody_moved_the_pipeline_may_jump(start):
+def test_only_a_window_that_begins_where_a_user_moved_the_pipeline_may_jump(start):
     jump = window(5, ("t", 0, start, 30), ("t", 1, 5, 5))
     assert len(find_contradictions(BEFORE, jump)) == 1
     assert find_contradictions(BEFORE, replace(jump, moved=1)) == []

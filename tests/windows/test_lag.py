@@ -1,17 +1,20 @@
-"""The rules of lag, without Kafka: sums, thresholds, and the status of a consumer."""
+"""The rules of lag, without Kafka: sums, thresholds, the status of a consumer, and when a run is expected or late."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from airflow_kafka_spark.windows.lag import (
+    LATE_SECONDS,
     MIN_OBSERVATIONS,
     OBSERVATIONS,
     PERIODS,
     BacklogHead,
+    CompletedWindow,
     History,
     Lag,
     Observation,
@@ -19,7 +22,11 @@ from airflow_kafka_spark.windows.lag import (
     Periodic,
     Status,
     Threshold,
+    Timetabled,
+    Unscheduled,
     Verdict,
+    derive_cadence,
+    find_usual_period,
     find_worst_verdict,
     judge_partition,
 )
@@ -66,7 +73,7 @@ def test_records_count_from_the_first_one_that_a_reader_is_handed():
     assert not state(3, 10).behind
 
 
-def test_a_reader_goes_on_at_the_first_record_that_is_still_there():
+def test_a_reader_continues_at_the_first_record_that_is_still_there():
     deleted = state(3, 10, head=6, low=6)
     assert (deleted.start, deleted.records, deleted.lost) == (6, 4, 3)
     never = state(None, 10, head=6, low=6)
@@ -172,12 +179,12 @@ def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
 
 
 def test_one_look_is_enough_to_see_that_a_night_was_missed():
-    """Nobody was seen at work, and the record at the committed offset has waited for longer than a run may take to come."""
+    """No attempt was seen, and the record at the committed offset has waited for longer than the time between runs."""
     assert judge_partition([seen(0, 100, 50, 20 * HOUR)], Periodic(DAY)).status is Status.OK
     assert judge_partition([seen(0, 100, 50, PERIODS * DAY + 1)], Periodic(DAY)).status is Status.STOP
 
 
-def test_nobody_is_silent_for_longer_than_there_is_something_to_read():
+def test_a_consumer_is_silent_only_while_there_is_something_to_read():
     history = [seen(-500, 10, None, active=True), seen(0, 10, 4, 60.0)]
     assert judge_partition(history, Periodic(HOUR)).status is Status.OK
     assert judge_partition([*history, seen(2, 10, 4, 2 * HOUR + 60)], Periodic(HOUR)).status is Status.STOP
@@ -200,7 +207,7 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
     assert judge_partition(moved).status is Status.OK
 
 
-def test_a_sign_of_life_that_does_not_tell_the_offset_is_neither_a_move_nor_a_way_back():
+def test_a_sign_of_life_without_an_offset_is_neither_a_move_nor_a_way_back():
     told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
     life = Observation(told[1].time + 1, None, active=True, has_offset=False)
     assert judge_partition([*told[:2], life, *told[2:]]).status is judge_partition(told).status is Status.STALL
@@ -276,3 +283,78 @@ def test_the_worst_status_wins_and_says_where():
     assert find_worst_verdict({}) == Verdict(Status.OK)
     ranks = sorted(Status, key=lambda each: each.rank)
     assert ranks == [Status.OK, Status.WARN, Status.STALL, Status.STOP, Status.REWIND]
+
+
+MONDAY = datetime(2026, 1, 5, tzinfo=timezone.utc).timestamp()
+
+
+def next_hour(instant):
+    return (instant // HOUR + 1) * HOUR
+
+
+def next_working_day(instant):
+    """09:00 UTC from Monday to Friday."""
+    day = datetime.fromtimestamp(instant, timezone.utc).replace(hour=9, minute=0, second=0, microsecond=0)
+    while day.timestamp() <= instant or day.weekday() > 4:
+        day += timedelta(days=1)
+    return day.timestamp()
+
+
+def windows(count, *, kind="scheduled", hours=1, seconds=10.0, interval=False):
+    """Windows that a catch-up has moved within seconds of each other."""
+    found = []
+    for n in range(count):
+        at = datetime.fromtimestamp(MONDAY, timezone.utc) + timedelta(hours=n * hours)
+        span = (round(at.timestamp() * 1000), round((at.timestamp() + hours * HOUR) * 1000)) if interval else None
+        found.append(CompletedWindow(MONDAY + n * seconds, f"dag/{kind}__{at.isoformat()}/task", span))
+    return found
+
+
+@pytest.mark.parametrize("given", [windows(6), windows(6, interval=True), windows(6, kind="manual", interval=True)])
+def test_a_catch_up_does_not_say_how_often_a_pipeline_runs(given):
+    assert derive_cadence(given) == Periodic(HOUR)
+    # Six hourly intervals were moved in a minute; five minutes later there are new records.
+    past = [Observation(window.completed_at, 60 + n, active=True) for n, window in enumerate(given)]
+    now = Observation(past[-1].time + 216, past[-1].committed, 15, 216.0)
+    assert judge_partition([*past, now], derive_cadence(given)).status is Status.OK
+    assert judge_partition([*past, now], Periodic(10.0)).status is Status.STOP
+
+
+def test_runs_without_a_schedule_cannot_be_missed():
+    for kind in ("manual", "asset_triggered", "backfill"):
+        assert derive_cadence(windows(6, kind=kind)) == Unscheduled()
+    silent = [Observation(0.0, 7, active=True), Observation(900 * HOUR, 7, 50, 800 * HOUR)]
+    assert judge_partition(silent, Unscheduled()).status is Status.OK
+
+
+def test_with_names_of_another_kind_the_time_between_completions_decides():
+    known = [CompletedWindow(at, "dag/run/task") for at in (0.0, 10.0, 30.0, 35.0)]
+    assert derive_cadence(known) == Periodic(20.0)
+    assert derive_cadence(known[:2]) is None
+    assert derive_cadence(windows(1)) is None
+    assert derive_cadence([]) is None
+
+
+def test_the_usual_period_is_the_longest_one_once_there_are_enough():
+    assert find_usual_period([0.0, 10.0]) is None
+    assert find_usual_period([0.0, 10.0, 30.0, 35.0]) == 20.0
+
+
+def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():
+    hourly = Timetabled(next_hour)
+    assert hourly.deadline(MONDAY + 300) == MONDAY + 1.5 * HOUR
+    friday = MONDAY + 4 * 24 * HOUR + 9.1 * HOUR
+    working_days = Timetabled(next_working_day)
+    assert working_days.find_due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
+    assert working_days.deadline(friday) == MONDAY + 7 * 24 * HOUR + 21 * HOUR
+    last = Timetabled(lambda instant: MONDAY if instant < MONDAY else None)
+    assert last.deadline(MONDAY - 100) == MONDAY + LATE_SECONDS
+    assert last.deadline(MONDAY) is None
+
+
+def test_a_run_that_was_due_and_did_not_come_is_a_stop_that_says_so():
+    history = [Observation(MONDAY + 300, 7, active=True), Observation(MONDAY + 2 * HOUR, 7, 9, 1.8 * HOUR)]
+    verdict = judge_partition(history, Timetabled(next_hour))
+    assert verdict.status is Status.STOP
+    assert verdict.reason == "no sign of life for 6,480 s; a run was due 3,600 s ago"
+    assert judge_partition([history[0], Observation(MONDAY + HOUR + 60, 7, 9, 1000.0)], Timetabled(next_hour)).status is Status.OK

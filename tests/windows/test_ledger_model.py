@@ -1,4 +1,4 @@
-"""Every order of the steps of two attempts and one command: each offset is in the sink exactly once, or somebody has given it up.
+"""Every order of the steps of two attempts and one command: each offset is in the sink exactly once, or a user has given it up.
 
 See :mod:`tests.support.ledger_model`: a kill after every step and an attempt that sleeps and wakes are among these orders.
 """
@@ -295,7 +295,7 @@ def test_a_pipeline_is_renamed_while_attempts_are_at_work(model, attempts):
 
 
 def is_own(actor: str, step: tuple[Any, ...]) -> bool:
-    """Return True for a step that meets nobody, as the pipelines of all actors have only groups in common."""
+    """Return True for a step that no other actor sees, because the pipelines of all actors have only groups in common."""
     kind, *args = step
     if kind in ("fence", "produce"):
         return not args[0].endswith((".owner", ".binding"))
@@ -423,7 +423,7 @@ def test_the_sink_says_that_it_has_a_window_before_it_has_its_rows(model):
 def test_closing_before_the_sink_has_committed(model):
     def move(self, window, ledger):
         ledger.verify()
-        ledger.close({}, self.offsets_to_commit(window))
+        ledger.close({}, self.list_offsets_to_commit(window))
         self.sink.commit(window)
         return Report(window)
 
@@ -454,7 +454,7 @@ def test_a_number_that_was_given_up_is_used_again(model):
 
 
 @pytest.mark.parametrize("rule", [(Ledger, "fence_splits"), (ChangeLedger, "take_over")], ids=lambda rule: rule[1])
-def test_tasks_of_a_window_that_is_given_up_go_on(model, rule):
+def test_tasks_of_a_window_that_is_given_up_continue(model, rule):
     patches = [patch.object(*rule, lambda *args: None)]
     with modelled(*patches), pytest.raises(AssertionError, match="discarded"):
         explore(half_published(), {"A": PUBLISHED, "skip": SKIP}, [LAST_PUBLISHED], records=0, check=published_as_said)

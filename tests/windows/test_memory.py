@@ -9,6 +9,7 @@ import pytest
 
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.interval_archive import Intervals
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     BINDING,
@@ -17,9 +18,13 @@ from airflow_kafka_spark.windows.memory import (
     VERSION,
     Attempt,
     LedgerRecord,
+    Memory,
     NewerVersion,
+    WindowCriteria,
     WindowEntry,
+    find_completed,
     fold_records,
+    is_same_run,
     list_known_topic_ids,
     make_change_key,
     make_change_record,
@@ -55,8 +60,8 @@ def test_the_newest_record_of_a_window_counts():
         ),
     )
     assert memory.open_entry.window.number == 2
-    assert memory.completed_by("run1").report == {"n": 1}
-    assert memory.completed_by("run2") is None
+    assert memory.find_completed_by("run1").report == {"n": 1}
+    assert memory.find_completed_by("run2") is None
     assert memory.oldest_offset == 1
 
 
@@ -115,7 +120,7 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
 
 def test_a_newer_record_of_another_pipeline_refuses_nothing():
     newer = LedgerRecord(make_window_key("other", 1), json.dumps({"v": VERSION + 1}).encode())
-    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).completed_by("run1")
+    assert fold_records("p", log(make_window_record(entry(1, State.COMPLETE)), newer)).find_completed_by("run1")
 
 
 def test_the_owner_of_a_group_is_read_and_refused_if_a_later_release_wrote_it():
@@ -205,7 +210,7 @@ def test_any_name_is_found_again(name):
     assert fold_records(name, log(make_window_record(entry(1, State.PLANNED, name)))).open_entry is not None
 
 
-def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
+def test_a_window_keeps_where_it_was_planned_however_often_it_was_taken_over():
     planned = entry(1, State.PLANNED)
     first = fold_records("p", log(make_window_record(planned))).entries[1]
     assert first.first == 0
@@ -215,7 +220,7 @@ def test_a_window_tells_where_it_was_planned_however_often_it_was_taken_over():
     assert fold_records("p", log(make_window_record(unknown))).entries[1].first == -1, "written by an earlier release"
 
 
-def test_what_an_open_window_has_is_moved_by_nobody_else():
+def test_the_offsets_of_an_open_window_are_moved_by_no_other_window():
     memory = fold_records("p", log(make_position_record("p", Position({TopicPartition("t", 0): 5}), 6)))
     assert memory.claimed_position.offsets == {TopicPartition("t", 0): 5}
     records = log(
@@ -227,9 +232,79 @@ def test_what_an_open_window_has_is_moved_by_nobody_else():
     assert fold_records("p", records).claimed_position.offsets == {TopicPartition("t", 0): 5}
 
 
-def test_whoever_begins_at_the_oldest_record_that_counts_sees_all_intervals():
+def test_a_reader_that_begins_at_the_oldest_needed_record_sees_all_intervals():
     state = IntervalState(
         Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc)), State.COMPLETE, ()
     )
     memory = fold_records("p", log(make_interval_record("p", state), make_window_record(entry(1, State.COMPLETE))))
     assert memory.oldest_offset == 0
+
+
+def run_entry(number, run="dag/run1/task", state=State.COMPLETE, at="2026-01-01T00:00:00+00:00"):
+    report = {"completed_at": at, "records_read": number} if state is State.COMPLETE else None
+    return WindowEntry(Window("p", number, (), run, at), state, Attempt(1, "x", run, at), report)
+
+
+def memory(*entries):
+    return Memory("p", entries={e.window.number: e for e in entries}, exists=True)
+
+
+def test_nothing_is_complete_in_an_empty_ledger():
+    assert find_completed(Memory("p"), WindowCriteria(after=0)) is None
+
+
+def test_the_window_of_a_run_is_found_by_who_planned_it_not_by_who_finished_it():
+    found = find_completed(memory(run_entry(1, "dag/run1/task"), run_entry(2, "dag/run2/task"), run_entry(3, "dag/run3/task")),
+                      WindowCriteria(run="dag/run2/task"))  # fmt: skip
+    assert (found.window, found.run, found.report["records_read"]) == ("0000000002", "dag/run2/task", 2)
+
+
+def test_an_open_window_is_not_complete():
+    assert find_completed(memory(run_entry(1), run_entry(2, state=State.PLANNED)), WindowCriteria(after=1)) is None
+
+
+def test_after_a_number_the_newest_window_counts():
+    assert find_completed(memory(run_entry(4), run_entry(5), run_entry(6)), WindowCriteria(after=4)).window == "0000000006"
+    assert find_completed(memory(run_entry(4)), WindowCriteria(after=4)) is None
+
+
+def test_since_a_moment_counts_when_it_was_completed():
+    entries = memory(run_entry(1, at="2026-01-01T00:00:00+00:00"), run_entry(2, at="2026-01-02T00:00:00+00:00"))
+    moment = 1767312000.0
+    assert find_completed(entries, WindowCriteria(since=moment)).window == "0000000002"
+    assert find_completed(entries, WindowCriteria(since=moment + 1)) is None
+
+
+def test_all_that_is_given_has_to_hold():
+    entries = memory(run_entry(1, "dag/a/task"), run_entry(2, "dag/b/task"))
+    assert find_completed(entries, WindowCriteria(run="dag/a/task", after=1)) is None
+    assert find_completed(entries, WindowCriteria(run="dag/b/task", after=1)).window == "0000000002"
+
+
+def test_a_data_interval_is_found_by_its_run():
+    interval = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 2, tzinfo=timezone.utc))
+    for state in (State.PLANNED, State.COMPLETE):
+        known = IntervalState(interval, state, (), run="dag/run1/task")
+        found = find_completed(
+            Memory("p", exists=True, intervals=Intervals({interval.name: known})), WindowCriteria(run="dag/run1/task")
+        )
+        assert (found is not None) == (state is State.COMPLETE)
+    assert (found.window, found.run) == (interval.name, "dag/run1/task")
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "same"),
+    [
+        ("d/r/t", "d/r/t", True),
+        ("d/r/t", "d/r/u", False),
+        ("d/r/t", "e/r/t", False),
+        ("d/scheduled__2026-01-01T00:00:00+00:00/t", "d/manual__2026-01-01T00:00:00+00:00_x7Qa/t", True),
+        ("d/scheduled__2026-01-01T00:00:00+00:00/t", "d/scheduled__2026-01-01T01:00:00+01:00/t", True),
+        ("d/scheduled__2026-01-01T00:00:00+00:00/t", "d/scheduled__2026-01-01T01:00:00+00:00/t", False),
+        ("d/by hand/t", "d/also by hand/t", False),
+        ("d/r/t/3", "d/r/t/3", True),
+        ("d/r/t/3", "d/r/t/4", False),
+    ],
+)
+def test_runs_of_the_same_moment_are_the_same(known, wanted, same):
+    assert is_same_run(known, wanted) is same

@@ -63,6 +63,7 @@ def test_a_start_may_be_written_in_many_ways(written, meant):
         ("1969-12-31T23:59:59Z", "not a time"),
         ("2026-13-01T00:00:00Z", "not understood"),
         ("{orders: 1}", "not JSON"),
+        ("{'orders': {'0': 1}}", "not JSON: .*with the filter `tojson`"),
         ("{}", "names no offsets"),
         ('{"orders": 5}', "names no offsets of a topic"),
         ({"orders": {"x": 5}}, "not the number of a partition"),

@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.plan import (
     check_readable,
     find_lost_topics,
     find_next_position,
+    find_unread_gaps,
     limit_ranges,
     make_splits,
     make_whole_splits,
@@ -41,7 +42,7 @@ def window(*ranges: OffsetRange, number: int = 1) -> Window:
 
 
 class TestWhereAWindowBegins:
-    def test_a_new_pipeline_begins_where_it_is_told(self):
+    def test_a_new_pipeline_begins_at_the_given_offsets(self):
         planned = plan_ranges(log(p0=(0, 10, 10), p1=(3, 9, 9)), Position(), ["t"], starts={T0: 7, T1: 9})
         assert planned.ranges == (OffsetRange("t", 0, 7, 10), OffsetRange("t", 1, 9, 9))
 
@@ -49,7 +50,7 @@ class TestWhereAWindowBegins:
         with pytest.raises(DataLoss):
             plan_ranges(log(p0=(5, 10, 10)), Position(), ["t"], starts={T0: 2})
 
-    def test_a_pipeline_with_a_past_goes_on_from_there(self):
+    def test_a_pipeline_with_a_past_continues_from_there(self):
         planned = plan_ranges(log(p0=(0, 10, 10)), at(p0=4), ["t"], starts={T0: 9})
         assert planned.ranges == (OffsetRange("t", 0, 4, 10),)
 
@@ -59,12 +60,12 @@ class TestWhereAWindowBegins:
 
 
 class TestWhereAWindowEnds:
-    def test_it_ends_at_the_last_stable_offset_and_tells_what_is_held_back(self):
+    def test_it_ends_at_the_last_stable_offset_and_reports_the_records_that_are_held_back(self):
         planned = plan_ranges(log(p0=(0, 6, 10)), Position(), ["t"])
         assert planned.ranges == (OffsetRange("t", 0, 0, 6),)
         assert planned.held_back == 4
 
-    def test_it_stops_where_it_is_told_and_holds_nothing_back_that_was_not_asked_for(self):
+    def test_it_ends_at_the_given_stops_and_counts_no_records_behind_them_as_held_back(self):
         planned = plan_ranges(log(p0=(0, 6, 10), p1=(0, 6, 10)), Position(), ["t"], stops={T0: 4, T1: 8})
         assert planned.ranges == (OffsetRange("t", 0, 0, 4), OffsetRange("t", 1, 0, 6))
         assert planned.held_back == 2
@@ -246,7 +247,7 @@ class TestALogThatWasCutOffAndHasGrownAgain:
         assert known.epochs == {T0: 5, T1: 2}
         assert find_next_position(position, window(OffsetRange("t", 0, 10, 12))).epochs == {T1: 2}
 
-    def test_ledgers_tell_epochs_and_older_records_have_none(self):
+    def test_records_of_the_ledger_hold_epochs_and_older_records_have_none(self):
         planned = replace(window(OffsetRange("t", 0, 4, 10), OffsetRange("t", 1, 0, 3)), epochs={T1: 3})
         assert window_from_json(window_to_json(planned)) == planned
         position = replace(at(p0=10, p1=7), epochs={T0: 0})
@@ -259,3 +260,10 @@ def test_each_split_carries_the_leader_epoch_with_which_its_partition_was_planne
     splits = make_splits(planned, 10)
     assert {(split.range.partition, split.epoch) for split in splits} == {(0, 7), (1, -1)}
     assert [split.epoch for split in make_whole_splits(planned)] == [7, -1]
+
+
+def test_what_was_not_read_of_a_window_is_a_gap_in_each_partition():
+    planned = window(OffsetRange("t", 0, 5, 20), OffsetRange("t", 1, 0, 4), OffsetRange("t", 2, 3, 3))
+    read = [OffsetRange("t", 0, 12, 20), OffsetRange("t", 0, 5, 8)]
+    assert find_unread_gaps(planned, read) == (Gap("t", 0, 8, 12), Gap("t", 1, 0, 4))
+    assert find_unread_gaps(planned, planned.ranges) == ()

@@ -102,7 +102,7 @@ def known_people(site: Site, opened: Open) -> Callable[[str], Visit]:
 
 @pytest.fixture
 def people(known_people: Callable[[str], Visit]) -> Iterator[Callable[[str], Visit]]:
-    """``people("viewer")``: the visit of somebody who has logged in, and who leaves the page when the test is over."""
+    """``people("viewer")``: the visit of a user who has logged in, and who leaves the page at the end of the test."""
     here: list[Visit] = []
 
     def visit(name: str) -> Visit:

@@ -1,4 +1,4 @@
-"""An Airflow that people log in to, and what tests ask of it as one of them, or as nobody."""
+"""An Airflow with users, and requests to it with or without a login."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Login:
-    """The session of a user; without a token, of nobody."""
+    """The session of a user; without a token, requests have no login."""
 
     url: str
     token: str | None = None
@@ -92,10 +92,10 @@ class SiteAirflow(EmbeddedAirflow):
 
 @dataclass
 class Site:
-    """Airflow, and what it works on.
+    """Airflow, with the Kafka and the ledgers that its pages show.
 
     :param past: writes windows into the ledger as operators do.
-    :param files: a directory for what tests tell to tasks, and for tables.
+    :param files: a directory for the instructions of tests to tasks, and for tables.
     """
 
     airflow: SiteAirflow

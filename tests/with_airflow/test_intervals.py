@@ -199,7 +199,7 @@ def test_intervals_caught_up_backfilled_aside_and_backwards_and_replayed_under_s
     first = schedules_of(airflow)["catchup"]
     assert (first.is_paused, first.next_run) == (True, (BEGIN + timedelta(hours=1)).timestamp())
     assert first.next_interval == (BEGIN.timestamp(), first.next_run)
-    assert replace(first, is_paused=False).cadence.due_after(LAST.timestamp() + 60) == NOW.timestamp()
+    assert replace(first, is_paused=False).cadence.find_due_after(LAST.timestamp() + 60) == NOW.timestamp()
     with killing(airflow, *dag_ids) as killed:
         airflow.api("PATCH", "/dags/catchup", {"is_paused": False})
         backfill(airflow, "aside", 8)

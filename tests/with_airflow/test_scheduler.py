@@ -44,7 +44,7 @@ def counted(flow, window):
 
 def test_the_log_of_a_task_is_readable(site, flow, ran):
     assert flow.check() == 500
-    log = site.airflow.task_log(DAG, ran, "task")
+    log = site.airflow.read_task_log(DAG, ran, "task")
     assert "500 records read" in log
     assert f"{flow.topic}-0[" in log
     path = f"/dags/{DAG}/dagRuns/{ran}/taskInstances/task/logs/1?full_content=true"
@@ -76,4 +76,4 @@ def test_killed_retried_by_airflow_and_cleared_every_record_is_there_exactly_onc
     assert (cleared["try_number"], cleared["max_tries"]) == (3, 2 + 2), "the last try's number and its retries"
     assert site.value(DAG, run_id, "task") == report
     assert flow.check() == before + 700
-    assert "is complete already" in airflow.task_log(DAG, run_id, "task", 3)
+    assert "is complete already" in airflow.read_task_log(DAG, run_id, "task", 3)

@@ -54,7 +54,7 @@ def test_the_list_shows_every_pipeline_with_its_state_and_lag(listed):
     assert ledgers["kafka_default/no-such-ledger"]["state"] == "missing"
 
 
-def test_nobody_is_told_anything_without_a_login(site):
+def test_without_a_login_the_api_returns_nothing(site):
     for path in ("pipelines", "pipeline", "windows", "windows.csv", "next", "dead-letters", "records"):
         answer = site.nobody.get(path, ledger=LEDGER, pipeline="billing/copy", topic="ui-orders")
         assert answer.status == 401, path

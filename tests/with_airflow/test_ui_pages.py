@@ -118,7 +118,7 @@ def test_every_app_of_the_plugin_has_its_component(site):
     assert "dangerouslySetInnerHTML" not in bundle
 
 
-def test_somebody_logs_in_and_sees_every_pipeline_whatever_its_name(opened, site):
+def test_a_user_logs_in_and_sees_every_pipeline_whatever_its_name(opened, site):
     visit = opened(site.url)
     visit.go(PAGE)
     visit.see("input[name=username]")
@@ -442,7 +442,7 @@ def test_a_window_is_replayed(people, gate):
     assert visit.troubles == []
 
 
-def test_a_viewer_may_look_and_is_told_why_not_more(people):
+def test_a_viewer_may_look_and_sees_why_actions_are_refused(people):
     visit = people("viewer")
     visit.go(pipeline_url(LEDGER, COPY))
     assert "right to edit its DAG" in visit.see("[data-may-edit=false]").inner_text()

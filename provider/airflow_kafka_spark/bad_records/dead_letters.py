@@ -139,7 +139,7 @@ class SideOutputs:
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             known = ledger.read_as_owner().dead.get(number)
             try:
-                return self._send_once(producer, self._outputs(letters, routes, known), ledger, known, captured, skipped)
+                return self._send_once(producer, self._collect_outputs(letters, routes, known), ledger, known, captured, skipped)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
@@ -149,7 +149,7 @@ class SideOutputs:
                 log.warning("Sending dead letters failed (try %d of %d): %s", tries, TRIES, error)
         raise AssertionError("the last try returns or raises")
 
-    def _outputs(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_SideOutput]:
+    def _collect_outputs(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_SideOutput]:
         """Return the records that were not sent before, by topic."""
         import pyarrow.compute as pc
 

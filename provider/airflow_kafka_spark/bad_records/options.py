@@ -72,24 +72,24 @@ class ErrorOptions:
 
     # --- validate ---
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of these options, without asking a server."""
         if unknown := find_choice_problems("errors_tolerance", self.tolerance, ("none", "all")):
             of_topic = _find_name_problems("errors_deadletterqueue_topic_name", self.topic) if self.topic else []
-            return [*unknown, *of_topic, *self._limit_problems()]
+            return [*unknown, *of_topic, *self._find_limit_problems()]
         if not self.tolerates:
             given = {"errors_deadletterqueue_topic_name": self.topic, "errors_skip": self.skip or None, "max_errors": self.most}
             found = "no bad record is tolerated (`errors_tolerance` is `none`)"
             return [Problem(n, found, 'Set `errors_tolerance="all"`') for n, v in given.items() if v is not None]
-        return [*self._topic_problems(), *self._limit_problems()]
+        return [*self._find_topic_problems(), *self._find_limit_problems()]
 
-    def too_many(self, count: int, records: int) -> bool:
+    def has_too_many(self, count: int, records: int) -> bool:
         """Return True if a window has more bad records than ``most``. A share is exact: 29 of 100 are not more than 0.29."""
         if self.most is None:
             return False
         return count > (self.most if isinstance(self.most, int) else Decimal(repr(float(self.most))) * records)
 
-    def _topic_problems(self) -> list[Problem]:
+    def _find_topic_problems(self) -> list[Problem]:
         where = "errors_deadletterqueue_topic_name"
         if self.topic and self.skip:
             found = "bad records are sent to a topic, so that none is left out"
@@ -104,7 +104,7 @@ class ErrorOptions:
             found_wrong.append(Problem("errors_deadletterqueue_topic_replication_factor", found))
         return found_wrong
 
-    def _limit_problems(self) -> list[Problem]:
+    def _find_limit_problems(self) -> list[Problem]:
         most = self.most
         if most is None:
             return []
@@ -114,7 +114,7 @@ class ErrorOptions:
             return [Problem("max_errors", found, "Give a number (`0`: none, `100`), or a share (`0.01`: one of a hundred)")]
         return []
 
-    def server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
+    def find_server_problems(self, hook: KafkaHook, read: Sequence[str]) -> list[Problem]:
         """Return the problems of the dead letter topic that the brokers know of.
 
         :param read: the topics that are read, and the ledger.
@@ -135,7 +135,7 @@ class ErrorOptions:
         if not count:
             return
         samples = select_first_bad_records(results, SHOWN)
-        if self.most is not None and self.too_many(count, records):
+        if self.most is not None and self.has_too_many(count, records):
             raise TooManyBadRecords(str(window), count, records, self.most, samples, by_split)
         log.warning(
             "%s of the %s records of window %s are bad, and %s:\n%s%s",

@@ -415,13 +415,16 @@ def _find_task(file: str, pipeline: str) -> FromKafkaOperator:
 
     from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 
+    if not os.path.exists(file):
+        raise ValueError(f"there is no file {file}")
     bag = DagBag(file, safe_mode=False)
     tasks = [task for dag in bag.dags.values() for task in dag.tasks if isinstance(task, FromKafkaOperator)]
     names = {task.pipeline or f"{task.dag_id}.{task.task_id}": task for task in tasks}
     if pipeline not in names:
-        broken = "; ".join(str(error).strip().splitlines()[-1] for error in bag.import_errors.values())
-        there = ", ".join(sorted(names)) or broken or "none"
-        raise ValueError(f"no task in {file} moves pipeline `{pipeline}` from Kafka; there is: {there}")
+        if broken := "; ".join(str(error).strip().splitlines()[-1] for error in bag.import_errors.values()):
+            raise ValueError(f"{file} cannot be imported: {broken}")
+        there = f"the pipelines of its tasks: {', '.join(sorted(names)) or 'none'}"
+        raise ValueError(f"no task in {file} moves pipeline `{pipeline}` from Kafka; {there}")
     return names[pipeline]
 
 

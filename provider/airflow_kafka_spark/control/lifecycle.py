@@ -140,13 +140,13 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
             began = first.attempt_began or "an earlier time"
             raise AttemptAtWork(first.name, first.run, first.attempts or 1, began, running is True)
         window = going[0].number if going else 0
-        asked = memory.rebound_after(memory.binding)
+        asked = memory.find_rebind_after(memory.binding)
         if asked is not None and asked.window == window:
             return None
         return Change(memory.next_change, "rebind", request.who, request.why, format_utc_now(), window=window)
 
     change, memory = request_change(hook, memory, request, decide)
-    asked = change or memory.rebound_after(memory.binding)
+    asked = change or memory.find_rebind_after(memory.binding)
     going = open_windows(memory)
     return replace(
         ChangeResult.of("rebind", request, asked),

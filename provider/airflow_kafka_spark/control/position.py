@@ -77,7 +77,7 @@ def resolve_group(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: 
             action="Say its `group_id`",
         )
     ledger = Ledger(hook, memory.pipeline, "", topic=ledger_topic)
-    if ledger.topic.find_existing() and (owner := ledger.other_owner(group)) is not None:
+    if ledger.topic.find_existing() and (owner := ledger.find_other_owner(group)) is not None:
         raise GroupOwned(memory.pipeline, group, owner)
     refuse_members(hook, group)
     return group

@@ -204,11 +204,15 @@ def resend_dead_letters(
             memory.next_change, "resend", request.who, request.why, format_utc_now(), window=number, name=interval, landed=left
         )
 
+    def make_result(change: Change | None, warnings: tuple[str, ...]) -> ChangeResult:
+        made = ChangeResult.of("resend", request, change)
+        return replace(made, changed=False, sent_again=(), sent_of=interval or str(number), warnings=warnings)
+
     before = memory.resends(number, interval)
     left = _find_unsent(landed, before)
     if not left:
         already = (f"They were sent again already: {before[-1].sentence}",)
-        return _make_resend_result(request, entry, interval, before[-1], (), changed=False, warnings=already)
+        return make_result(before[-1], warnings=already)
     letters = _read_letters(hook, request.pipeline, entry, left)
     parts = _count_sent(letters)
     _check_partitions(hook, parts)
@@ -223,29 +227,9 @@ def resend_dead_letters(
     if change is None:
         done = memory.resends(number, interval)
         said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
-        return _make_resend_result(request, entry, interval, done[-1] if done else None, (), changed=False, warnings=said)
-    return _make_resend_result(
-        request, entry, interval, change, parts, changed=True, warnings=_find_resend_warnings(left, letters)
-    )
-
-
-def _make_resend_result(
-    request: ChangeRequest,
-    entry: WindowEntry,
-    interval: str,
-    change: Change | None,
-    parts: Sequence[SentAgain],
-    *,
-    changed: bool,
-    warnings: tuple[str, ...],
-) -> ChangeResult:
-    return replace(
-        ChangeResult.of("resend", request, change),
-        changed=changed,
-        sent_again=tuple(parts),
-        sent_of=interval or str(entry.window.number),
-        warnings=warnings,
-    )
+        return make_result(done[-1] if done else None, warnings=said)
+    result = make_result(change, warnings=_find_resend_warnings(left, letters))
+    return replace(result, changed=True, sent_again=tuple(parts))
 
 
 def _find_window(

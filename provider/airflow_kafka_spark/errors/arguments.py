@@ -7,14 +7,15 @@ the names by which users know attributes, and ``CHECKED``, arguments whose own c
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from airflow_kafka_spark.errors.setup import Problem
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", NoneType: "None"}
 _SHOWN = 60
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.S)
+_SCHEMAS = ("schema", "reader_schema")
+"""Fields whose text may be a document with braces of its own."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -100,6 +104,51 @@ def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
     return made, found
 
 
+def find_template_problems(spec: object, prefix: str = "", rendered: Collection[str] | None = None) -> list[Problem]:
+    """Return a problem for each text in a dataclass, and in dataclasses within it, that has a template in a field that is not
+    rendered. The text would be used as it is written.
+
+    :param prefix: as for :func:`find_type_problems`.
+    :param rendered: the arguments whose templates are rendered; None (default) for the class's ``template_fields``.
+    """
+    if not is_dataclass(spec) or isinstance(spec, type):
+        return []
+    names: Mapping[str, str] = getattr(spec, "ARGUMENTS", {})
+    known = getattr(spec, "template_fields", ()) if rendered is None else rendered
+    found: list[Problem] = []
+    for each in fields(spec):
+        name = names.get(each.name, each.name)
+        if name in known or not each.init:
+            continue
+        value, where = getattr(spec, each.name), prefix + name
+        if text := next((text for text in _list_texts(value) if _has_template(each.name, text)), ""):
+            others = f"; {type(spec).__name__} renders templates in {', '.join(known)}" if known and rendered is None else ""
+            what = f"{_shorten(_TEMPLATE.findall(text)[0], quoted=False)} is a template, and this argument renders none"
+            found.append(Problem(where, what, f"Write the value itself{others}"))
+        for place, part in _list_parts(value, where):
+            found += find_template_problems(part, f"{place}.")
+    return found
+
+
+def _has_template(name: str, text: str) -> bool:
+    found = _TEMPLATE.search(text)
+    return found is not None and (name not in _SCHEMAS or not text[: found.start()].strip())
+
+
+def _list_texts(value: object) -> Iterator[str]:
+    """Yield a text, or the texts in a list or a mapping."""
+    values = value.values() if isinstance(value, Mapping) else value if _is_list(value) else (value,)
+    yield from (item for item in values if isinstance(item, str))
+
+
+def _list_parts(value: object, where: str) -> Iterator[tuple[str, object]]:
+    """Yield a value, or the members of a list, each with its place as messages name it."""
+    if not _is_list(value):
+        yield where, value
+        return
+    yield from ((f"{where}[{n}] {type(item).__name__}", item) for n, item in enumerate(value))
+
+
 def find_argument_problem(where: str, value: object, declared: object, default: object = MISSING) -> Problem | None:
     """Return the problem of one argument; None if its value has the declared type.
 
@@ -109,6 +158,10 @@ def find_argument_problem(where: str, value: object, declared: object, default: 
     if has_type(value, declared):
         return None
     action = "Correct it" if default is MISSING else f"Correct it, or leave it out (default {default!r})"
+    if isinstance(value, str) and _TEMPLATE.search(value):
+        action = "Write the value itself: this argument renders no templates"
+    elif users := getattr(type(value), "used_by", ""):
+        action = f"A {type(value).__name__} is for {users}"
     if isinstance(value, type) and any(
         isinstance(member, type) and issubclass(value, member) for member in _list_members(declared)
     ):
@@ -131,7 +184,7 @@ def _has(value: object, member: object) -> bool:
     if member in (int, float):
         return isinstance(value, (int, member)) and not isinstance(value, bool)
     if origin is Sequence:
-        return _is_list(value) and all(has_type(item, inner[0]) for item in value)  # type: ignore[attr-defined]
+        return _is_list(value) and all(has_type(item, inner[0]) for item in value)
     if origin is Mapping:
         return isinstance(value, Mapping) and all(has_type(k, inner[0]) and has_type(v, inner[1]) for k, v in value.items())
     if origin is Callable:
@@ -141,7 +194,7 @@ def _has(value: object, member: object) -> bool:
     return isinstance(value, member) if isinstance(member, type) and origin is None else True
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
@@ -208,8 +261,8 @@ def _describe_member(member: object) -> str:
     return _NAMES.get(member, f"a {member.__name__}")
 
 
-def _shorten(value: object) -> str:
-    text = repr(value)
+def _shorten(value: object, *, quoted: bool = True) -> str:
+    text = repr(value) if quoted else str(value)
     return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}`"
 
 

@@ -38,12 +38,14 @@ class LedgerUnreadable(KafkaSparkError):
     """Raised when the ledger topic cannot be read to its end, or contains a record that this release does not understand.
 
     :param topic: the ledger topic.
+    :param found: what was found there.
+    :param retryable: False if only a change by the user helps; default True.
     """
 
     retryable = True
 
-    def __init__(self, topic: str, found: str, expected: str, action: str) -> None:
-        self.topic = topic
+    def __init__(self, topic: str, found: str, expected: str, action: str, *, retryable: bool = True) -> None:
+        self.topic, self.retryable = topic, retryable
         super().__init__(f"Ledger topic `{topic}`: {found}", expected=expected, action=action)
 
 
@@ -243,7 +245,8 @@ class PipelineUnknown(ChangeRefused):
         super().__init__(
             f"Ledger topic `{ledger_topic}` holds nothing of a pipeline `{pipeline}`",
             expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
-            action="Correct the name, or the ledger topic. A new pipeline begins at its `starting_offsets`",
+            action="Correct the name (the page *Kafka pipelines* of Airflow's UI lists all of them), or the ledger topic. A new "
+            "pipeline begins at its `starting_offsets`",
         )
 
 

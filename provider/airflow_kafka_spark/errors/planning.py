@@ -258,16 +258,18 @@ class IntervalsLost(PlanError):
 class ClusterChanged(PlanError):
     """Raised when the connection leads to another Kafka cluster, whose offsets refer to other records.
 
-    :param known_id: id of the cluster that the pipeline has read.
+    :param known_id: id of the cluster that the pipeline has read, or has published to.
     :param found_id: id of the cluster of the connection.
+    :param action: what to do; default: to read the new cluster with a new pipeline.
     """
 
-    def __init__(self, known_id: str, found_id: str) -> None:
+    def __init__(self, known_id: str, found_id: str, action: str = "") -> None:
         self.known_id, self.found_id = known_id, found_id
         super().__init__(
             f"The connection leads to Kafka cluster {found_id}",
-            expected=f"cluster {known_id}, whose offsets this pipeline remembers",
-            action="Correct `bootstrap.servers`, or give the operator a new `pipeline=` name and `group_id` for the new cluster",
+            expected=f"cluster {known_id}, which the ledger of this pipeline names",
+            action=action
+            or "Correct `bootstrap.servers`, or give the operator a new `pipeline=` name and `group_id` for the new cluster",
         )
 
 

@@ -171,22 +171,47 @@ class SinkRecordMissing(WindowConflict):
     window would be there without the windows before it. It was not committed.
 
     :param pipeline: name of the pipeline.
-    :param number: number of the window.
-    :param after: number of the window that was committed to this destination.
+    :param number: number of the window, or name of the data interval.
+    :param after: number of the window, or name of the data interval, that was committed to this destination.
     :param place: name of the sink's record.
     """
 
-    def __init__(self, pipeline: str, number: int, after: int, place: str) -> None:
+    def __init__(self, pipeline: str, number: int | str, after: int | str, place: str) -> None:
+        of_interval = isinstance(number, str)
         self.window, self.pipeline, self.number, self.after = f"{pipeline}#{number}", pipeline, number, after
         self.place = place
+        kind = "data interval" if of_interval else "window"
+        expected = f"the record of window {after} or of a later one before window {number}"
+        again = "clear their tasks" if of_interval else "`reset --to earliest --discard-open` instead"
         rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
         KafkaSparkError.__init__(
             self,
-            f"{place} has no record of pipeline `{pipeline}`, whose window {after} was committed there",
-            expected=f"the record of window {after} or of a later one before window {number}",
+            f"{place} has no record of pipeline `{pipeline}`, whose {kind} {after} was committed there",
+            expected=f"its record before data interval {number}" if of_interval else expected,
             action="Check the destination: whether the directory is mounted on this worker, and the database is not "
             f"another one or an older backup; then run the task again. If its record was removed on purpose: {rebind}, and run "
-            "the task again. To move all records again, `reset --to earliest --discard-open` instead",
+            f"the task again. To move all records again, {again}",
+        )
+
+
+class RecordElsewhere(WindowConflict):
+    """Raised when the ledger does not know a pipeline, and the sink's record of it is of another table than the present one.
+
+    Tables of one schema have one record of windows. Nothing was changed.
+
+    :param pipeline: name of the pipeline in the sink.
+    :param number: number of the window in the sink's record.
+    :param elsewhere: the table that has its rows.
+    """
+
+    def __init__(self, pipeline: str, number: int, elsewhere: str) -> None:
+        self.window, self.pipeline, self.number, self.elsewhere = f"{pipeline}#{number}", pipeline, number, elsewhere
+        KafkaSparkError.__init__(
+            self,
+            f"The ledger does not know window {self.window}, and the sink's record of it is of table {elsewhere}",
+            expected="a record of the table that is written now, since it shows which records the table has",
+            action="To continue there, name that table again; a `rebind` may change it afterwards. To fill this table, give the "
+            "operator a new `pipeline=` name and `group_id`, or the sink a `windows_table` of its own",
         )
 
 
@@ -225,6 +250,8 @@ class ForeignOffsets(WindowConflict):
         )
 
 
+AFTER_REMEDY = "then run the task again: the window is unchanged"
+"""What follows the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
 _PERMISSION = "Correct the credentials, or give the user of the worker or of the connection the right to do that"
 _REFUSED_BY_S3 = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT)")
 """Arrow's client of S3 has one class for all errors."""
@@ -240,21 +267,23 @@ _REMEDIES = {
 class SinkUnavailable(KafkaSparkError):
     """Raised when the sink did not answer, or refused the connection, or cannot be written to.
 
-    A retry alone does not help if the user lacks a right, or if a file system is read-only or full: ``retryable`` is then False.
+    A retry alone does not help if the user lacks a right, or if a disk is read-only or full: ``retryable`` is then False.
 
     :param sink: URI or table of the sink.
     :param doing: what was requested.
     :param detail: the client's message, or the error of a file system or an object store.
+    :param remedy: what has to be done before a retry; default: what the error of a file system or an object store needs, else
+        nothing.
     """
 
     retryable = True
 
-    def __init__(self, sink: str, doing: str, detail: str | OSError) -> None:
+    def __init__(self, sink: str, doing: str, detail: str | OSError, remedy: str | None = None) -> None:
         self.sink, self.doing, self.detail = sink, doing, str(detail)
         refused = isinstance(detail, PermissionError) or _REFUSED_BY_S3.search(self.detail)
-        remedy = _PERMISSION if refused else _REMEDIES.get(getattr(detail, "errno", None) or 0)
+        remedy = remedy or (_PERMISSION if refused else _REMEDIES.get(getattr(detail, "errno", None) or 0))
         self.retryable = remedy is None
-        action = RETRY if remedy is None else f"{remedy}; then run the task again: the window is unchanged"
+        action = RETRY if remedy is None else f"{remedy}; {AFTER_REMEDY}"
         super().__init__(f"Sink {sink} failed while {doing}: {detail}", action=action)
 
 

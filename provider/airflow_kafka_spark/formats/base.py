@@ -156,7 +156,7 @@ class Encoder(ABC):
 
 
 class StructEncoder(Protocol):
-    """Encodes rows that Spark passes as structs. Picklable; created by :meth:`Format.struct_encoder`."""
+    """Encodes rows that Spark passes as structs. Picklable; created by :meth:`Format.make_struct_encoder`."""
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
         """Encode the rows of a struct column; a null has no value. Never raises because of a row."""
@@ -170,7 +170,7 @@ class Format(ABC):
 
     @property
     def encodes_in_tasks(self) -> bool:
-        """True if :meth:`encode` returns the rows themselves, and tasks encode them with :meth:`struct_encoder`."""
+        """True if :meth:`encode` returns the rows themselves, and tasks encode them with :meth:`make_struct_encoder`."""
         return False
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
@@ -189,7 +189,7 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the columns of this format."""
 
     @abstractmethod
@@ -206,7 +206,7 @@ class Format(ABC):
         """
         return self.of_topics((topic,) if topic else (), part)
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return why rows cannot be written in this format.
 
         :param where: the operator's argument (``value``, ``key``).
@@ -222,7 +222,7 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
-    def column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
+    def find_column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
         """Return why rows of these columns cannot be written, if :attr:`encodes_in_tasks`. Asks a registry, and changes nothing
         there.
 
@@ -231,7 +231,7 @@ class Format(ABC):
         """
         return []
 
-    def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
+    def make_struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """Return the encoder for tasks, if :attr:`encodes_in_tasks`. Called once per attempt before anything is read; a registry
         is asked, and schemas are registered, during this call.
 
@@ -251,17 +251,17 @@ class Format(ABC):
 
     @property
     def takes_connect_schemas(self) -> bool:
-        """True if :meth:`connect_encoder` writes values with the schemas that they have."""
+        """True if :meth:`make_connect_encoder` writes values with the schemas that they have."""
         return False
 
-    def connect_problems(self, where: str) -> list[Problem]:
+    def find_connect_problems(self, where: str) -> list[Problem]:
         """Return why values with a Connect schema cannot be written, if :attr:`takes_connect_schemas`.
 
         :param where: the operator's argument (``value``, ``key``).
         """
         return []
 
-    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+    def make_connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
         """Return the encoder of a column of the kind "connect"; by default its bytes are written as those of any column.
 
         :param column: the name of the column.
@@ -281,7 +281,7 @@ class DeclaredFormat(Format):
         :raises SchemaInvalid: the schema cannot be read.
         """
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the columns in Arrow. ``NOT NULL`` columns are not nullable, although the rows of tombstones and of bad records
         hold nulls there too.
 

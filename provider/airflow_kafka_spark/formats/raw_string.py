@@ -39,7 +39,7 @@ class Raw(Format):
         """Return the problems of the options."""
         return find_column_name_problems(self.column, where)
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return one nullable binary column."""
         import pyarrow as pa
 
@@ -49,7 +49,7 @@ class Raw(Format):
         """Return a picklable decoder."""
         return RawDecoder(self)
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of the columns: it writes one, of type binary or string."""
         return find_single_column_problems(where, columns, self)
 
@@ -75,7 +75,7 @@ class RawDecoder(Decoder):
         """Return the values themselves."""
         import pyarrow as pa
 
-        return Decoded(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.format.arrow_schema()))
+        return Decoded(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.format.get_arrow_schema()))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class String(Format):
             )
         return problems
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return one nullable string column."""
         import pyarrow as pa
 
@@ -120,7 +120,7 @@ class String(Format):
         """Return a picklable decoder."""
         return StringDecoder(self)
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of the columns and the encoding: it writes one column of any type that has a text."""
         known = codecs.lookup(self.encoding).name in _WRITTEN
         wrong = [] if known else [Problem(f"{where}.encoding", f"`{self.encoding}` is not written", "Use UTF-8")]
@@ -166,10 +166,10 @@ class StringDecoder(Decoder):
             # Arrow checks all texts at once.
             column = pa.array(texts, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
-            column = pa.array([self._utf8(i, v, bad) for i, v in enumerate(values)], pa.binary()).cast(pa.string())
-        return Decoded(pa.RecordBatch.from_arrays([column], schema=self.format.arrow_schema()), tuple(bad))
+            column = pa.array([self._to_utf8(i, v, bad) for i, v in enumerate(values)], pa.binary()).cast(pa.string())
+        return Decoded(pa.RecordBatch.from_arrays([column], schema=self.format.get_arrow_schema()), tuple(bad))
 
-    def _utf8(self, position: int, value: bytes | None, bad: list[tuple[int, str]]) -> bytes | None:
+    def _to_utf8(self, position: int, value: bytes | None, bad: list[tuple[int, str]]) -> bytes | None:
         """Return one value as UTF-8, or None if it is not valid in the encoding; the reason is added to ``bad``."""
         if value is None:
             return None

@@ -235,15 +235,15 @@ class RegistryFormat(Format):
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the options and of the schemas; asks the registry if there is one."""
         try:
-            problems = self._option_problems(where)
+            problems = self._find_option_problems(where)
             if not problems:
                 self._check_readable()
             return problems
         except KafkaSparkError as e:
-            return [self._problem_of(where, e)]
+            return [self._find_problem_of(where, e)]
 
     @abstractmethod
-    def _option_problems(self, where: str) -> list[Problem]:
+    def _find_option_problems(self, where: str) -> list[Problem]:
         """Return the problems of the options for reading, without asking the registry."""
 
     @abstractmethod
@@ -253,18 +253,18 @@ class RegistryFormat(Format):
         :raises KafkaSparkError: the schemas are not available, or they have no columns.
         """
 
-    def _strategy_problems(self, where: str) -> list[Problem]:
+    def _find_strategy_problems(self, where: str) -> list[Problem]:
         if self.subject_name_strategy in STRATEGIES:
             return []
         found = f"found {self.subject_name_strategy!r}; expected one of {', '.join(STRATEGIES)}"
         return [Problem(f"{where}.subject_name_strategy", found, "Write it as Confluent's serializers do")]
 
-    def _subject_problems(self, where: str, nameless: str) -> list[Problem]:
+    def _find_subject_problems(self, where: str, nameless: str) -> list[Problem]:
         """Return the problems of the options that determine subjects.
 
         :param nameless: the problem when subjects are named after topics, and no topic is known.
         """
-        problems = self._strategy_problems(where)
+        problems = self._find_strategy_problems(where)
         if not problems and self.registry and not self._subjects_known:
             by_topic = self.subject_name_strategy == "TopicNameStrategy"
             found = nameless if by_topic else "the record's name is not known"
@@ -272,9 +272,9 @@ class RegistryFormat(Format):
             problems = [Problem(f"{where}.subject", found, action)]
         return problems
 
-    def _registry_problems(self, where: str) -> list[Problem]:
+    def _find_registry_problems(self, where: str) -> list[Problem]:
         """Return the problems of the options of this class for reading."""
-        problems = self._subject_problems(where, "no subject is known")
+        problems = self._find_subject_problems(where, "no subject is known")
         if isinstance(self.reader_schema, bool) or not isinstance(self.reader_schema, (str, int)):
             found = f"found {self.reader_schema!r}; expected latest, a version or a schema's text"
             problems.append(Problem(f"{where}.reader_schema", found, "Leave it out to read with the latest version"))
@@ -285,7 +285,7 @@ class RegistryFormat(Format):
             problems.append(Problem(where, "found neither of `schema` and `registry`; expected one of them", action))
         return problems
 
-    def _problem_of(self, where: str, error: KafkaSparkError) -> Problem:
+    def _find_problem_of(self, where: str, error: KafkaSparkError) -> Problem:
         if isinstance(error, SchemaInvalid):
             return Problem(f"{where}.schema", f"{error.found}; expected {error.expected}", error.action)
         option = "reader_schema" if self._reader_given else "registry" if self.registry else "schema"
@@ -318,7 +318,7 @@ class RegistryFormat(Format):
 
         return SchemaRegistryHook(self.registry)
 
-    def _document(self, registered: RegisteredSchema) -> SchemaDocument:
+    def _load_document(self, registered: RegisteredSchema) -> SchemaDocument:
         """Return a registered schema with the schemas it refers to, by name.
 
         :raises SchemaUnusable: the schema is of another type.
@@ -335,7 +335,7 @@ class RegistryFormat(Format):
             raise SchemaUnusable(str(registered), detail, "Read the topic with its own format")
 
     def _collect_references(self, subject: str, version: int, found: dict[str, str], depth: int) -> None:
-        with self._hook._asking(f"version {version} of subject `{subject}`"):
+        with self._hook._translate_errors(f"version {version} of subject `{subject}`"):
             schema = self._hook.client.get_version(subject, version, deleted=True).schema
         for reference in schema.references or () if depth < _MAX_REFERENCE_DEPTH else ():
             name, of, number = str(reference.name), str(reference.subject), int(reference.version or 0)
@@ -352,10 +352,10 @@ class RegistryFormat(Format):
         if self._reader_given:
             return SchemaDocument(str(self.reader_schema), (), "the option `reader_schema`")
         if self.registry:
-            return self._document(self._reader_version())
+            return self._load_document(self._find_reader_version())
         return SchemaDocument(self._schema_text, (), OPTION_SCHEMA)
 
-    def _reader_version(self) -> RegisteredSchema:
+    def _find_reader_version(self) -> RegisteredSchema:
         """Return the registered schema that defines the columns.
 
         :raises SchemaUnusable: the subjects of several topics have different ones.
@@ -368,7 +368,7 @@ class RegistryFormat(Format):
         self.__dict__["_known"] = chosen
         return chosen[0]
 
-    def _all_versions(self) -> tuple[RegisteredSchema, ...]:
+    def _list_all_versions(self) -> tuple[RegisteredSchema, ...]:
         """Return all schemas that records may have; the registry is asked for those that are new since the last call."""
         known: tuple[RegisteredSchema, ...] = self.__dict__.get("_known", ())
         found = tuple(v for s in self.subjects for v in self._hook.versions(s, known))
@@ -385,14 +385,14 @@ class RegistryFormat(Format):
     # --- the schema to write -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
+    def _derive_schema(self, columns: Sequence[types.Column]) -> str:
         """Return the text of a schema derived from columns.
 
         :raises SchemaUnusable: a column has no counterpart.
         """
 
     @abstractmethod
-    def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
+    def _find_mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
         """Return why columns cannot be written with a schema: each problem, and what to do about it.
 
         :raises SchemaUnusable: the schema cannot be written with.
@@ -400,7 +400,7 @@ class RegistryFormat(Format):
 
     @abstractmethod
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the mismatches that the names of the columns alone show, as :meth:`_mismatches` does."""
+        """Return the mismatches that the names of the columns alone show, as :meth:`_find_mismatches` does."""
 
     @abstractmethod
     def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> StructEncoder:
@@ -414,39 +414,39 @@ class RegistryFormat(Format):
         """Return True if the schema to write is derived from the columns."""
         return not self._has_schema and not self.use_latest_version
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of writing rows that options, schema and column names show.
 
         Asks the registry if it has the schema or would accept it, and changes nothing there.
         """
-        problems = self._writing_option_problems(where) or find_duplicate_problems(where, columns)
+        problems = self._find_writing_option_problems(where) or find_duplicate_problems(where, columns)
         if problems or not columns:
             return problems or [Problem(where, "there is no column to write", "Name some")]
         try:
             if self._derives_schema:
                 # The schema follows from the types, which are not known yet: only check that the registry answers.
-                found = self._derivation_problems(where, columns)
+                found = self._find_derivation_problems(where, columns)
                 if not found:
-                    self._hook.knows(self._subject_to_write(None))
+                    self._hook.knows(self._make_subject_to_write(None))
                 return found
-            document, number = self._given_schema()
+            document, number = self._get_given_schema()
             found = [Problem(where, *mismatch) for mismatch in self._name_mismatches(document, columns)]
-            return found or (self._registration_problems(where, document) if self.registry and number is None else [])
+            return found or (self._find_registration_problems(where, document) if self.registry and number is None else [])
         except KafkaSparkError as e:
             at = "schema" if isinstance(e, SchemaUnusable) and self._has_schema else "registry" if self.registry else "schema"
             return [Problem(f"{where}.{at}", e.found, e.action)]
 
-    def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def _find_derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return why no schema can be derived from columns of these names."""
         return []
 
-    def _writing_option_problems(self, where: str) -> list[Problem]:
+    def _find_writing_option_problems(self, where: str) -> list[Problem]:
         """Return the problems of the options for writing, without asking the registry."""
         problems = []
         if not self.registry and not self._has_schema:
             action = "Give `registry`, or `schema` for values without a header, which no reader could decode without it"
             problems.append(Problem(where, "found neither `schema` nor `registry`", action))
-        problems += self._written_subject_problems(where)
+        problems += self._find_written_subject_problems(where)
         if self.use_latest_version and (self.auto_register_schemas or self._has_schema):
             other = "schema" if self._has_schema else "auto_register_schemas"
             problems.append(Problem(f"{where}.use_latest_version", f"it is there beside `{other}`", "Leave one of them out"))
@@ -456,13 +456,13 @@ class RegistryFormat(Format):
             problems.append(Problem(f"{where}.auto_register_schemas", found, action))
         return problems
 
-    def _written_subject_problems(self, where: str) -> list[Problem]:
-        problems = self._subject_problems(where, "no topic is known")
+    def _find_written_subject_problems(self, where: str) -> list[Problem]:
+        problems = self._find_subject_problems(where, "no topic is known")
         if not problems and self.registry and len(self.subjects) != 1:
             problems = [Problem(f"{where}.subject", f"there are {len(self.subjects)}; expected one", "Give `subject`")]
         return problems
 
-    def _subject_to_write(self, document: SchemaDocument | None) -> str:
+    def _make_subject_to_write(self, document: SchemaDocument | None) -> str:
         """Return the subject of the schema to write.
 
         :param document: the schema; None while it is unknown.
@@ -470,17 +470,17 @@ class RegistryFormat(Format):
         (subject,) = self.subjects
         return subject
 
-    def _given_schema(self) -> tuple[SchemaDocument, int | None]:
+    def _get_given_schema(self) -> tuple[SchemaDocument, int | None]:
         """Return the schema to write that does not depend on the columns, and its id if it is registered."""
         if not self.use_latest_version:
             return SchemaDocument(self._schema_text, (), OPTION_SCHEMA), None
-        latest = self._hook.version(self._subject_to_write(None), LATEST)
-        return self._document(latest), latest.id
+        latest = self._hook.version(self._make_subject_to_write(None), LATEST)
+        return self._load_document(latest), latest.id
 
-    def _registration_problems(self, where: str, document: SchemaDocument) -> list[Problem]:
+    def _find_registration_problems(self, where: str, document: SchemaDocument) -> list[Problem]:
         """Return why a schema is not registered and cannot be."""
-        subject, normalize = self._subject_to_write(document), self.normalize_schemas
-        if self._hook.id_of(subject, document.text, self.kind, normalize) is not None:
+        subject, normalize = self._make_subject_to_write(document), self.normalize_schemas
+        if self._hook.find_id_of(subject, document.text, self.kind, normalize) is not None:
             return []
         if self.auto_register_schemas is False:
             found = f"the schema of {document.name} is not registered for subject `{subject}`"
@@ -498,7 +498,7 @@ class RegistryFormat(Format):
         return reasons
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
-        """Return the rows themselves as a struct; tasks encode them with :meth:`struct_encoder`."""
+        """Return the rows themselves as a struct; tasks encode them with :meth:`make_struct_encoder`."""
         return as_struct(columns)
 
     @property
@@ -506,50 +506,50 @@ class RegistryFormat(Format):
         """True: tasks make the bytes, not :meth:`encode`."""
         return True
 
-    def column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
+    def find_column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
         """Return why rows of these columns cannot be written. Asks the registry, and changes nothing there.
 
         :param columns: names and types of the columns to write, in order.
         :raises KafkaSparkError: the registry does not answer, or a schema is missing.
         """
-        document, number = self._schema_of(columns)
-        problems = self._column_problems(document, columns)
+        document, number = self._find_schema_for(columns)
+        problems = self._find_column_problems(document, columns)
         if problems or not self.registry or number is not None:
             return problems
-        return self._registration_problems(self.part, document)
+        return self._find_registration_problems(self.part, document)
 
-    def _schema_of(self, columns: Sequence[types.Column]) -> tuple[SchemaDocument, int | None]:
+    def _find_schema_for(self, columns: Sequence[types.Column]) -> tuple[SchemaDocument, int | None]:
         """Return the schema to write rows of these columns with, and its id if it is registered."""
         if not self._derives_schema:
-            return self._given_schema()
-        return SchemaDocument(self._schema_from_columns(columns), (), f"the columns of the {self.part}"), None
+            return self._get_given_schema()
+        return SchemaDocument(self._derive_schema(columns), (), f"the columns of the {self.part}"), None
 
-    def _column_problems(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[Problem]:
-        return [Problem(self.part, *mismatch) for mismatch in dict.fromkeys(self._mismatches(document, columns))]
+    def _find_column_problems(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[Problem]:
+        return [Problem(self.part, *mismatch) for mismatch in dict.fromkeys(self._find_mismatches(document, columns))]
 
-    def struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
+    def make_struct_encoder(self, columns: Sequence[types.Column]) -> StructEncoder:
         """Return the encoder that tasks use. The schema is registered, or looked up, before this method returns.
 
         :param columns: names and types of the columns to write, in order.
         :raises ValidationError: the columns do not fit the schema, or the registry does not accept it.
         :raises KafkaSparkError: the registry does not answer, or refuses.
         """
-        document, number = self._schema_of(columns)
-        if problems := self._column_problems(document, columns):
+        document, number = self._find_schema_for(columns)
+        if problems := self._find_column_problems(document, columns):
             raise ValidationError(problems)
         if not self.registry:
             return self._encoder(document, columns, b"")
-        return self._encoder(document, columns, make_wire_header(self._registered_id(document) if number is None else number))
+        return self._encoder(document, columns, make_wire_header(self._get_registered_id(document) if number is None else number))
 
-    def _registered_id(self, document: SchemaDocument) -> int:
+    def _get_registered_id(self, document: SchemaDocument) -> int:
         """Return the id of a schema, which is registered if it is not yet.
 
         :raises ValidationError: the registry does not accept it.
         """
-        if problems := self._registration_problems(self.part, document):
+        if problems := self._find_registration_problems(self.part, document):
             raise ValidationError(problems)
-        subject, normalize = self._subject_to_write(document), self.normalize_schemas
-        number = self._hook.id_of(subject, document.text, self.kind, normalize)
+        subject, normalize = self._make_subject_to_write(document), self.normalize_schemas
+        number = self._hook.find_id_of(subject, document.text, self.kind, normalize)
         if number is None:
             try:
                 number = self._hook.register(subject, document.text, self.kind, normalize)
@@ -568,12 +568,12 @@ class RegistryFormat(Format):
         """True if values are written with the schemas that they have."""
         return bool(self.schema_options)
 
-    def connect_problems(self, where: str) -> list[Problem]:
+    def find_connect_problems(self, where: str) -> list[Problem]:
         """Return the problems of writing values that have a schema. Asks the registry if it answers."""
         found = "each value has the schema of its table"
         given = [name for name in self.schema_options if getattr(self, name)]
         problems = [Problem(f"{where}.{name}", found, "Leave it out") for name in given]
-        problems += self._strategy_problems(where)
+        problems += self._find_strategy_problems(where)
         if not self.registry:
             unread = "without a registry no reader has the schemas of tables"
             problems.append(Problem(f"{where}.registry", unread, "Give `registry`"))
@@ -584,13 +584,13 @@ class RegistryFormat(Format):
                 problems.append(Problem.of(f"{where}.registry", error))
         return problems
 
-    def connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
+    def make_connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
         """Return the encoder of values that have a schema. Tasks ask the registry, and register the schemas."""
         from airflow_kafka_spark.formats.tasks.connect_encoder import ConnectEncoder
 
-        return ConnectEncoder(self, column, topic, self._hook.for_tasks())
+        return ConnectEncoder(self, column, topic, self._hook.make_task_client())
 
-    def written_from_connect(
+    def make_encoder_for_schema(
         self: _Self, schema: Mapping[str, Any], topic: str, registry: RegistryRequests
     ) -> tuple[tuple[Column, ...], StructEncoder]:
         """Return the columns of values of a Connect schema, and their encoder. The schema is registered if it is not yet.
@@ -606,10 +606,10 @@ class RegistryFormat(Format):
         """
         made = self.of_topics((topic,), self.part)
         made.__dict__["_hook"] = registry
-        return made._from_connect(schema, f"`{topic}`")
+        return made._make_encoder_for_schema(schema, f"`{topic}`")
 
-    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], StructEncoder]:
-        """Return the columns of values of a Connect schema, and their encoder; see :meth:`written_from_connect`.
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], StructEncoder]:
+        """Return the columns of values of a Connect schema, and their encoder; see :meth:`make_encoder_for_schema`.
 
         :param what: the topic, in words.
         """

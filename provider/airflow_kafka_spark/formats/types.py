@@ -140,6 +140,20 @@ _KNOWN = (
     "struct<...>",
 )
 _MAX_NESTING = 50
+_OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("int64", "serial8", "bigserial", "uint32"), "bigint"),
+    **dict.fromkeys(("int32", "int4", "serial", "mediumint", "uint16"), "int"),
+    **dict.fromkeys(("int16", "int2", "uint8"), "smallint"),
+    **dict.fromkeys(("float64", "float8"), "double"),
+    **dict.fromkeys(("float32", "float4"), "float"),
+    **dict.fromkeys(("text", "str", "uuid", "json", "jsonb", "varchar2", "enum"), "string"),
+    **dict.fromkeys(("bytes", "bytea", "blob", "varbinary"), "binary"),
+    **dict.fromkeys(("datetime", "timestamptz", "instant"), "timestamp"),
+    **dict.fromkeys(("number", "money"), "decimal(p,s)"),
+    "bool": "boolean",
+    "int8": "tinyint` for 8 bits, or `bigint",
+}
+"""Types of other systems by name, with the type to write."""
 
 _PLAIN_NAME = re.compile(r"\w*[^\W\d]\w*")
 _TOKENS = re.compile(
@@ -187,14 +201,15 @@ class _DdlParser:
         self.nesting = 0
 
     def _tokens(self, text: str) -> list[_Token]:
-        tokens, position = [], 0
+        tokens: list[_Token] = []
+        position = 0
         while position < len(text):
             match = _TOKENS.match(text, position)
             if match is None:
-                found = f"`{text[position]}`"
-                raise SchemaInvalid(
-                    text, position, found, "a name, a type or one of `,` `:` `<` `>` `(` `)`; other names go in backticks"
-                )
+                expected = "a name, a type or one of `,` `:` `<` `>` `(` `)`; other names go in backticks"
+                if not tokens and text[position] == "{":
+                    expected = "columns, as in `id bigint, name string`. A text of JSON Schema goes to `Json.of_json_schema`"
+                raise SchemaInvalid(text, position, f"`{text[position]}`", expected)
             if match.lastgroup:
                 tokens.append(_Token(match.lastgroup, match.group(), position))
             position = match.end()
@@ -294,7 +309,8 @@ class _DdlParser:
         if not word:
             self.fail("a type")
         near = difflib.get_close_matches(word, [k.partition("(")[0].partition("<")[0] for k in _KNOWN], n=1)
-        self.fail(f"a type{f' (perhaps `{near[0]}`?)' if near else ''}: one of {', '.join(_KNOWN)}")
+        meant = _OTHER_NAMES.get(word) or next(iter(near), "")
+        self.fail(f"a type{f' (perhaps `{meant}`?)' if meant else ''}: one of {', '.join(_KNOWN)}")
 
     def nested(self, word: str) -> DataType:
         self.nesting += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid
 
@@ -35,7 +35,20 @@ def look_up(
         connection = (get or BaseHook.get_connection)(conn_id)
     if get_connection_type(connection) not in types:
         raise ConnectionInvalid(conn_id, f"it is of type `{connection.conn_type}`", f"Use a connection of type {named}")
+    require_extra(connection)
     return connection
+
+
+def require_extra(connection: Connection) -> dict[str, Any]:
+    """Return the extra of a connection.
+
+    :raises ConnectionInvalid: it is a list, or another value of JSON without names.
+    """
+    extra: object = connection.extra_dejson
+    if not isinstance(extra, dict):
+        found = f"its extra is a {type(extra).__name__}; expected a JSON object"
+        raise ConnectionInvalid(connection.conn_id, found, 'Write `{"name": "value"}`')
+    return extra
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def read_server(connection: Connection) -> PostgresServer:
     fields |= {"user": connection.login, "password": connection.password}
     options: dict[str, Any] = {**_DEFAULTS, **_list_libpq_options(connection.conn_id, connection.extra_dejson)}
     options |= {name: value for name, value in fields.items() if value}
+    require_address(connection.conn_id, options["host"], options["port"])
     # Defaults of libpq.
     host, port, database = str(options["host"]), options["port"], str(options.get("dbname") or options.get("user") or "")
     return PostgresServer(
@@ -85,6 +86,19 @@ def read_server(connection: Connection) -> PostgresServer:
         conninfo=" ".join(f"{name}={_quote(str(value))}" for name, value in options.items()),
         password=str(options.get("password") or ""),
     )
+
+
+def require_address(conn_id: str, host: object, port: object) -> None:
+    """Check that host and port of a connection are a name and a number.
+
+    :raises ConnectionInvalid: the host is a URL or has a port, or the port is no number.
+    """
+    name = str(host)
+    if not str(port).isdecimal():
+        raise ConnectionInvalid(conn_id, f"its port is `{port}`; expected a number")
+    if "://" in name or re.fullmatch(r"[^:/]+:[0-9]+", name):
+        found = f"its host is `{name}`; expected the name or the address of a server alone"
+        raise ConnectionInvalid(conn_id, found, "The connection has a field of its own for the port")
 
 
 def _list_libpq_options(conn_id: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,12 +285,15 @@ def is_session_ended(message: str) -> bool:
 
 _LOGIN_REFUSED = re.compile(
     r"FATAL: +(?:password authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|database \S+ does not exist"
-    r"|role \S+ (?:does not exist|is not permitted to log in)|permission denied for database)|no password supplied"
+    r"|role \S+ (?:does not exist|is not permitted to log in)|permission denied for database"
+    r"|unrecognized configuration parameter)|no password supplied"
+    r"|server does not support SSL, but SSL was required|invalid sslmode value|certificate verify failed"
+    r"|root certificate file \S+ does not exist"
 )
 
 
 def is_login_refused(message: str) -> bool:
-    """Return True if PostgreSQL has refused a login, and would do so again. libpq has no SQLSTATE for it."""
+    """Return True if PostgreSQL or libpq has refused a login, and would do so again. libpq has no SQLSTATE for it."""
     return _LOGIN_REFUSED.search(message) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +76,19 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
             raise ConnectionInvalid(
                 self.conn_id, "it has no host", "Give the registry's address as host, or as `url` in the extra"
             )
-        if "://" not in host:
-            return f"{connection.schema or 'http'}://{host}:{connection.port or DEFAULT_PORT}"
-        scheme, _, rest = host.partition("://")
+        scheme, _, rest = host.rpartition("://")
         name, slash, path = rest.partition("/")
-        return f"{scheme}://{name}{f':{connection.port}' if connection.port else ''}{slash}{path}"
+        # The host may have the port already, as in the address of a browser.
+        port = connection.port or (None if scheme else DEFAULT_PORT)
+        is_complete = port is None or re.search(r":\d+$", name) is not None
+        return f"{scheme or connection.schema or 'http'}://{name}{'' if is_complete else f':{port}'}{slash}{path}"
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """The password of the connection."""
         return (self.connection.password,) if self.connection.password else ()
 
-    def for_tasks(self) -> RegistryClient:
+    def make_task_client(self) -> RegistryClient:
         """Return the client with which tasks ask the registry.
 
         :raises ConnectionInvalid: the connection cannot be used.
@@ -98,7 +100,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         try:
             once = type(self)(self.conn_id)
             once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
-            with once._asking("its subjects"):
+            with once._translate_errors("its subjects"):
                 once.client.get_subjects(limit=1)
         except KafkaSparkError as e:
             return False, str(e)

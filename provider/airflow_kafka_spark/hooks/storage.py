@@ -64,6 +64,8 @@ def _make_client_config(endpoint: str) -> obstore.store.ClientConfig:
 
 _MACHINES_METADATA = "/169.254.169.254/"
 """The service of a virtual machine that clients of stores ask for credentials, if they have no others."""
+_FRAME = re.compile(r"\d+: (?:<unknown>|\w+)$|at \./")
+"""A line of a stack trace of deltalake."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _REQUEST = re.compile(r"[Pp]erforming ([A-Z]+ [^\s?]+)")
 _ANSWER = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z]*)*)")
@@ -81,9 +83,9 @@ def store_error(error: Exception) -> OSError:
         return error
     text = _COLOUR.sub("", str(error))
     lines = (line.strip(" \t↳") for line in text.partition("\nDebug source:")[0].splitlines())
-    said = ": ".join(line for line in lines if line)
+    said = ": ".join(line for line in lines if line and not _FRAME.match(line))
     request = (_REQUEST.findall(text) or [""])[-1]
-    if _MACHINES_METADATA in request:
+    if _MACHINES_METADATA in request or "failed to load IMDS session token" in said:
         return PermissionError("there are no credentials: no connection is given, and neither environment nor machine has any")
     if answer := _ANSWER.search(said):
         parts = (re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
@@ -103,7 +105,7 @@ class StoreAccess(Protocol):
     def server(self) -> str:
         """The server or the account that has the buckets."""
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a bucket or container, by a client that writes on conditions."""
 
 
@@ -146,7 +148,7 @@ class S3Access:
         }
         return {"aws_conditional_put": "etag", **retries, **{name: value for name, value in named.items() if value}}
 
-    def object_store(self, bucket: str) -> obstore.store.S3Store:
+    def make_object_store(self, bucket: str) -> obstore.store.S3Store:
         """Return a bucket, by a client that writes on conditions."""
         import obstore.store
 
@@ -247,7 +249,7 @@ class GcsAccess:
         """The server: Google's, or the one that the connection names."""
         return self.endpoint.partition("://")[2] or "storage.googleapis.com"
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a bucket, by a client that writes on conditions."""
         import obstore.store
 
@@ -290,7 +292,7 @@ class AzureAccess:
         """The account, and the server if the connection names one."""
         return self.endpoint.partition("://")[2] or self.account
 
-    def object_store(self, bucket: str) -> obstore.store.ObjectStore:
+    def make_object_store(self, bucket: str) -> obstore.store.ObjectStore:
         """Return a container, by a client that writes on conditions."""
         import obstore.store
 

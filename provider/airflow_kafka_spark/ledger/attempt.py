@@ -39,8 +39,7 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right
-from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
     describe,
     find_fatal_error,
@@ -302,7 +301,7 @@ class Ledger:
 
     def completed(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window of this run; None if the ledger holds no such window."""
-        return self.memory.completed_by(run)
+        return self.memory.find_completed_by(run)
 
     # --- write ---
 
@@ -334,18 +333,18 @@ class Ledger:
         :raises GroupOwned, SourceOwned: another pipeline uses it.
         """
         name = self._exclusive(self._bound)
-        if name and not self._owns(name, self._bound) and (owner := self.other_owner(name)) is not None:
+        if name and not self._owns(name, self._bound) and (owner := self.find_other_owner(name)) is not None:
             raise self.owned(name, owner)
 
-    def other_owner(self, name: str) -> str | None:
+    def find_other_owner(self, name: str) -> str | None:
         """Return another pipeline that uses a group or a slot; None without one, or if it was forgotten, or if it has another
         group or slot by now.
 
         :param name: of the group or the slot.
         """
-        return self._other_owner(self._recorded_owner(name), name)
+        return self._find_other_owner(self._read_recorded_owner(name), name)
 
-    def _other_owner(self, owner: str | None, name: str) -> str | None:
+    def _find_other_owner(self, owner: str | None, name: str) -> str | None:
         """Return another pipeline that uses a group or a slot.
 
         :param owner: the recorded one; None without one.
@@ -362,7 +361,7 @@ class Ledger:
             return None if is_gone or is_elsewhere else owner
         return None
 
-    def _recorded_owner(self, name: str) -> str | None:
+    def _read_recorded_owner(self, name: str) -> str | None:
         """Return the pipeline that has recorded that it uses a group or a slot; None if there is none."""
         topic, key = self.topic, make_group_key(name)
 
@@ -394,8 +393,8 @@ class Ledger:
         for again in range(TAKE_TRIES):
             wait_for_others(again)
             producer = self._fence_as(make_transactional_id(self.topic.name, name, OWNER))
-            recorded = self._recorded_owner(name)
-            if (owner := self._other_owner(recorded, name)) is not None:
+            recorded = self._read_recorded_owner(name)
+            if (owner := self._find_other_owner(recorded, name)) is not None:
                 return owner
             # Another attempt of this pipeline may have recorded it, or this one, if the outcome of its commit was unknown.
             if recorded == self.parent_pipeline or (failure := self._record_owner(producer, name)) is None:
@@ -496,10 +495,10 @@ class Ledger:
         """Withdraw the claimed or reopened window, and the binding that it was planned with."""
         entry = self.memory.open_entry
         assert entry is not None
-        bindings = [make_binding_record(self.pipeline, self._binding_before())] if self._bound is not None else []
+        bindings = [make_binding_record(self.pipeline, self._find_binding_before())] if self._bound is not None else []
         self.withdraw(LedgerRecord(make_window_key(self.pipeline, entry.window.number), None), *bindings)
 
-    def _binding_before(self) -> Binding | None:
+    def _find_binding_before(self) -> Binding | None:
         """Return the binding of the pipeline before the window that is being planned; None if it had none."""
         before = self._bound_before
         if before is None or self._exclusive(before) == self._exclusive(self._bound):
@@ -530,7 +529,7 @@ class Ledger:
     def _attempt(self, number: int) -> Attempt:
         return Attempt(number, secrets.token_hex(8), self.run, format_utc_now())
 
-    def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
+    def make_companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return further records to write with those of a window: the binding of the pipeline. They are written again with each
         window, because readers start after older ones."""
         binding = self._bound or self.memory.binding
@@ -542,7 +541,7 @@ class Ledger:
         entry = replace(entry, tries=record_tries(entry.tries, self.run, self.tries, keep=entry.window.run))
         try:
             producer.begin_transaction()
-            offsets = self.send(producer, [make_window_record(entry), *self.companion_records(entry)])
+            offsets = self.send(producer, [make_window_record(entry), *self.make_companion_records(entry)])
             if self.group_id and self.plan_offsets:
                 window, position = entry.window, self.memory.position.source
                 planned = partial(make_planned_metadata, window, position=position)
@@ -699,7 +698,7 @@ class Ledger:
         forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows and n != window.number]
         records = [
             make_window_record(entry),
-            *self.companion_records(entry),
+            *self.make_companion_records(entry),
             make_position_record(self.pipeline, position, last_number),
             *(LedgerRecord(make_window_key(self.pipeline, number), None) for number in sorted(forgotten)),
             *(LedgerRecord(make_marker_key(self.pipeline, *split), None) for split in sorted(self.memory.markers)),
@@ -778,8 +777,8 @@ class Ledger:
             members = self.hook.group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
         rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
-        user = describe_identity(self.hook.config)
-        if missing := find_missing_right(cause, self.hook.conn_id, user, doing, rights, events=self._events):
+        user = KafkaUser.of(self.hook.config, self.hook.conn_id)
+        if missing := find_missing_right(cause, user, doing, rights, events=self._events):
             return missing
         return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import LedgerBehind
 from airflow_kafka_spark.ledger.group import find_group_position, list_window_numbers
-from airflow_kafka_spark.windows.continuity import refuse_foreign
+from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Applied, TopicPartition
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position
@@ -65,6 +65,7 @@ def decide_beginning(
     :param after_intervals: returns the position after the data intervals that the pipeline has moved; called if there are any.
     :raises LedgerBehind: the group's metadata name a window of this pipeline that the ledger does not hold.
     :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
+    :raises RecordElsewhere: the sink's record is of another table.
     """
     position, number = memory.position, memory.last_number
     decided_by: Literal["ledger", "sink", "group", "starting_offsets"] = "ledger"
@@ -78,6 +79,7 @@ def decide_beginning(
         elif last is not None:
             number = max(number, last.number)
         if last is not None and memory.is_blank:
+            refuse_elsewhere(last)
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
             committed_position, committed_number = find_group_position(memory.pipeline, committed)
             position = _make_position_behind(last, committed_position, list_window_numbers(memory.pipeline, committed))

@@ -6,13 +6,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right
-from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import find_first_offsets
 from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, make_unreadable_error
@@ -84,6 +83,22 @@ class TopicBoundaries:
         return resolve_proposals([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
 
 
+@dataclass(frozen=True)
+class _BoundarySearch:
+    """A search for the offsets of boundaries, over several reads of the log.
+
+    :param read_log: returns the present log of the topics.
+    :param grace: seconds after an instant for which late records are awaited.
+    :param pause: waits for a number of seconds; an exception that it raises ends the search.
+    :param floors: lower bounds of the offsets to search, by topic and instant. They rise during the search.
+    """
+
+    read_log: Callable[[], Log]
+    grace: float
+    pause: Callable[[float], object]
+    floors: dict[tuple[str, int], dict[TopicPartition, int]] = field(default_factory=dict)
+
+
 class Boundaries:
     """The boundaries of topics, shared by all pipelines of a ledger topic.
 
@@ -133,19 +148,19 @@ class Boundaries:
         wanted = sorted(set(instants))
         is_logged = False
         written: set[str] = set()
-        floors: dict[tuple[str, int], dict[TopicPartition, int]] = {}
+        search = _BoundarySearch(read_log, grace, pause)
         while True:
             current = read_log()
             kept = {topic: self._read(topic) for topic in topics}
             known = {t: kept[t].near(current.topic_ids.get(t, ""), wanted, current.lows(t)) for t in topics}
             for topic in topics:
-                known[topic].update(self._removed(topic, wanted, known[topic], current))
+                known[topic].update(self._find_removed(topic, wanted, known[topic], current))
             missing = {topic: [i for i in wanted if i not in known[topic]] for topic in topics}
             if not any(missing.values()):
                 for topic in sorted(written):
                     self._tidy(topic, kept[topic], current)
                 return {topic: {instant: known[topic][instant] for instant in wanted} for topic in topics}
-            proposals, open_until = self._propose(missing, known, read_log, current, grace, floors, pause)
+            proposals, open_until = self._propose(search, current, missing, known)
             if proposals:
                 self._write(proposals, kept)
                 written.update(proposal.topic for proposal in proposals)
@@ -161,17 +176,16 @@ class Boundaries:
 
     def _propose(
         self,
+        search: _BoundarySearch,
+        current: Log,
         missing: Mapping[str, Sequence[int]],
         known: Mapping[str, Mapping[int, Boundary]],
-        read_log: Callable[[], Log],
-        current: Log,
-        grace: float,
-        floors: dict[tuple[str, int], dict[TopicPartition, int]],
-        pause: Callable[[float], object],
     ) -> tuple[list[Boundary], float | None]:
         """Return the boundaries that can be decided now, and the time at which the others can be, in seconds since the epoch.
 
-        :param floors: lower bounds of the offsets to search, by topic and instant; kept between calls.
+        :param current: the log, read before this call.
+        :param missing: the instants without a boundary, by topic.
+        :param known: the boundaries of the ledger, by topic and instant.
         """
         proposals, open_until = [], None
         for topic, instants in missing.items():
@@ -180,24 +194,26 @@ class Boundaries:
                 # Looked up after the log was read: a record that arrives in between and is later than the instant then lies
                 # after the end that was read, not before it.
                 below = known[topic].get(max((i for i in known[topic] if i < instant), default=-1))
-                least = floors.setdefault(
+                least = search.floors.setdefault(
                     (topic, instant), {TopicPartition(topic, p): o for p, o in (below.offsets if below else {}).items()}
                 )
-                offsets = find_first_offsets(self.hook, list(ends), instant, floors=least, pause=pause)
-                decided_at = instant / 1000 + grace
+                offsets = find_first_offsets(self.hook, list(ends), instant, floors=least, pause=search.pause)
+                decided_at = instant / 1000 + search.grace
                 if None in offsets.values() and time.time() < decided_at:
                     open_until = decided_at
                     continue
                 at = {tp.partition: ends[tp] if offset is None else offset for tp, offset in offsets.items()}
                 # Read again, so that records which were deleted before the answer are not taken for older than the instant.
-                lows = read_log().lows(topic)
+                lows = search.read_log().lows(topic)
                 topic_id = current.topic_ids.get(topic, "")
                 epochs = {tp.partition: epoch for tp in ends if (epoch := current.partitions[tp].epoch) >= 0}
                 found = InstantInLog(topic, topic_id, instant, at, lows, epochs)
                 proposals.append(propose_boundary(found, known[topic], by=self.by, now=get_current_milliseconds()))
         return proposals, open_until
 
-    def _removed(self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log) -> dict[int, Boundary]:
+    def _find_removed(
+        self, topic: str, wanted: Iterable[int], known: Mapping[int, Boundary], current: Log
+    ) -> dict[int, Boundary]:
         """Return boundaries for instants before the oldest record of a topic that the ledger does not hold.
 
         They are not written to the ledger: all that is known is that they lie below the first offset that is left.
@@ -296,5 +312,5 @@ class Boundaries:
             produce_all(producer, self.ledger.name, partition, records, WRITE_SECONDS)
         except KafkaException as error:
             rights = [Right("topic", "Write", self.ledger.name)]
-            missing = find_missing_right(error.args[0], self.hook.conn_id, describe_identity(self.hook.config), doing, rights)
+            missing = find_missing_right(error.args[0], KafkaUser.of(self.hook.config, self.hook.conn_id), doing, rights)
             raise missing or KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None

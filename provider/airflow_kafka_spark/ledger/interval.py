@@ -128,6 +128,18 @@ class IntervalLedger(Ledger):
         """The state of this interval in the pipeline's ledger; None if it is new."""
         return self._parent.intervals.get(self.interval.name)
 
+    def find_last_complete(self) -> WindowEntry | None:
+        """Return the window of the latest data interval that is complete and had offsets; None without one, or if the ledger no
+        longer has it. The interval of this attempt is left out."""
+        recent = self._parent.intervals.recent.values()
+        done = [s for s in recent if s.state is State.COMPLETE and not s.is_of(self.interval) and any(r.span for r in s.ranges)]
+        last = max(done, key=lambda state: state.interval, default=None)
+        if last is None:
+            return None
+        name = last.interval.ledger_name(self.parent_pipeline)
+        found = self.topic.read_partition(name, self._partition, wait_for=WAIT_FOR_NONE).memory.entries.get(NUMBER)
+        return found if found is not None and found.state is State.COMPLETE else None
+
     @property
     def is_destination_lost(self) -> bool:
         entry, known = self.memory.entries.get(NUMBER), self.known
@@ -228,7 +240,7 @@ class IntervalLedger(Ledger):
         if (owner := self._take(name)) is not None:
             self._withdraw()
             if self._bound is not None:
-                self._replace_binding(self._bound, self._binding_before())
+                self._replace_binding(self._bound, self._find_binding_before())
             raise self.owned(name, owner)
         return entry
 
@@ -264,7 +276,7 @@ class IntervalLedger(Ledger):
         keys = (make_window_key(self.pipeline, NUMBER), make_interval_key(self.parent_pipeline, self.interval))
         self.withdraw(*(LedgerRecord(key, None) for key in keys))
 
-    def companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
+    def make_companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
         """Return the record of the interval in the pipeline's ledger."""
         window = entry.window
         known = self.known
@@ -314,7 +326,7 @@ class IntervalLedger(Ledger):
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
         reached = find_contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
-        forgotten = self._old()
+        forgotten = self._make_archive_records()
         if not moved and not forgotten:
             return {}
         try:
@@ -329,7 +341,7 @@ class IntervalLedger(Ledger):
             raise self.translate(error, "moving the group", producer=producer) from error
         return moved
 
-    def _old(self) -> list[LedgerRecord]:
+    def _make_archive_records(self) -> list[LedgerRecord]:
         """Return the records that remove the windows of old intervals, and that archive old intervals."""
         recent = self._parent.intervals.recent.values()
         complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)

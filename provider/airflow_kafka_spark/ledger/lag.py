@@ -261,8 +261,8 @@ class LagMeter:
 
     def _measure(self, hook: KafkaHook) -> Lag:
         # The position is read before the log. Otherwise a consumer that commits in between would be ahead of the log.
-        memory = self._remembered(hook)
-        described = hook.describe_topics(self._topics_of(memory))
+        memory = self._find_remembered(hook)
+        described = hook.describe_topics(self._list_topics_of(memory))
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         ids = {name: topic.topic_id for name, topic in described.items()}
         self._read_completions(memory, ids)
@@ -293,7 +293,7 @@ class LagMeter:
 
     # --- position of a pipeline ---
 
-    def _remembered(self, hook: KafkaHook) -> Memory | None:
+    def _find_remembered(self, hook: KafkaHook) -> Memory | None:
         if not self.pipeline:
             return None
         if self._ledger is None:
@@ -315,7 +315,7 @@ class LagMeter:
         windows = [CompletedWindow(completed_at, window.run, window.interval) for completed_at, window in complete]
         self._history.cadence = derive_cadence(windows) if self.schedule is None else Periodic(self.schedule)
 
-    def _topics_of(self, memory: Memory | None) -> Sequence[str]:
+    def _list_topics_of(self, memory: Memory | None) -> Sequence[str]:
         if self.topics:
             return self.topics
         ranges = (r.topic for interval in memory.intervals.spans for r in interval.ranges) if memory else ()

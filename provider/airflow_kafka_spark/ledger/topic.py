@@ -223,6 +223,7 @@ class LedgerTopic:
                 f"its cleanup.policy is `{policy}`",
                 "`compact`: anything else deletes what pipelines remember",
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
+                retryable=False,
             )
         in_sync = int(settings.get("min.insync.replicas") or 1)
         if min(replicas, in_sync) < 2 and (warning := may_lose_records(self.name, replicas, in_sync, self.hook.broker_count())):

@@ -42,7 +42,12 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
+from airflow_kafka_spark.errors.arguments import (
+    find_template_problems,
+    find_type_problems,
+    replace_wrong_arguments,
+    replace_wrong_types,
+)
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -120,6 +125,7 @@ class WindowOperator(VisibleOperator):
     pipeline = option[str | None]("ledger_options")
     kafka_conn_id = option[str]("ledger_options")
     ledger_topic = option[str]("ledger_options")
+    spark_conn_id = option[str]("spark_options", "conn_id")
     errors_deadletterqueue_topic_name = option[str | None]("errors", "topic")
 
     def __init__(
@@ -184,6 +190,12 @@ class WindowOperator(VisibleOperator):
     def plan(self, ledger: Ledger, run: Run) -> Window:
         """Return the next window, which begins at the position of the pipeline (step 3)."""
 
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a window if the sink has lost the record of one that this window does not have to follow.
+
+        :param found: the binding of this run.
+        """
+
     def redirected(self, window: Window) -> Window:
         """Return an open window that goes to the destination of this run from now on."""
         return window
@@ -222,13 +234,13 @@ class WindowOperator(VisibleOperator):
         run = Run.of(context)
         self.show(context, run)
         try:
-            with self.failures_shown():
+            with self.show_failures():
                 return self._execute(context, run)
         finally:
             self.kafka.close()
 
     def _execute(self, context: Mapping[str, Any], run: Run) -> dict[str, Any]:
-        with self._early_start(run):
+        with self._start_early(run):
             self.validate(run)
         overtaken = 0
         while True:
@@ -246,11 +258,11 @@ class WindowOperator(VisibleOperator):
                 if done is not None:
                     bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
-                    return self.publish(self._reported(ledger, done, run, is_paused=is_paused), context)
+                    return self.publish(self._report_completed(ledger, done, run, is_paused=is_paused), context)
                 skip_paused(ledger)
                 try:
                     with watch.step("plan"):
-                        entry = self._next_window(ledger, run, done)
+                        entry = self._choose_next_window(ledger, run, done)
                 except PlannedMeanwhile as error:
                     overtaken += 1
                     if overtaken == PLAN_TRIES:
@@ -264,12 +276,16 @@ class WindowOperator(VisibleOperator):
                 return self.publish(report.to_dict(), context)
             self.log.info("That was the open window of run %s; this run's own window comes next", entry.window.run)
 
-    def problems(self, run: Run) -> list[Problem]:
+    def find_all_problems(self, run: Run) -> list[Problem]:
         """Return all problems that prevent this task from working (step 1), each problem once. Changes nothing.
 
         An argument of a wrong type is one problem. All others are checked with a sound value in its place.
         """
         sound, wrong = self._with_sound_types()
+        # A template is a text, and may be of a wrong type, too.
+        templates = self._find_template_problems()
+        named = {problem.where for problem in templates}
+        wrong = [*templates, *(problem for problem in wrong if problem.where not in named)]
         if not wrong:
             found = list(dict.fromkeys(self.find_problems(run)))
             # Without a problem, the checks that were put off are made when the window is planned.
@@ -290,7 +306,7 @@ class WindowOperator(VisibleOperator):
         for name, prefix in self.typed_parts.items():
             made[name], wrong = replace_wrong_types(getattr(self, name), prefix)
             problems += wrong
-        problems += self.routed_type_problems()
+        problems += self.find_routed_type_problems()
         if not problems:
             return self, []
         sound = copy(self) if sound is self else sound
@@ -304,7 +320,17 @@ class WindowOperator(VisibleOperator):
     typed_parts: ClassVar[Mapping[str, str]] = {"ledger_options": "", "spark_options": "", "errors": "", "sink": "sink."}
     """Attributes that are dataclasses, whose values are compared with their types; and the prefix of their fields in messages."""
 
-    def routed_type_problems(self) -> list[Problem]:
+    def _find_template_problems(self) -> list[Problem]:
+        """Return the problems of templates in arguments, and in parts of the operator, that are not rendered."""
+        found: list[Problem] = []
+        for name, prefix in self.typed_parts.items():
+            found += find_template_problems(getattr(self, name), prefix, None if prefix else self.template_fields)
+        transforms = self.transforms if isinstance(self.transforms, Sequence) else ()
+        for number, transform in enumerate(transforms):
+            found += find_template_problems(transform, f"transforms[{number}] {type(transform).__name__}.")
+        return found
+
+    def find_routed_type_problems(self) -> list[Problem]:
         """Return the problems of the types of sinks that transforms send records to."""
         return []
 
@@ -314,14 +340,14 @@ class WindowOperator(VisibleOperator):
         :raises ValidationError: it cannot; names every problem.
         :raises AirflowSkipException: it cannot, and the pipeline is paused, perhaps because of that.
         """
-        problems = self.problems(run)
+        problems = self.find_all_problems(run)
         if problems:
             if not {"kafka_conn_id", "pipeline"} & {problem.where for problem in problems}:
                 skip_though_invalid(lambda: self.open_ledger(run))
             raise ValidationError(problems)
 
     @contextmanager
-    def _early_start(self, run: Run) -> Iterator[None]:
+    def _start_early(self, run: Run) -> Iterator[None]:
         """Start Spark while the task is validated, if the window will have records. A failed validation cancels a start that has
         not begun."""
         spark: SparkHook | None = None
@@ -351,7 +377,7 @@ class WindowOperator(VisibleOperator):
         """
         return self.on_rerun == "replay" and self.was_cleared(done, run)
 
-    def _reported(self, ledger: Ledger, done: WindowEntry, run: Run, *, is_paused: bool) -> dict[str, Any]:
+    def _report_completed(self, ledger: Ledger, done: WindowEntry, run: Run, *, is_paused: bool) -> dict[str, Any]:
         """Return the report of this run's window, which is complete already.
 
         :raises DestinationChanged: it was moved to another place than this run's.
@@ -377,23 +403,24 @@ class WindowOperator(VisibleOperator):
                 return False
         else:
             self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
-            if problems := self.replay_problems():
+            if problems := self.find_replay_problems():
                 raise ValidationError(problems)
         # The place comes first: another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
-        if problems := [*self._destination_problems(ledger, again), *self.window_replay_problems(again)]:
+        if problems := [*self._find_destination_problems(ledger, again), *self.find_window_replay_problems(again)]:
             raise ValidationError(problems)
         if not again.is_empty:
             # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
 
-    def _destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
-        """Return that the rows of a complete window may be in another destination than this run's."""
-        return self.unknown_window_problems(replay) if ledger.is_destination_lost else []
+    def _find_destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+        """Return that the rows of a complete window may be in another destination than this run's: the ledger has lost the
+        destination, or a ``rebind`` has changed it while a replay was open."""
+        return self.find_unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
 
-    def unknown_window_problems(self, replay: Window) -> list[Problem]:
+    def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""
         return find_unknown_window_problems(self.sink, replay) if isinstance(self.sink, Sink) else []
 
@@ -406,7 +433,10 @@ class WindowOperator(VisibleOperator):
         window = unfinished.window
         if not window.replay:
             return
-        problems = self.replay_problems() or [*self._destination_problems(ledger, window), *self.window_replay_problems(window)]
+        problems = self.find_replay_problems() or [
+            *self._find_destination_problems(ledger, window),
+            *self.find_window_replay_problems(window),
+        ]
         if not problems:
             return
         found = f"a replay of window {window} is open"
@@ -414,26 +444,26 @@ class WindowOperator(VisibleOperator):
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why the sink cannot replace the rows of a window that it has committed."""
         if isinstance(self.sink, Sink):
-            return self.sink.replay_problems()
+            return self.sink.find_replay_problems()
         return [Problem("sink", "records that are published to Kafka cannot be replaced")]
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return why the sink cannot replace the rows of one window, although it can replace rows.
 
         :param replay: the replay, with its number.
         """
-        return self.sink.window_replay_problems(replay) if isinstance(self.sink, Sink) and not replay.is_empty else []
+        return self.sink.find_window_replay_problems(replay) if isinstance(self.sink, Sink) and not replay.is_empty else []
 
     def was_cleared(self, done: WindowEntry, run: Run) -> bool:
         """Return True if the task was cleared after its last attempt at this window, which it has planned or moved. Another run
         may have finished the window. A task that is only retried, because it died after the close, was not cleared."""
         known = done.tries.get(run.id)
-        return known is not None and run.tries.cleared_since(known, self.retries or 0)
+        return known is not None and run.tries.was_cleared_since(known, self.retries or 0)
 
-    def _next_window(self, ledger: Ledger, run: Run, done: WindowEntry | None) -> WindowEntry:
+    def _choose_next_window(self, ledger: Ledger, run: Run, done: WindowEntry | None) -> WindowEntry:
         """Return the open window, also that of another run; without one, the window that is moved again; else a new window, which
         is written to the ledger."""
         unfinished, found = ledger.memory.open_entry, self.binding(run)
@@ -445,6 +475,7 @@ class WindowOperator(VisibleOperator):
             window = replace(self.plan(ledger, run), binding=found)
             if isinstance(self.sink, Sink) and not window.moved:
                 window = replace(window, after=bindings.find_committed_before(ledger.memory, found))
+            self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
         else:
             if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
@@ -457,6 +488,7 @@ class WindowOperator(VisibleOperator):
                 found = add_details(unfinished.window.binding, found)
             unfinished = replace(unfinished, window=replace(unfinished.window, binding=found))
             self._refuse_replay(ledger, unfinished)
+            self.refuse_lost_records(ledger, found)
             self.log.info(
                 "Window %s was planned by run %s and is not complete: finishing it first",
                 unfinished.window,
@@ -491,7 +523,7 @@ class WindowOperator(VisibleOperator):
 
     def _complete(self, ledger: Ledger, entry: WindowEntry, watch: Stopwatch) -> Report:
         window = entry.window
-        with self._explained(ledger):
+        with self._explain_errors(ledger):
             if window.is_empty:
                 report = Report(window, gaps=window.gaps)
             elif (applied := self.applied(window)) is not None:
@@ -515,7 +547,7 @@ class WindowOperator(VisibleOperator):
         return report
 
     @contextmanager
-    def _explained(self, ledger: Ledger) -> Iterator[None]:
+    def _explain_errors(self, ledger: Ledger) -> Iterator[None]:
         """Raise errors of a move with facts that only the operator has: the connection, whether splits are committed one by one,
         and whether a newer attempt has taken over.
 
@@ -607,7 +639,7 @@ class WindowOperator(VisibleOperator):
     def bootstrap_servers(self) -> str:
         return str(self.kafka.config["bootstrap.servers"])
 
-    def spark_problems(self) -> list[Problem]:
+    def find_spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
         address of the master or Connect server."""
         from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason
@@ -646,8 +678,8 @@ class WindowOperator(VisibleOperator):
     def pipeline_name(self, run: Run) -> str:
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
 
-    def pipeline_problems(self, run: Run) -> list[Problem]:
-        name, problems = self.pipeline_name(run), self.ledger_options.problems()
+    def find_pipeline_problems(self, run: Run) -> list[Problem]:
+        name, problems = self.pipeline_name(run), self.ledger_options.find_problems()
         if run.map_index >= 0 and not self.pipeline:
             what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
             problems.append(Problem("pipeline", what, action))

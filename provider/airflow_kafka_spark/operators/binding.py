@@ -85,7 +85,7 @@ def refuse_other_writer(pipeline: str, whole: Memory, entry: WindowEntry, run: R
     :raises PipelineTaken: another writer has moved it.
     """
     known = entry.window.binding or whole.binding
-    if known is not None and whole.rebound_after(known) is None:
+    if known is not None and whole.find_rebind_after(known) is None:
         _refuse_writer(pipeline, f"window {entry.window}", known.writer, make_writer(run))
 
 
@@ -100,7 +100,7 @@ def refuse_other_destination(pipeline: str, whole: Memory, entry: WindowEntry, f
     :raises DestinationChanged: it was moved to another destination, and no `rebind` has allowed the change.
     """
     known = entry.window.binding
-    if known is None or whole.rebound_after(known) is not None:
+    if known is None or whole.find_rebind_after(known) is not None:
         return
     if other := compare_locations(known.destination, found.destination):
         raise DestinationChanged(pipeline, f"pipeline `{pipeline}`", "", other)
@@ -131,7 +131,7 @@ def decide_binding(pipeline: str, whole: Memory, found: Binding, *, is_free: boo
         raise PipelineRenamed(pipeline, renamed.name, renamed.who, renamed.at)
     known, subject = whole.binding, f"pipeline `{pipeline}`"
     kept = replace(found, destination=Endpoint() if is_free else found.destination, decided=whole.decided)
-    if known is None or whole.rebound_after(known) is not None:
+    if known is None or whole.find_rebind_after(known) is not None:
         return kept
     _refuse_writer(pipeline, subject, known.writer, found.writer)
     if not is_free and (other := compare_locations(known.destination, found.destination)):
@@ -150,6 +150,12 @@ def is_same_flow(known: Binding | None, found: Binding | None) -> bool:
     return all(one.place and not compare_locations(one, other) and not compare_locations(other, one) for one, other in ends)
 
 
+def has_same_destination(one: Binding, other: Binding) -> bool:
+    """Return True if the windows of two bindings go to equal destinations, with equal details."""
+    known, now = one.destination, other.destination
+    return not (compare_endpoints(known, now) or compare_endpoints(now, known))
+
+
 def find_committed_before(whole: Memory, found: Binding) -> int:
     """Return the number of the last window with records that was committed to the destination of a run; 0 if that is not known.
     ``ELSEWHERE`` if the last one went to another destination, or if the pipeline has data intervals, which a sink has under names
@@ -166,8 +172,7 @@ def find_committed_before(whole: Memory, found: Binding) -> int:
     before = whole.binding if last is None else last.binding
     if before is None:
         return 0
-    known, now = before.destination, found.destination
-    if compare_endpoints(known, now) or compare_endpoints(now, known):
+    if not has_same_destination(before, found):
         return ELSEWHERE
     return last.number if last is not None and before.decided == found.decided else 0
 
@@ -184,9 +189,9 @@ def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Bi
     window, known = entry.window, entry.window.binding
     if known is None:
         return True
-    if whole.rebound_after(known, window.number) is not None:
+    if whole.find_rebind_after(known, window.number) is not None:
         return True
-    if whole.rebound_after(known) is None:
+    if whole.find_rebind_after(known) is None:
         _refuse_writer(pipeline, f"window {window}", known.writer, found.writer)
     _refuse_ends(pipeline, entry, known, found)
     return False
@@ -204,7 +209,7 @@ def refuse_replay_elsewhere(pipeline: str, whole: Memory, done: WindowEntry, fou
     known = done.window.binding
     if known is None:
         return
-    if whole.rebound_after(known) is None:
+    if whole.find_rebind_after(known) is None:
         _refuse_writer(pipeline, f"window {done.window}", known.writer, found.writer)
     _refuse_ends(pipeline, done, known, found)
 

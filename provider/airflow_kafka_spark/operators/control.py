@@ -168,7 +168,7 @@ class PipelineOffsetsOperator(BaseOperator):
         """
         from airflow_kafka_spark.control.pipelines import to_json
 
-        if problems := self._problems():
+        if problems := self._find_problems():
             raise ValidationError(problems)
         self.links = make_pipeline_links(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
         with self.kafka:
@@ -269,14 +269,14 @@ class PipelineOffsetsOperator(BaseOperator):
         shift = _parse_whole(self.shift_by)
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 
-    def _problems(self) -> list[Problem]:
+    def _find_problems(self) -> list[Problem]:
         if unknown := find_choice_problems("action", self.action, ACTIONS):
             return unknown
         sound, wrong = replace_wrong_arguments(self)
         known = {problem.where for problem in wrong}
-        return [*wrong, *(problem for problem in sound._value_problems() if problem.where not in known)]
+        return [*wrong, *(problem for problem in sound._find_value_problems() if problem.where not in known)]
 
-    def _value_problems(self) -> list[Problem]:
+    def _find_value_problems(self) -> list[Problem]:
         problems = []
         if not self.pipeline.strip():
             problems.append(Problem("pipeline", f"`{self.pipeline}` is not the name of a pipeline"))

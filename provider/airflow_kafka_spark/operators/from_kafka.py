@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -43,10 +43,13 @@ from airflow_kafka_spark.windows.continuity import find_foreign_topics
 from airflow_kafka_spark.windows.memory import list_known_topic_ids
 from airflow_kafka_spark.windows.model import (
     KEY_CONVERTER,
+    TOPIC_NAME,
     TRANSFORMATION,
     VALUE_CONVERTER,
     Applied,
     Followed,
+    Gap,
+    OffsetRange,
     Split,
     TopicPartition,
     Window,
@@ -58,6 +61,7 @@ from airflow_kafka_spark.windows.plan import (
     check_readable,
     find_epochs,
     find_lost_topics,
+    find_unread_gaps,
     is_recreated,
     plan_ranges,
 )
@@ -109,6 +113,7 @@ class FromKafkaOperator(WindowOperator):
         "pipeline",
         "kafka_conn_id",
         "ledger_topic",
+        "spark_conn_id",
         "max_records",
         "starting_offsets",
         "ending_offsets",
@@ -153,19 +158,19 @@ class FromKafkaOperator(WindowOperator):
         """The treatment of a record without a value. Its default depends on the operator."""
 
     @abstractmethod
-    def null_value_problems(self) -> list[Problem]:
+    def find_null_value_problems(self) -> list[Problem]:
         """Return the problems of ``behavior_on_null_values``."""
 
     # --- 1. validate ---
 
-    def reading_problems(self, run: Run) -> list[Problem]:
+    def find_reading_problems(self, run: Run) -> list[Problem]:
         """Return the problems of the arguments, without asking a server."""
         window, read = self.window_options, self.read_options
         problems = [
-            *self.pipeline_problems(run),
-            *read.problems(),
-            *self.follow_options.problems(read),
-            *window.problems(read, self.follow_options),
+            *self.find_pipeline_problems(run),
+            *read.find_problems(),
+            *self.follow_options.find_problems(read),
+            *window.find_problems(read, self.follow_options),
         ]
         if window.by_interval and window.on_missing_interval == "fail" and find_interval(run) is None:
             problems.append(make_interval_problem(run))
@@ -175,7 +180,7 @@ class FromKafkaOperator(WindowOperator):
     def on_rerun(self) -> str | None:
         return self.window_options.on_rerun
 
-    def decoding_problems(self, wrong_types: Sequence[Problem]) -> list[Problem]:
+    def find_decoding_problems(self, wrong_types: Sequence[Problem]) -> list[Problem]:
         """Return the problems of formats and columns, without asking a server.
 
         :param wrong_types: problems of formats and sinks of a wrong type.
@@ -185,31 +190,33 @@ class FromKafkaOperator(WindowOperator):
         value, key = self.formats
         wrong = [*value.validate("value"), *(key.validate("key") if key else ())]
         if not wrong:
-            of_columns = self.record_options.column_problems(value, key)
-            return [*wrong_types, *of_columns, *([] if wrong_types else self.null_value_problems())]
+            of_columns = self.record_options.find_column_problems(value, key)
+            return [*wrong_types, *of_columns, *([] if wrong_types else self.find_null_value_problems())]
         given = {
             "metadata_columns": self.record_options.metadata_columns,
             "behavior_on_null_values": self.record_options.behavior_on_null_values,
         }
         return [*wrong_types, *wrong, *(Unchecked(name, find_first_cause(wrong)) for name, value in given.items() if value)]
 
-    def transform_problems(self) -> list[Problem]:
+    def find_transform_problems(self) -> list[Problem]:
         """Return the problems of the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import chain_problems
+        from airflow_kafka_spark.transforms import find_chain_problems
 
-        found = chain_problems(self.transforms, capturing=self.routes_to_sinks)
+        found = find_chain_problems(self.transforms, capturing=self.routes_to_sinks)
         if self.read_options.read_with == "spark":
             found.append(Problem("read_with", "with `transforms`, Spark's tasks read the topics themselves", "Leave it out"))
         return found
 
-    def error_problems(self) -> list[Problem]:
+    def find_error_problems(self) -> list[Problem]:
         """Return the problems of the options for bad records, and of the topics of dead letters and routed records."""
-        problems = self.errors.problems() or self.errors.server_problems(self.kafka, self.reserved_topics(self.errors.topic))
-        return [*problems, *find_route_problems(self.kafka, self.routes(), self.errors, self.reserved_topics)]
+        problems = self.errors.find_problems() or self.errors.find_server_problems(
+            self.kafka, self.list_reserved_topics(self.errors.topic)
+        )
+        return [*problems, *find_route_problems(self.kafka, self.routes(), self.errors, self.list_reserved_topics)]
 
-    def reserved_topics(self, topic: str | None) -> tuple[str, ...]:
+    def list_reserved_topics(self, topic: str | None) -> tuple[str, ...]:
         """Return the topics to which bad and routed records must not be sent: the topics that are read, and the ledger.
 
         :param topic: a topic that may match the pattern of the topics that are read.
@@ -218,11 +225,11 @@ class FromKafkaOperator(WindowOperator):
         read = subscription.topics or ((topic,) if topic and subscription.matches(topic) else ())
         return (*read, self.ledger_topic)
 
-    def server_problems(self, run: Run) -> list[Problem]:
+    def find_server_problems(self, run: Run) -> list[Problem]:
         """Return the problems that Kafka and Spark report: missing topics, a group with members, offsets that do not fit the
         topics, a Spark that cannot start."""
         name = "topics" if self.subscription.topics else "topics_pattern"
-        checks = {name: self._missing_topics, "group_id": self._group_problems, **self._bound_checks(run)}
+        checks = {name: self._find_missing_topics, "group_id": self._find_group_problems, **self._bound_checks(run)}
         of_kafka: list[Problem] = []
         for where, check in checks.items():
             if any(problem.where == "kafka_conn_id" for problem in of_kafka):
@@ -232,18 +239,21 @@ class FromKafkaOperator(WindowOperator):
                 of_kafka += check()
             except KafkaSparkError as error:
                 of_kafka += [Problem.of("kafka_conn_id", error), Unchecked(where, "kafka_conn_id")]
-        return [*of_kafka, *self.spark_problems()]
+        return [*of_kafka, *self.find_spark_problems()]
 
-    def _missing_topics(self) -> Iterator[Problem]:
+    def _find_missing_topics(self) -> Iterator[Problem]:
         subscription = self.subscription
         if subscription.topics:
-            missing = sorted(set(subscription.topics) - set(self.kafka.describe_topics(subscription.topics, missing="omit")))
+            # Brokers refuse the whole request for a name that no topic can have.
+            names = set(filter(TOPIC_NAME.fullmatch, subscription.topics))
+            missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
             if missing:
                 yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
         elif subscription.pattern and not subscription.validate() and not self.resolve():
-            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", "Create one, or correct the pattern")
+            action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
+            yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)
 
-    def _group_problems(self) -> Iterator[Problem]:
+    def _find_group_problems(self) -> Iterator[Problem]:
         group = self.group_id
         if isinstance(group, str) and group.strip() and (members := self.kafka.group_state(group).members):
             listed = ", ".join(map(str, members))
@@ -262,10 +272,10 @@ class FromKafkaOperator(WindowOperator):
             except ValueError:
                 continue
             if isinstance(bound, SpecificOffsets) or bound == CommittedOffsets(getattr(bound, "group_id", None), "none"):
-                found[where] = partial(self._bound_problems, where, run)
+                found[where] = partial(self._find_bound_problems, where, run)
         return found
 
-    def _bound_problems(self, where: str, run: Run) -> Iterator[Problem]:
+    def _find_bound_problems(self, where: str, run: Run) -> Iterator[Problem]:
         """Return why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
 
         :param where: ``starting_offsets`` or ``ending_offsets``.
@@ -274,7 +284,7 @@ class FromKafkaOperator(WindowOperator):
 
         subscription = self.subscription
         name = "topics" if subscription.topics else "topics_pattern"
-        if subscription.validate() or list(self._missing_topics()):
+        if subscription.validate() or list(self._find_missing_topics()):
             yield Unchecked(where, name)
             return
         log = read_log(self.kafka, self.resolve())
@@ -312,7 +322,7 @@ class FromKafkaOperator(WindowOperator):
         if self.on_rerun is not None or not self.window_options.by_interval:
             return super().is_rerun(done, run)
         cleared = self.was_cleared(done, run)
-        if cleared and (problems := self.replay_problems()):
+        if cleared and (problems := self.find_replay_problems()):
             raise ValidationError(problems)
         return cleared
 
@@ -381,7 +391,7 @@ class FromKafkaOperator(WindowOperator):
         if isinstance(ledger, IntervalLedger):
             window, known = self._intervals.window(ledger, run), list_known_topic_ids(ledger.parent_memory)
             recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
-            return self._refuse_old_offsets(window, recreated)
+            return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - known.keys())
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
@@ -436,16 +446,22 @@ class FromKafkaOperator(WindowOperator):
         recreated = {t for t in topics if is_recreated(t, log, position)}
         if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
             recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
-        return self._refuse_old_offsets(window, recreated)
+        return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - position.topic_ids.keys())
 
-    def _refuse_old_offsets(self, window: Window, recreated: Collection[str]) -> Window:
+    def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
         """Return a window that is going to be planned, unless an upsert would take its records for older ones.
 
         :param recreated: the topics that have other records under their offsets than those that the pipeline has read.
-        :raises OldOffsetsInRows: rows of a sink have offsets of these topics.
+        :param unread: the topics that are new to the pipeline. Another pipeline may have read earlier ones of these names.
+        :raises OldOffsetsInRows: rows of a sink have offsets of earlier topics.
         """
-        for sink in self.sinks if recreated else ():
-            if isinstance(sink, Sink) and (topics := sink.topics_in_rows(window, recreated)):
+        for sink in self.sinks if recreated or unread else ():
+            if not isinstance(sink, Sink):
+                continue
+            last = sink.find_last_windows(unread)
+            foreign = {t for t in last if find_foreign_topics(last[t], window.cluster_id, {t: window.topic_ids[t]})}
+            earlier = foreign.union(recreated)
+            if earlier and (topics := sink.find_topics_in_rows(window, earlier)):
                 raise OldOffsetsInRows(sink.uri, topics, OFFSET_COLUMNS)
         return window
 
@@ -562,9 +578,9 @@ class FromKafkaOperator(WindowOperator):
             )
 
     def check(self, window: Window) -> None:
-        check_readable(window, self.compared_log(window), self.read_options.data_loss)
+        check_readable(window, self.read_compared_log(window), self.read_options.data_loss)
 
-    def compared_log(self, window: Window) -> Log:
+    def read_compared_log(self, window: Window) -> Log:
         """Return the log of a window's topics, compared with the log that the window was planned with."""
         from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 
@@ -580,9 +596,19 @@ class FromKafkaOperator(WindowOperator):
     def splits(self, window: Window) -> tuple[Split, ...]:
         """Return the splits of a window, one for each Spark task."""
 
-    def lost_topics(self, window: Window) -> tuple[str, ...]:
+    def find_lost_topics(self, window: Window) -> tuple[str, ...]:
         """Return the topics of the window that can no longer be read."""
         return find_lost_topics(window, self.log_of(window))
+
+    def unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
+        """Return the offsets of a window that no task has read, for its report: those of topics that were deleted after the plan.
+
+        :param read: the ranges that were read.
+        """
+        gaps = find_unread_gaps(window, read)
+        for topic in sorted({gap.topic for gap in gaps}):
+            self.log.warning("Topic %s was deleted before window %s was read: its offsets are gaps in the report", topic, window)
+        return gaps
 
     # --- 6. close ---
 
@@ -590,7 +616,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import format_utc_now
 
         # A replay moves no group, and the group follows intervals in a transaction of its own.
-        offsets = {} if window.replay or window.interval else self.offsets_to_commit(window)
+        offsets = {} if window.replay or window.interval else self.list_offsets_to_commit(window)
         report = replace(
             report,
             committed={str(tp): offset for tp, offset in offsets.items()},
@@ -609,7 +635,7 @@ class FromKafkaOperator(WindowOperator):
         if moved:
             self.log.info("Group %s moves to %s", self.group_id, ", ".join(f"{tp}@{o}" for tp, o in sorted(moved.items())[:8]))
 
-    def offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
+    def list_offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """Return the window's ends by partition, without ends below the committed offsets and without recreated topics."""
         log = self.log_of(window)
         lost = set(find_lost_topics(window, log))
@@ -659,7 +685,7 @@ class FromKafkaOperator(WindowOperator):
         dag = self.get_dag()
         return self.start_date or (dag.start_date if dag is not None else None)
 
-    def dataflow(self) -> Dataflow:
+    def describe_dataflow(self) -> Dataflow:
         return Dataflow(self.sinks, self.subscription.topics, dead_letter_topic=self.errors.topic)
 
     @property
@@ -707,7 +733,7 @@ class FromKafkaOperator(WindowOperator):
         options = self.read_options
         return Reading(self.kafka.consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
 
-    def error_classes(self) -> dict[str, str]:
+    def list_error_classes(self) -> dict[str, str]:
         """Return the class of the format or transform that refuses a bad record, by stage."""
         formats = {VALUE_CONVERTER: self.value, KEY_CONVERTER: self.key}
         classes = {TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {}

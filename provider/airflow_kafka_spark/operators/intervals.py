@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, IntervalsOpen, Problem
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
-from airflow_kafka_spark.windows.continuity import refuse_foreign
+from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
 from airflow_kafka_spark.windows.interval import Interval, find_contiguous_offsets, find_topic_start
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, find_known_epochs, limit_start, plan_interval_ranges
 from airflow_kafka_spark.windows.memory import Memory, list_known_topic_ids
@@ -82,6 +82,7 @@ class IntervalPlan:
         :raises IntervalNotOver: it ends later than ``grace`` (at least a minute) from now.
         :raises TopicRecreated: the pipeline has read another topic of this name, and ``data_loss`` is ``fail``.
         :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
+        :raises RecordElsewhere: the sink has committed this interval to another table.
         :raises IntervalsLost: the ledger has lost intervals, and this may be one of them.
         """
         from airflow_kafka_spark.ledger.attempt import format_utc_now
@@ -106,6 +107,7 @@ class IntervalPlan:
         refuse_recreated(list_known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:
+            refuse_elsewhere(there)
             refuse_foreign(there, current.cluster_id, current.topic_ids)
             # The ledger no longer has this interval, but the sink has: the sink's offsets are right.
             log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
@@ -202,7 +204,7 @@ def find_position_after_intervals(
     known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
     reached = find_contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
     for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
-        ranges = state.ranges_of(current.topic_ids)
+        ranges = state.list_ranges_of(current.topic_ids)
         beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
         if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)

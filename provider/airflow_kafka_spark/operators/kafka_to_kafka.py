@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_problems
-from airflow_kafka_spark.errors import LedgerBehind, Problem, Unchecked, ValidationError
+from airflow_kafka_spark.errors import KafkaSparkError, LedgerBehind, Problem, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
@@ -31,6 +31,7 @@ from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
     find_cluster_problems,
+    find_ledger_problems,
     find_sink_problems,
     list_topic_uris,
     list_writer_classes,
@@ -159,7 +160,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -251,21 +252,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong = [*self.record_options.type_problems(), *find_sink_problems(self.sink)]
-        decoding = self.decoding_problems(wrong)
-        changes = self.transform_problems() if wrong else [*self._column_sink_problems(), *self._change_problems()]
-        problems = [*self.reading_problems(run), *decoding, *changes, *self.server_problems(run), *self.error_problems()]
-        problems += [] if wrong else self._target_problems()
+        wrong = [*self.record_options.find_type_problems(), *find_sink_problems(self.sink)]
+        decoding = self.find_decoding_problems(wrong)
+        changes = self.find_transform_problems() if wrong else [*self._find_column_sink_problems(), *self._find_change_problems()]
+        problems = [
+            *self.find_reading_problems(run),
+            *decoding,
+            *changes,
+            *self.find_server_problems(run),
+            *self.find_error_problems(),
+        ]
+        problems += [] if wrong else self._find_target_problems()
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
         if self.transforms:
-            cause = find_first_cause([*decoding, *self.transform_problems(), *of_spark])
-            return problems + find_analysis_problems("transforms", self._fitting_problems, cause, problems)
+            cause = find_first_cause([*decoding, *self.find_transform_problems(), *of_spark])
+            return problems + find_analysis_problems("transforms", self._find_fitting_problems, cause, problems)
         if not problems or not self._sql:
             # Without a problem, SQL is checked when the window is planned, so that a run without records starts no Spark.
             return problems
         of_sql = [problem for problem in changes if problem.where.partition(".")[0] in ("filter", "columns")]
         cause = find_first_cause([*decoding, *wrong, *of_sql, *of_spark])
-        check = partial(self._fitting_problems, sql_alone=bool(changes))
+        check = partial(self._find_fitting_problems, sql_alone=bool(changes))
         return problems + find_analysis_problems(" and ".join(self._sql), check, cause, problems)
 
     @property
@@ -273,7 +280,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         """Return the arguments with SQL, which only Spark can check."""
         return tuple(name for name, text in (("filter", self.filter), ("columns", self.columns)) if text is not None)
 
-    def _fitting_problems(self, *, sql_alone: bool = False) -> list[Problem]:
+    def _find_fitting_problems(self, *, sql_alone: bool = False) -> list[Problem]:
         """Return what Spark's analyzer finds.
 
         :param sql_alone: True leaves out the sink's key and formats, because they have problems of their own.
@@ -293,7 +300,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return list(error.problems)
         return []
 
-    def _column_sink_problems(self) -> list[Problem]:
+    def _find_column_sink_problems(self) -> list[Problem]:
         """Return a problem for each option of the sink that makes a record of the columns of a row. Here, records are read."""
         sink = self.sink
         given = {
@@ -306,9 +313,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         found, action = "a record that is read has this part already", "Leave it out, or use `transforms`"
         return [Problem(f"sink.{name}", found, action) for name, value in given.items() if value is not None]
 
-    def _change_problems(self) -> list[Problem]:
+    def _find_change_problems(self) -> list[Problem]:
         if self.transforms:
-            return [*self.transform_problems(), *self._beside_transforms(), *self.sink.problems(None)]
+            return [*self.find_transform_problems(), *self._find_problems_beside_transforms(), *self.sink.find_problems(None)]
         problems = []
         if self.filter is not None:
             problems += find_sql_problems("filter", self.filter, "a condition, for instance `amount > 10`")
@@ -330,9 +337,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
         # Only the new columns are written; the record's other columns may be used for the key.
         sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
-        return [*problems, *sink.problems(available)]
+        return [*problems, *sink.find_problems(available)]
 
-    def _beside_transforms(self) -> list[Problem]:
+    def _find_problems_beside_transforms(self) -> list[Problem]:
         instead = {
             "filter": (self.filter, "Sql(filter=...)"),
             "columns": (self.columns, "Sql({...})"),
@@ -346,16 +353,33 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         used = {name: other for name, (given, other) in instead.items() if given is not None}
         return [Problem(name, found, f"Use {other} among the transforms") for name, other in used.items()]
 
-    def _target_problems(self) -> list[Problem]:
+    def _find_target_problems(self) -> list[Problem]:
         if not self.subscription.validate() and self.subscription.matches(str(self.sink.topic)):
             found = f"`{self.sink.topic}` is read, too: its records would be read again"
             return [Problem("sink.topic", found, "Write to another topic")]
+        if of_ledger := find_ledger_problems(self.sink, self.ledger_topic):
+            return of_ledger
         mixed = find_target_problems(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
-        return [*mixed, *self.sink.server_problems(self.kafka)]
+        return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
 
-    def null_value_problems(self) -> list[Problem]:
+    def _find_partition_problems(self) -> Iterator[Problem]:
+        """Yield a problem if records of a partition that is read have no such partition in the target."""
+        if not self.preserve_partitions or self.subscription.validate():
+            return
+        try:
+            found = self.kafka.describe_topics([*self.resolve(), str(self.sink.topic)], missing="omit")
+        except KafkaSparkError:
+            return  # Brokers that do not answer, and missing rights, are problems of their own.
+        target = found.pop(str(self.sink.topic), None)
+        most = max((len(topic.partitions) for topic in found.values()), default=0)
+        count = len(target.partitions) if target else self.sink.partitions if self.sink.auto_create else -1
+        if 0 < count < most:
+            what = f"topic `{self.sink.topic}` has {count} partitions, and topics with {most} are read"
+            yield Problem("preserve_partitions", what, "Add partitions to it, or leave `preserve_partitions` out")
+
+    def find_null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
         if behavior is not None and (unknown := find_choice_problems(where, behavior, ("fail", "ignore", "write"))):
             return unknown
@@ -370,7 +394,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         window = super().plan(ledger, run)
         # Transforms were checked before. No retry could finish a window whose SQL Spark refuses.
         is_needed = not self.transforms and (not window.is_empty or (window.number == 1 and bool(self._sql)))
-        if is_needed and not self._projection.is_none and (problems := self._fitting_problems()):
+        if is_needed and not self._projection.is_none and (problems := self._find_fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
@@ -394,11 +418,11 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)
         unpublished = replace(window, ranges=left)
-        check_readable(unpublished, self.compared_log(unpublished), self.read_options.data_loss)
+        check_readable(unpublished, self.read_compared_log(unpublished), self.read_options.data_loss)
         check_target(self.kafka, self.sink, window.target)
 
     def splits(self, window: Window) -> tuple[Split, ...]:
-        return make_whole_splits(window, without=self.lost_topics(window))
+        return make_whole_splits(window, without=self.find_lost_topics(window))
 
     # --- 4. move, 5. commit ---
 
@@ -410,7 +434,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         splits = {split.index: split for split in self.splits(window)}
 
         def publish(left: tuple[int, ...]) -> None:
-            unpublished = self._unpublished(window, ledger, {index: splits[index].range for index in left})
+            unpublished = self._find_unpublished(window, ledger, {index: splits[index].range for index in left})
             if unpublished:
                 self._publish_splits(window, ledger, tuple(splits[index] for index in unpublished))
 
@@ -421,12 +445,14 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         report = sum_up_kafka_to_kafka(
             window, markers, ranges, flushed=get_current_milliseconds(), upstream=self.read_options.counts, dead_letters=dead
         )
+        unread = self.unread_gaps(window, (ranges[marker.split] for marker in markers))
+        report = replace(report, gaps=(*report.gaps, *unread))
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])
         self.check_followed(window, report.records_read)
         return report
 
-    def _unpublished(self, window: Window, ledger: Ledger, left: Mapping[int, OffsetRange]) -> tuple[int, ...]:
+    def _find_unpublished(self, window: Window, ledger: Ledger, left: Mapping[int, OffsetRange]) -> tuple[int, ...]:
         """Return the splits that the group's offsets do not show as published: marker and offset are written in one transaction.
 
         A task does not look for markers from before the attempt's claim. A split that is missing in the ledger by mistake would
@@ -460,13 +486,13 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.road.publish import TopicJob
         from airflow_kafka_spark.road.tasks.account import Tolerance
 
-        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.error_classes())
+        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.list_error_classes())
         # Dead letters are recorded in markers only: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = TopicJob(
             spark=self.spark,
             window=window,
-            publisher=self._make_publisher(ledger, self._consumed(window, ledger, left), letters),
+            publisher=self._make_publisher(ledger, self._make_consumed_offsets(window, ledger, left), letters),
             left=left,
             change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
             plan=self._plan,
@@ -482,15 +508,15 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         made = add_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
         return add_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
-    def error_classes(self) -> dict[str, str]:
-        return super().error_classes() | list_writer_classes(self.sink, OUTPUT)
+    def list_error_classes(self) -> dict[str, str]:
+        return super().list_error_classes() | list_writer_classes(self.sink, OUTPUT)
 
-    def _consumed(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
+    def _make_consumed_offsets(self, window: Window, ledger: Ledger, left: Sequence[Split]) -> ConsumedOffsets:
         """Return the offset that the group commits with each partition; none for a partition whose committed offset is higher."""
         from airflow_kafka_spark.ledger.group import make_offset_metadata
         from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets
 
-        ends: dict[TopicPartition, int] = self.offsets_to_commit(window)
+        ends: dict[TopicPartition, int] = self.list_offsets_to_commit(window)
         places = {split.index: split.range.topic_partition for split in left}
         hint = ledger.claim_hint
         return ConsumedOffsets(
@@ -509,7 +535,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     @property
     def _key_needs_value(self) -> bool:
         key = self.formats[1]
-        of_key = set(key.arrow_schema().names) if key else set()
+        of_key = set(key.get_arrow_schema().names) if key else set()
         return any(name in (self.columns or ()) or name not in of_key for name in self.sink.key_columns)
 
     @property
@@ -518,7 +544,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         unchanged."""
         if self.columns is not None or self.sink.value is None or self.transforms:
             return self.columns
-        return {name: quote_with_backticks(name) for name in self.formats[0].arrow_schema().names}
+        return {name: quote_with_backticks(name) for name in self.formats[0].get_arrow_schema().names}
 
     @property
     def _projection(self) -> SqlProjection:
@@ -551,8 +577,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def _record_columns(self) -> list[str]:
         value, key = self.formats
-        of_key = key.arrow_schema().names if key else []
-        return [*value.arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
+        of_key = key.get_arrow_schema().names if key else []
+        return [*value.get_arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> RowLayout:
         """Return how records become rows: the columns for SQL, and those that are carried past it."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SinkRecordMissing, TooManyOutOfInterval, Unchecked
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
-from airflow_kafka_spark.operators.binding import Run
+from airflow_kafka_spark.operators.binding import Run, has_same_destination
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 from airflow_kafka_spark.operators.options import (
     FollowOptions,
@@ -36,12 +36,21 @@ from airflow_kafka_spark.operators.routed_sinks import (
 )
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics
-from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, Split, SplitResult, TopicPartition, Window
+from airflow_kafka_spark.windows.binding import Binding, Endpoint
+from airflow_kafka_spark.windows.model import (
+    ELSEWHERE,
+    TASK_PUT,
+    Applied,
+    OffsetRange,
+    Split,
+    SplitResult,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
 from airflow_kafka_spark.windows.report import Report, sum_up
-from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds
+from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -60,6 +69,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
     from airflow_kafka_spark.windows.dead_letters import DeadLetters
+
+
+FILTER = "filter"
+"""The beginning of the names of facts on the sinks of filters, before their number."""
+COMPARED_DAYS = 30
+"""Days within which a sink has to have the record of a complete data interval. Older windows may have been removed on purpose."""
 
 
 class KafkaToSinkOperator(FromKafkaOperator):
@@ -156,7 +171,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -247,19 +262,19 @@ class KafkaToSinkOperator(FromKafkaOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        flow, changes = self.decoding_problems(self._type_problems()), self.transform_problems()
+        flow, changes = self.find_decoding_problems(self._find_type_problems()), self.find_transform_problems()
         problems = [
-            *self.reading_problems(run),
+            *self.find_reading_problems(run),
             *flow,
-            *self.server_problems(run),
-            *self._election_problems(),
-            *self.error_problems(),
+            *self.find_server_problems(run),
+            *self._find_election_problems(),
+            *self.find_error_problems(),
         ]
-        problems += [*self._sink_problems(), *changes, *self._routed_sink_problems()]
+        problems += [*self._find_sink_problems(), *changes, *self._find_routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
-        return [*problems, *self._row_problems(run, find_first_cause([*flow, *changes, *of_spark]), problems)]
+        return [*problems, *self._find_row_problems(run, find_first_cause([*flow, *changes, *of_spark]), problems)]
 
-    def _row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
+    def _find_row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
         """Return the problems that the sinks find in their rows. With transforms, only Spark knows the columns of these.
 
         :param cause: the argument whose problem keeps their columns from being known; "" if none does.
@@ -269,10 +284,10 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return []
         check = partial(self._validate_sink, run)
         found: list[Problem] = [Unchecked("transforms", cause)] if self.transforms and cause else []
-        found += find_analysis_problems("sink columns", check, cause, others, self.sink.target_problems)
+        found += find_analysis_problems("sink columns", check, cause, others, self.sink.find_target_problems)
         for routed in self._routed_sinks:
             check = partial(self._validate_routed, routed, run)
-            instead = partial(routed.problems, None)
+            instead = partial(routed.find_problems, None)
             found += find_analysis_problems(f"{routed.where} columns", check, cause, [*others, *found], instead)
         return found
 
@@ -280,16 +295,16 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return self.sink.validate(self.shape(run))
 
     def _validate_routed(self, routed: RoutedSink, run: Run) -> list[Problem]:
-        return routed.problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
+        return routed.find_problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
 
-    def routed_type_problems(self) -> list[Problem]:
+    def find_routed_type_problems(self) -> list[Problem]:
         return [problem for routed in self._routed_sinks for problem in routed.type_problems]
 
-    def _type_problems(self) -> list[Problem]:
-        found = self.record_options.type_problems()
+    def _find_type_problems(self) -> list[Problem]:
+        found = self.record_options.find_type_problems()
         return found if isinstance(self.sink, Sink) else [*found, Problem("sink", f"`{self.sink!r}` is no Sink")]
 
-    def _sink_problems(self) -> list[Problem]:
+    def _find_sink_problems(self) -> list[Problem]:
         """Return the options that this sink does not support."""
         if not isinstance(self.sink, Sink):
             return []
@@ -298,13 +313,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
             found = "this sink upserts split by split: each partition has to be one split"
             problems.append(Problem("split_records", found, 'Leave it out, or use `atomic="window"`'))
         if self.window_options.by_interval:
-            problems += self.sink.unordered_problems()
+            problems += self.sink.find_unordered_problems()
         if self.window_options.max_out_of_interval is not None and self.sink.guarantee.by_split:
             found = "this sink commits split by split, before the records of a window are counted"
             problems.append(Problem("max_out_of_interval", found, 'Leave it out, or use `atomic="window"`'))
-        return problems + (self.replay_problems() if self.on_rerun == "replay" else [])
+        return problems + (self.find_replay_problems() if self.on_rerun == "replay" else [])
 
-    def _election_problems(self) -> list[Problem]:
+    def _find_election_problems(self) -> list[Problem]:
         """Return topics whose log may be truncated while Spark's source reads it and splits are committed.
 
         Tasks that read a topic themselves compare the leader epoch of each record. Spark's source does not return it.
@@ -323,7 +338,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         action = 'Leave `read_with` out, so that tasks compare leader epochs, use `atomic="window"`, or set it to false'
         return [Problem("read_with", found, action)]
 
-    def _routed_sink_problems(self) -> list[Problem]:
+    def _find_routed_sink_problems(self) -> list[Problem]:
         """Return the problems of the sinks that transforms send records to."""
         if not isinstance(self.sink, Sink):
             return []
@@ -334,31 +349,31 @@ class KafkaToSinkOperator(FromKafkaOperator):
             problems += [Problem(routed.where, found, "Give the operator's `key=` a format") for routed in deletes]
         return problems
 
-    def replay_problems(self) -> list[Problem]:
-        others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.replay_problems())]
-        return [*super().replay_problems(), *others]
+    def find_replay_problems(self) -> list[Problem]:
+        others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.find_replay_problems())]
+        return [*super().find_replay_problems(), *others]
 
-    def unknown_window_problems(self, replay: Window) -> list[Problem]:
-        found = super().unknown_window_problems(replay)
-        for routed, part in self._routed_replays(replay):
+    def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
+        found = super().find_unknown_window_problems(replay)
+        for routed, part in self._list_routed_replays(replay):
             found += routed.prefixed(find_unknown_window_problems(routed.sink, part))
         return found
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
-        found = super().window_replay_problems(replay)
-        for routed, part in self._routed_replays(replay):
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
+        found = super().find_window_replay_problems(replay)
+        for routed, part in self._list_routed_replays(replay):
             # A filter may be newer than the window: its sink has no rows of it to replace.
             if routed.sink.applied(replace(part, replay=0)) is not None:
-                found += routed.prefixed(routed.sink.window_replay_problems(part))
+                found += routed.prefixed(routed.sink.find_window_replay_problems(part))
         return found
 
-    def _routed_replays(self, replay: Window) -> Iterator[tuple[RoutedSink, Window]]:
+    def _list_routed_replays(self, replay: Window) -> Iterator[tuple[RoutedSink, Window]]:
         """Yield the sinks of filters, and the replay under the name that each of them records; none for a window without
         records."""
         for routed in self._routed_sinks if not replay.is_empty else ():
             yield routed, replace(replay, pipeline=routed.pipeline(replay.pipeline))
 
-    def null_value_problems(self) -> list[Problem]:
+    def find_null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
         if behavior is not None and (unknown := find_choice_problems(where, behavior, ("fail", "ignore", "write", "delete"))):
             return unknown
@@ -376,22 +391,56 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().destinations()
         for number, routed in enumerate(self._routed_sinks, 1):
-            made |= routed.sink.destination().under(f"filter {number}")
+            made |= routed.sink.destination().under(f"{FILTER} {number}")
         return made
 
+    def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
+        """Refuse a data interval if a sink has no record of the latest one that was committed there. The commit of an interval
+        looks at no other interval's record.
+
+        :raises SinkRecordMissing: a sink has none, and no `rebind` was made since.
+        """
+        from airflow_kafka_spark.ledger.interval import IntervalLedger
+
+        if not isinstance(ledger, IntervalLedger) or ledger.sink_has_it or (last := ledger.find_last_complete()) is None:
+            return
+        window, before, since = last.window, last.window.binding, (last.report or {}).get("completed_at", "")
+        if before is None or before.decided != found.decided or not has_same_destination(before, found):
+            return
+        if not since or get_current_milliseconds() - to_milliseconds(parse_iso(since)) > COMPARED_DAYS * 86_400_000:
+            return
+        names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
+        for sink, name in names:
+            if sink.has_lost(replace(window, pipeline=name)):
+                interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
+                raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
+
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        return self.sink.last_applied(pipeline)
+        found = self.sink.last_applied(pipeline)
+        # With a template, each window has its own target, and the record is of all of them.
+        return replace(found, elsewhere="") if found is not None and self._destination_is_free else found
 
     def splits(self, window: Window) -> tuple[Split, ...]:
         read = self.read_options
         whole = read.read_with == "spark" or self.sink.whole_partitions
         span = max(window.span, 1) if whole else read.split_records or self.sink.split_records
-        return make_splits(window, span, without=self.lost_topics(window))
+        return make_splits(window, span, without=self.find_lost_topics(window))
 
     # --- 4. move, 5. commit ---
 
     def applied(self, window: Window) -> Applied | None:
-        return self.sink.applied(window)
+        """Return the record of the operator's own sink, which commits last. None if a ``rebind`` has given the window a sink of a
+        filter that does not have its part yet."""
+        found = self.sink.applied(window)
+        if found is None or window.after != ELSEWHERE or window.binding is None:
+            return found
+        place = window.binding.destination.place
+        for number, routed in enumerate(self._routed_sinks, 1):
+            # A filter that was added to an open window gets nothing of it.
+            is_bound = any(fact.startswith(f"{FILTER} {number} ") for fact in place)
+            if is_bound and routed.sink.applied(replace(window, pipeline=routed.pipeline(window.pipeline))) is None:
+                return None
+        return found
 
     def move(self, window: Window, ledger: Ledger) -> Report:
         return SinkMove.of(self, window, ledger).run()
@@ -445,7 +494,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             read_with=self.read_options.read_with,
         )
 
-    def routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
+    def list_routed_sinks_and_shapes(self, pipeline: str) -> list[tuple[RoutedSink, Shape]]:
         """Return the sinks that transforms send records to, with their rows.
 
         :param pipeline: the pipeline's name.
@@ -455,7 +504,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
         """Return the dead letter topic; None without one."""
         sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in self.sinks)
-        classes = {**self.error_classes(), TASK_PUT: ", ".join(sinks)}
+        classes = {**self.list_error_classes(), TASK_PUT: ", ".join(sinks)}
         return self.errors.dead_letters(self.kafka, pipeline, classes)
 
     @property
@@ -520,7 +569,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def sinks(self) -> tuple[Sink, ...]:
         return (self.sink, *(routed.sink for routed in self._routed_sinks))
 
-    def written_schema(self) -> pa.Schema | None:
+    def get_written_schema(self) -> pa.Schema | None:
         # The columns are known since the validation, so no server is asked for them.
         try:
             return self.shape(self.run_now).schema if self.run_now is not None else None
@@ -603,12 +652,12 @@ class SinkMove:
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
             others.commit()
             applied = writer.commit(self.results)
-        return self._report(applied, others)
+        return self._report(applied, others, writer.list_kept_ranges())
 
     def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
         sent_before = self.known.routed(self.window.replay) if self.known else {}
         others = RoutedSinks(opened, self.known, sent_before, partial(find_compacted_topics, self.operator.kafka))
-        for routed, shape in self.operator.routed_sinks_and_shapes(self.window.pipeline):
+        for routed, shape in self.operator.list_routed_sinks_and_shapes(self.window.pipeline):
             others.begin(routed, self.window, self.splits, shape)
         return others
 
@@ -699,7 +748,7 @@ class SinkMove:
 
         operator, tolerated = self.operator, self.tolerance is not None
         hook = operator.kafka if self.letters else None
-        found = writer.refused_records(self.results)
+        found = writer.find_refused_records(self.results)
         refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
         self.results = add_refused(self.results, found, self.splits, hook)
         self.refused = others.refused(hook, tolerated=tolerated)
@@ -714,8 +763,11 @@ class SinkMove:
         aside = SideOutputs(self.operator.kafka, self.ledger.parent_pipeline, self.letters)
         self.sent = aside.send([*self.results, *self.refused], self.ledger, others.decided)
 
-    def _report(self, applied: Applied, others: RoutedSinks) -> Report:
-        """Return the report of the window."""
+    def _report(self, applied: Applied, others: RoutedSinks, kept: Sequence[OffsetRange]) -> Report:
+        """Return the report of the window.
+
+        :param kept: the offsets that the sink has of topics that are gone.
+        """
         report = sum_up(
             self.window,
             self.results,
@@ -725,8 +777,10 @@ class SinkMove:
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)
+        unread = self.operator.unread_gaps(self.window, [*(split.range for split in self.splits), *kept])
         return replace(
             report,
+            gaps=(*report.gaps, *unread),
             records_rejected=report.records_rejected + refused,
             records_routed=report.records_routed - refused,
             dead_letters=self.sent.landed if self.sent else (),

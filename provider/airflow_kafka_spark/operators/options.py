@@ -71,7 +71,7 @@ class LedgerOptions:
     ledger_topic: str = "airflow-windows"
     keep_windows: int = 100
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of these options."""
         problems = list(_count_problems({"keep_windows": self.keep_windows}))
         if not TOPIC_NAME.fullmatch(self.ledger_topic):
@@ -161,18 +161,23 @@ class ReadOptions:
             raise ValueError(f"`{given}` is not a mapping")
         return parse_counts(given)
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of these options, without asking a server."""
-        return [*self.subscription.validate(), *self._option_problems(), *self._range_problems(), *self._count_problems()]
+        return [
+            *self.subscription.validate(),
+            *self._find_option_problems(),
+            *self._find_range_problems(),
+            *self._count_problems(),
+        ]
 
-    def _option_problems(self) -> Iterator[Problem]:
+    def _find_option_problems(self) -> Iterator[Problem]:
         yield from find_choice_problems("data_loss", self.data_loss, ("fail", "skip"))
         yield from find_choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group", "Name one, as `orders-warehouse`")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
 
-    def _range_problems(self) -> Iterator[Problem]:
+    def _find_range_problems(self) -> Iterator[Problem]:
         try:
             parse_start(self.starting_offsets)
         except ValueError as error:
@@ -212,7 +217,7 @@ class FollowOptions:
     follows: str | None = None
     on_mismatch: Literal["fail", "warn"] = "fail"
 
-    def problems(self, read: ReadOptions) -> list[Problem]:
+    def find_problems(self, read: ReadOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
         problems = find_choice_problems("on_mismatch", self.on_mismatch, ("fail", "warn"))
         if self.follows and read.max_records is not None:
@@ -249,7 +254,7 @@ class WindowOptions:
     def grace_seconds(self) -> float:
         return self.grace if isinstance(self.grace, (int, float)) else self.grace.total_seconds()
 
-    def problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
+    def find_problems(self, read: ReadOptions, follow: FollowOptions) -> list[Problem]:
         """Return the problems of these options, and of other options that exclude them."""
         problems: list[Problem] = [
             *find_choice_problems("window", self.window, ("progress", "interval")),
@@ -295,7 +300,7 @@ class RecordOptions:
         columns = self.metadata_columns
         return tuple(columns.items()) if isinstance(columns, Mapping) else tuple((name, name) for name in columns)
 
-    def type_problems(self) -> list[Problem]:
+    def find_type_problems(self) -> list[Problem]:
         """Return a problem for each format that is not a :class:`Format`."""
         problems: list[Problem] = (
             [Problem("value", f"`{self.value!r}` is not a Format")] if not isinstance(self.value, Format) else []
@@ -304,7 +309,7 @@ class RecordOptions:
             problems.append(Problem("key", f"`{self.key!r}` is not a Format"))
         return problems
 
-    def column_problems(self, value: Format, key: Format | None) -> list[Problem]:
+    def find_column_problems(self, value: Format, key: Format | None) -> list[Problem]:
         """Return the problems of ``metadata_columns``.
 
         :param value: the format of the values of the topics that are read.
@@ -315,7 +320,7 @@ class RecordOptions:
             for name, _ in self.metadata
             if name not in METADATA
         ]
-        taken = set(value.arrow_schema().names) | set(key.arrow_schema().names if key else ())
+        taken = set(value.get_arrow_schema().names) | set(key.get_arrow_schema().names if key else ())
         for name, column in self.metadata:
             if column in taken:
                 action = f'Name it otherwise: {{"{name}": "kafka_{name}"}}'

@@ -63,6 +63,13 @@ def find_cluster_problems(sink: KafkaSink, kafka_conn_id: str) -> list[Problem]:
     return []
 
 
+def find_ledger_problems(sink: KafkaSink, ledger_topic: str) -> list[Problem]:
+    """Return the problem of a sink whose topic is the ledger, where pipelines would find records that are none of theirs."""
+    if sink.topic != ledger_topic:
+        return []
+    return [Problem("sink.topic", f"`{ledger_topic}` is the ledger of pipelines (`ledger_topic`)", "Write to another topic")]
+
+
 def list_topic_uris(sink: KafkaSink) -> list[str]:
     """Return the asset of the topic; none for a column of topics."""
     return [sink.uri] if isinstance(sink, KafkaSink) and sink.topic else []

@@ -91,7 +91,7 @@ class RoutedSink:
         ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
         # The filter may be newer than the windows before.
-        return replace(window, pipeline=name, gaps=(*window.gaps, *holes), after=0)
+        return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
 
     def chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
         """Return the transforms that make the sink's rows of records.
@@ -104,12 +104,12 @@ class RoutedSink:
             return tuple(kept)
         return (*kept, replace(self.filter, to=None, reason="", negate=not self.filter.negate))
 
-    def problems(self, shape: Shape | None) -> list[Problem]:
+    def find_problems(self, shape: Shape | None) -> list[Problem]:
         """Return the problems that prevent the sink from writing windows.
 
         :param shape: the rows of the sink; None if they are not known.
         """
-        return self.prefixed(self.sink.target_problems() if shape is None else self.sink.validate(shape))
+        return self.prefixed(self.sink.find_target_problems() if shape is None else self.sink.validate(shape))
 
     def prefixed(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems of the sink, prefixed with the filter's argument and the sink's place."""
@@ -164,7 +164,7 @@ def find_routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unorder
             found = f"{place} shows parts of a window ({sink.guarantee.value}) before its records are final"
             problems.append(Problem(routed.where, found, 'Use `atomic="window"`'))
         if unordered:
-            problems += routed.prefixed(sink.unordered_problems())
+            problems += routed.prefixed(sink.find_unordered_problems())
     return problems
 
 
@@ -226,7 +226,7 @@ class RoutedPart:
         """
         from airflow_kafka_spark.bad_records.dead_letters import add_refused
 
-        found = self.writer.refused_records(self.results) if self.applied is None else ()
+        found = self.writer.find_refused_records(self.results) if self.applied is None else ()
         refuse_rejected(found, self.uri, str(self.window), tolerated=tolerated)
         self.results = add_refused(self.results, found, self.splits, hook)
         letters, where = _collect_refused_letters(self.results)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_problems
 from airflow_kafka_spark.errors import (
+    ClusterChanged,
     LedgerBehind,
     PipelineInOtherLedger,
     Problem,
@@ -29,6 +30,7 @@ from airflow_kafka_spark.operators.publishing import (
     check_target,
     describe_target,
     find_cluster_problems,
+    find_ledger_problems,
     find_sink_problems,
     list_accounts,
     list_topic_uris,
@@ -52,8 +54,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     select_first_bad_records,
 )
-from airflow_kafka_spark.windows.pass_progress import format_progress
-from airflow_kafka_spark.windows.report import Report, sum_up_published
+from airflow_kafka_spark.windows.report import Report, format_progress, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -63,6 +64,12 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.transforms.chain import TransformLike
 
 
+COPIED_LEDGER = (
+    "Correct `bootstrap.servers`. If the ledger topic was copied to a new cluster, compare the topics with the source first: the "
+    "copies may have fewer records than the ledger says, or more. To go on where the ledger stands: `airflow kafka-spark rebind "
+    "<pipeline> --not-running --why ...`. To publish all rows to the new cluster, give the operator a new `pipeline=` name"
+)
+"""The action of the error if the ledger names another cluster."""
 MAX_TARGETS = 3
 """Maximum number of topics at which the group names the last window, if a column names the topics."""
 RECORD_OPTIONS = frozenset(
@@ -134,7 +141,7 @@ class SourceToKafkaOperator(WindowOperator):
         Airflow deployment, needs names of its own. The ledger remembers which task moves a pipeline and where its windows go, and
         refuses another task. A mapped task needs a name per index. Templated.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``. Templated.
-    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
+    :param spark_conn_id: Airflow connection of type ``spark`` or ``spark_connect``; default ``spark_default``. Templated.
     :param spark_conf: Spark settings, which override those of the connection; default none.
     :param ledger_topic: compacted topic that contains the ledgers; it is created if it is missing. Default ``airflow-windows``.
         Templated.
@@ -142,7 +149,13 @@ class SourceToKafkaOperator(WindowOperator):
     :param kwargs: arguments of Airflow's ``BaseOperator``. ``max_active_tis_per_dag`` is 1 by default.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "kafka_conn_id", "ledger_topic", "errors_deadletterqueue_topic_name")
+    template_fields: Sequence[str] = (
+        "pipeline",
+        "kafka_conn_id",
+        "ledger_topic",
+        "spark_conn_id",
+        "errors_deadletterqueue_topic_name",
+    )
     rendered_parts = ("sink", "source")
     typed_parts = {**WindowOperator.typed_parts, "source": "source."}
     sink: KafkaSink
@@ -191,41 +204,41 @@ class SourceToKafkaOperator(WindowOperator):
     # --- 1. validate ---
 
     def find_problems(self, run: Run) -> list[Problem]:
-        wrong_sink, of_source = find_sink_problems(self.sink), self._source_problems()
+        wrong_sink, of_source = find_sink_problems(self.sink), self._find_source_problems()
         of_cluster = [] if wrong_sink else find_cluster_problems(self.sink, self.kafka_conn_id)
-        problems = [*self.pipeline_problems(run), *of_source, *wrong_sink, *of_cluster]
+        problems = [*self.find_pipeline_problems(run), *of_source, *wrong_sink, *of_cluster]
         problems += find_choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
-        of_schemas = [] if wrong_sink else list(self._schema_problems())
+        of_schemas = [] if wrong_sink else list(self._find_schema_problems())
         problems += of_schemas
-        of_spark, changes = self.spark_problems(), self._transform_problems()
+        of_spark, changes = self.find_spark_problems(), self._find_transform_problems()
         if wrong_sink:
-            return [*problems, *changes, *self._error_problems(), *of_spark]
-        columns = self._known_columns(of_source)
+            return [*problems, *changes, *self._find_error_problems(), *of_spark]
+        columns = self._find_known_columns(of_source)
         if of_source and columns is None:
             problems.append(Unchecked("sink columns", find_first_cause(of_source)))
         connect = () if columns is None else self.source.connect_columns
-        of_options = self.sink.problems(columns, connect=connect, transformed=bool(self.transforms))
+        of_options = self.sink.find_problems(columns, connect=connect, transformed=bool(self.transforms))
         problems += [
             *of_options,
             *changes,
-            *(self._topic_problems() if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
-            *self._error_problems(),
+            *(self._find_topic_problems() if not of_cluster else [Unchecked("sink.topic", "sink.conn_id")]),
+            *self._find_error_problems(),
             *of_spark,
         ]
         if self.transforms and problems:
             # Without a problem, Spark is asked when there are rows to read.
             of_records = [problem for problem in of_options if problem.where in RECORD_OPTIONS]
             cause = find_first_cause([*of_source, *of_schemas, *of_records, *changes, *of_spark])
-            check = partial(self._fitting_problems, find_first_cause(problems))
+            check = partial(self._find_fitting_problems, find_first_cause(problems))
             problems += find_analysis_problems("transforms", check, cause, problems)
         return problems
 
-    def _source_problems(self) -> list[Problem]:
+    def _find_source_problems(self) -> list[Problem]:
         if not isinstance(self.source, RowSource):
             return [Problem("source", f"`{self.source!r}` is no RowSource")]
         return self.source.validate()
 
-    def _schema_problems(self) -> Iterator[Problem]:
+    def _find_schema_problems(self) -> Iterator[Problem]:
         """Yield the options with which events cannot be written with the schemas of their tables."""
         from airflow_kafka_spark.sources.cdc.source import WITH_SCHEMA, LogSource
 
@@ -242,11 +255,12 @@ class SourceToKafkaOperator(WindowOperator):
         if self.errors.tolerates:
             yield Problem("errors_tolerance", f"{found}, and these tolerate no bad row", "Leave it out")
 
-    def _topic_problems(self) -> list[Problem]:
+    def _find_topic_problems(self) -> list[Problem]:
         # Transforms may give the records keys.
-        return self.sink.server_problems(self.kafka, keyless=not self.sink.key_columns and not self.transforms)
+        keyless = not self.sink.key_columns and not self.transforms
+        return find_ledger_problems(self.sink, self.ledger_topic) or self.sink.find_server_problems(self.kafka, keyless=keyless)
 
-    def _known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
+    def _find_known_columns(self, of_source: Sequence[Problem]) -> tuple[str, ...] | None:
         """Return the columns of the source; None if only Spark can find them, or if the source has problems.
 
         :param of_source: the problems of the source.
@@ -260,7 +274,7 @@ class SourceToKafkaOperator(WindowOperator):
                 raise
             return None
 
-    def _fitting_problems(self, cause: str) -> list[Problem]:
+    def _find_fitting_problems(self, cause: str) -> list[Problem]:
         """Return an empty list; an ``Unchecked`` if the columns of the source are not known before there are rows.
 
         :param cause: the argument whose problem prevents reading the source.
@@ -271,18 +285,18 @@ class SourceToKafkaOperator(WindowOperator):
         shaping = self._chain
         assert shaping is not None
         with open_session_for(self.spark, self.source) as session:
-            if (rows := self.source.empty_frame(session)) is None:
+            if (rows := self.source.make_empty_frame(session)) is None:
                 return [Unchecked("transforms", cause)]
             shaping.check(rows)
         return []
 
-    def _transform_problems(self) -> list[Problem]:
+    def _find_transform_problems(self) -> list[Problem]:
         """Return the problems of the transforms' options, without Spark."""
         if not self.transforms:
             return []
-        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, chain_problems
+        from airflow_kafka_spark.transforms import InsertField, TimestampRouter, find_chain_problems
 
-        found = chain_problems(self.transforms)
+        found = find_chain_problems(self.transforms)
         if self.read_with == "task":
             found.append(Problem("read_with", "with `transforms`, the JVM reads the source", 'Use "auto"'))
         for index, transform in enumerate(() if found else self.transforms):
@@ -294,10 +308,10 @@ class SourceToKafkaOperator(WindowOperator):
                 found.append(Problem(f"transforms[{index}] TimestampRouter", what, "Give the sink a `timestamp` column"))
         return found
 
-    def _error_problems(self) -> list[Problem]:
+    def _find_error_problems(self) -> list[Problem]:
         routes, taken = self.routes(), (self.ledger_topic,)
         mixed = find_target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
-        wrong = self.errors.problems() or self.errors.server_problems(self.kafka, taken)
+        wrong = self.errors.find_problems() or self.errors.find_server_problems(self.kafka, taken)
         return [*mixed, *wrong, *find_route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
     @property
@@ -328,23 +342,25 @@ class SourceToKafkaOperator(WindowOperator):
     def origin(self) -> Endpoint:
         return self.source.origin()
 
-    def dataflow(self) -> Dataflow:
+    def describe_dataflow(self) -> Dataflow:
         return Dataflow(self.sinks, source=self.source, dead_letter_topic=self.errors.topic)
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.ledger.attempt import format_utc_now
 
+        if ledger.memory.find_rebind_after(ledger.memory.binding) is None:
+            self._refuse_other_cluster(ledger.memory.position.cluster_id)
         self.sink.ensure_topic(self.kafka)
-        targets = self._targets()
+        targets = self._list_target_topics()
         self._refuse_lost(ledger, targets)
         ledger.refuse_taken()
-        frozen = self.source.freeze(self._source_position(ledger))
+        frozen = self.source.freeze(self._read_source_position(ledger))
         if len(frozen.splits) > MAX_SPLITS:
             found = f"the window has {len(frozen.splits)} splits, more than {MAX_SPLITS}"
             raise SourceRejected(self.source.uri, found, "Make splits larger, or windows smaller")
         self._check_kinds(frozen.splits[:1])
         self._check_records(frozen.splits[:1])
-        ledger.plan_offsets = self._offsets_in_targets(ledger.memory.published or ())
+        ledger.plan_offsets = self._find_offsets_in_targets(ledger.memory.published or ())
         if targets and not ledger.plan_offsets and ledger.memory.is_blank:
             self.log.warning(
                 "The user of connection `%s` may not read topic `%s`. If ledger topic `%s` is lost, this pipeline publishes all "
@@ -368,7 +384,7 @@ class SourceToKafkaOperator(WindowOperator):
             ),
         )
 
-    def _targets(self) -> list[TargetTopic]:
+    def _list_target_topics(self) -> list[TargetTopic]:
         """Return the sink's topic as it is now; none if each row names its own."""
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
@@ -376,14 +392,15 @@ class SourceToKafkaOperator(WindowOperator):
         """Return an open window whose unpublished splits go to the topic of this run. The published ones stay where they are."""
         assert window.source is not None
         self.sink.ensure_topic(self.kafka)
-        targets = self._targets()
+        targets = self._list_target_topics()
         return replace(
             window,
+            cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
         )
 
-    def _source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:
+    def _read_source_position(self, ledger: Ledger) -> Mapping[str, Any] | None:
         """Return the position of the source. After a window that was given up, it contains the notes of the window's published
         splits."""
         position = ledger.memory.position.source
@@ -391,6 +408,15 @@ class SourceToKafkaOperator(WindowOperator):
             return position
         frozen = {name: value for name, value in position.items() if name != GIVEN_UP}
         return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
+
+    def _refuse_other_cluster(self, known: str) -> None:
+        """Refuse a ledger that was copied from another cluster. It does not say which records the topics of this cluster have.
+
+        :param known: id of the cluster that the ledger names; empty if unknown.
+        :raises ClusterChanged: it names another cluster.
+        """
+        if known not in ("", found := self.kafka.cluster_id()):
+            raise ClusterChanged(known, found, COPIED_LEDGER)
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
         """Make sure that the ledger has every window that the group names, and that a new pipeline has published nothing.
@@ -454,7 +480,7 @@ class SourceToKafkaOperator(WindowOperator):
             if is_same:
                 raise PipelineInOtherLedger(pipeline, self.ledger_topic, name)
 
-    def _offsets_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def _find_offsets_in_targets(self, published: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return partitions of target topics, with the offsets that the group commits there. The metadata of such an offset names
         the window that was planned and published last.
 
@@ -477,7 +503,7 @@ class SourceToKafkaOperator(WindowOperator):
         columns = {option: name for option in EXPECTED_KINDS if (name := getattr(self.sink, option)) is not None}
         if not bounds or not columns:
             return
-        kinds = self._kinds(bounds)
+        kinds = self._find_kinds(bounds)
         problems = []
         for option, name in columns.items():
             wanted, unfit = EXPECTED_KINDS[option]
@@ -487,7 +513,7 @@ class SourceToKafkaOperator(WindowOperator):
         if problems:
             raise ValidationError(problems)
 
-    def _kinds(self, bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _find_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the kinds of the source's columns, as far as they have one. If only Spark can read the source, it is asked."""
         from airflow_kafka_spark.road.publish import open_session_for
 
@@ -526,10 +552,12 @@ class SourceToKafkaOperator(WindowOperator):
     def check(self, window: Window) -> None:
         """Make sure that the topic is the one that the window was planned for, with the same number of partitions.
 
+        :raises ClusterChanged: the window was planned for another cluster.
         :raises TopicRecreated: the topic was deleted and created again: the records that were published to it are gone.
         :raises PartitionsChanged: the topic has more partitions now, so that keys would be placed elsewhere.
         """
         assert window.source is not None
+        self._refuse_other_cluster(window.cluster_id)
         for name, count in window.source.partitions.items():
             check_target(self.kafka, self.sink, TargetTopic(name, window.topic_ids.get(name, ""), count))
 
@@ -608,7 +636,7 @@ class SourceToKafkaOperator(WindowOperator):
         report = replace(report, completed_at=format_utc_now(), source=self.source.uri)
         claim = ledger.ledger_claim
         landed = [*(ledger.memory.published or ()), *(part.topic_partition for part in report.published)]
-        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._offsets_in_targets(landed)}
+        offsets = {TopicPartition(claim.topic, claim.partition): claim.offset, **self._find_offsets_in_targets(landed)}
         summary = report.to_dict()
         ledger.close(summary, offsets)
         if progress := summary.get("source_progress"):

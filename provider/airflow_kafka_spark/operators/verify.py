@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import SinkDiffers, ValidationError
-from airflow_kafka_spark.errors.arguments import as_names, find_type_problems, replace_wrong_arguments
+from airflow_kafka_spark.errors.arguments import as_names, find_template_problems, find_type_problems, replace_wrong_arguments
 from airflow_kafka_spark.operators.base import render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
 from airflow_kafka_spark.operators.visibility.progress import find_store
@@ -173,8 +173,9 @@ class VerifyOperator(BaseOperator):
             max_keys=sound.max_keys,
             on_difference=sound.on_difference,
         )
-        problems += find_type_problems(options.source, "source.") + find_type_problems(options.sink, "sink.")
-        problems += options.problems()
+        for name, side in (("source.", options.source), ("sink.", options.sink)):
+            problems += [*find_type_problems(side, name), *find_template_problems(side, name)]
+        problems += options.find_problems()
         plan, of_tables = make_plan(options) if not any(p.where.startswith(("source", "sink")) for p in problems) else (None, [])
         if problems or plan is None:
             raise ValidationError([*problems, *of_tables])

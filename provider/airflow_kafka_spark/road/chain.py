@@ -93,7 +93,7 @@ class ChainPlan:
     program: Program | None = None
     unknown: str = ""
 
-    def program_for(self, read: ReadTask) -> Program | None:
+    def make_program_for(self, read: ReadTask) -> Program | None:
         """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
         chain."""
         missing = set(ORIGINAL.values()).difference(read.schema.names)
@@ -137,7 +137,7 @@ class SinkChain:
 
         return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
 
-    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+    def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         from airflow_kafka_spark.road.tasks.layout import RecordLayout
 
@@ -155,9 +155,9 @@ class SinkChain:
         asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
         return RecordLayout(
             self.value.decoder(),
-            self.value.arrow_schema(),
+            self.value.get_arrow_schema(),
             self.key.decoder() if self.key else None,
-            self.key.arrow_schema() if self.key else None,
+            self.key.get_arrow_schema() if self.key else None,
             tuple(dict.fromkeys([*letters, *asked])),
         )
 
@@ -188,13 +188,13 @@ class SinkChain:
         for transform in self.transforms:
             if isinstance(transform, Filter) and transform.captured_by is not None:
                 column = f"{CAPTURED}{number}"
-                made.append(Capture(column, self._captured_row, predicate=transform.predicate, negate=transform.negate))
+                made.append(Capture(column, self._make_captured_row, predicate=transform.predicate, negate=transform.negate))
                 number += 1
             else:
                 made.append(transform)
         return tuple(made)
 
-    def _captured_row(self, frame: DataFrame) -> dict[str, Column]:
+    def _make_captured_row(self, frame: DataFrame) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         return {**self._columns(frame), TOMBSTONE: F.col("value").isNull()}
@@ -284,9 +284,9 @@ class TopicChain:
         """Return the task that reads splits."""
         return self.chain.read_task(splits, reading)
 
-    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+    def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
-        return self.chain.reading_only(read, columns)
+        return self.chain.make_partial_read_task(read, columns)
 
     def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return how tasks sort and encode the records of :meth:`records`."""
@@ -311,13 +311,14 @@ class TopicChain:
         if ROUTE in kept:
             fine = fine & F.col(ROUTE).isNull()
         formats: dict[str, Format | None] = dict.fromkeys(changed)
-        parts: list[tuple[Part, str, Format | None, Format | None]] = [
-            ("value", "sink.value", self.value, self.chain.value),
-            ("key", "sink.key_format", self.key, self.chain.key),
-        ]
-        for part, where, format, read in parts:
+        encodings = (
+            PartEncoding("value", "sink.value", self.value, self.chain.value),
+            PartEncoding("key", "sink.key_format", self.key, self.chain.key),
+        )
+        for encoding in encodings:
+            part = encoding.part
             if part in changed:
-                frame, formats[part] = encode_part(frame, part, where, fine, format, read, in_tasks=in_tasks)
+                frame, formats[part] = encode_part(frame, encoding, fine, in_tasks=in_tasks)
             columns.append(F.col(BYTES + part if part in changed else ORIGINAL[part]).alias(part))
         if "topic" in changed:
             columns.append(F.col(MADE + "topic").alias("topic"))
@@ -387,15 +388,16 @@ class SourceChain:
         fine = ~aside & ~F.col(LEFT_OUT)
         if ends:
             fine = fine & F.col(END).isNull()
-        parts: list[tuple[Part, str, Format | None]] = [
-            ("value", "sink.value", self.sink.value_writer),
-            ("key", "sink.key_format", self._key_writer(changed)),
-        ]
-        for part, where, format in parts:
+        encodings = (
+            PartEncoding("value", "sink.value", self.sink.value_writer),
+            PartEncoding("key", "sink.key_format", self._choose_key_format(changed)),
+        )
+        for encoding in encodings:
+            part = encoding.part
             if part == "key" and not self.sink.key_columns and "key" not in changed:
                 made = made.withColumn(BYTES + part, F.lit(None).cast("binary"))
                 continue
-            made, _ = encode_part(made, part, where, fine, format, None)
+            made, _ = encode_part(made, encoding, fine)
         # Dead letters and routed records need the row before the transforms. If tasks encode, any row may still become a dead
         # letter.
         wanted = F.lit(True) if self._encodes_in_tasks(changed) else aside
@@ -442,12 +444,12 @@ class SourceChain:
         sink = self.sink
         parts: dict[str, Any] = {
             "key": self._key(),
-            "value": as_struct(self._value_columns(rows)),
-            "topic": sink.topic_of_row(),
-            "partition": sink.partition_of_row(),
+            "value": as_struct(self._list_value_columns(rows)),
+            "topic": sink.make_topic_column(),
+            "partition": sink.make_partition_column(),
             # It gets one when it is written.
             "offset": F.lit(None).cast("bigint"),
-            "timestamp": F.timestamp_millis(sink.milliseconds_of_row(rows)),
+            "timestamp": F.timestamp_millis(sink.make_timestamp_column(rows)),
             "headers": self._headers(),
             LEFT_OUT: F.lit(False),
             **more,
@@ -471,19 +473,19 @@ class SourceChain:
 
         from airflow_kafka_spark.transforms.base import FIXED
 
-        return (self.sink.headers_of_row() if self.sink.headers else F.array()).cast(FIXED["headers"])
+        return (self.sink.make_headers_column() if self.sink.headers else F.array()).cast(FIXED["headers"])
 
-    def _value_columns(self, rows: DataFrame) -> Sequence[str]:
+    def _list_value_columns(self, rows: DataFrame) -> Sequence[str]:
         return tuple(self.sink.value_columns or (name for name in rows.columns if name != END))
 
-    def _key_writer(self, changed: frozenset[str]) -> Format | None:
+    def _choose_key_format(self, changed: frozenset[str]) -> Format | None:
         """Return the format of keys; None if a transform makes the keys and no format is given, so that their type decides."""
         if self.sink.key_format is not None or (self.sink.key_columns and "key" not in changed):
             return self.sink.key_writer
         return None
 
     def _encodes_in_tasks(self, changed: frozenset[str]) -> bool:
-        key = self._key_writer(changed)
+        key = self._choose_key_format(changed)
         return self.sink.value_writer.encodes_in_tasks or (key is not None and key.encodes_in_tasks)
 
     def _given(self, rows: DataFrame) -> dict[str, Column]:
@@ -496,8 +498,8 @@ class SourceChain:
             key = as_struct(sink.key_columns) if sink.key_writer.encodes_in_tasks else sink.key_writer.encode(sink.key_columns)
         return {
             "key": key,
-            "value": as_struct(self._value_columns(rows)),
-            "timestamp": sink.milliseconds_of_row(rows),
+            "value": as_struct(self._list_value_columns(rows)),
+            "timestamp": sink.make_timestamp_column(rows),
             "headers": self._headers(),
         }
 
@@ -523,37 +525,43 @@ def transform_frame(frame: DataFrame, transforms: Sequence[TransformLike]) -> tu
     return frame.select(*(F.col(name).alias(MADE + name) for name in named), *map(make_spark_column, kept)), frozenset(changed)
 
 
-def encode_part(
-    frame: DataFrame,
-    part: Part,
-    where: str,
-    fine: Column,
-    format: Format | None,
-    read: Format | None,
-    *,
-    in_tasks: bool = False,
-) -> tuple[DataFrame, Format]:
-    """Return the frame of :func:`transform_frame` with the bytes of a key or a value, and the format that they have.
+@dataclass(frozen=True)
+class PartEncoding:
+    """The format in which a key or a value is written.
 
+    :param part: the key or the value.
     :param where: the operator's argument that sets the format, for errors.
-    :param fine: a condition; True for the rows that are written.
     :param format: the format; None: the default of Connect for its type: a struct as JSON, a number or a text as text, bytes
         unchanged.
     :param read: the format in which the part was read. If the part is still one column of bytes or text, it is written in this
-        format.
+        format. Default: it was not read.
+    """
+
+    part: Part
+    where: str
+    format: Format | None
+    read: Format | None = None
+
+
+def encode_part(frame: DataFrame, encoding: PartEncoding, fine: Column, *, in_tasks: bool = False) -> tuple[DataFrame, Format]:
+    """Return the frame of :func:`transform_frame` with the bytes of a key or a value, and the format that they have.
+
+    :param encoding: the key or the value, and its format.
+    :param fine: a condition; True for the rows that are written.
     :param in_tasks: True: there is a struct in place of the bytes, which tasks encode in this format.
     :raises ValidationError: the part cannot be written in this format.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
+    part = encoding.part
     whole, found = F.col(MADE + part), frame.schema[MADE + part].dataType
     names = found.names if isinstance(found, StructType) else [part]
     if isinstance(found, (ArrayType, MapType)):
         what = f"behind the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
         raise ValidationError([Problem("transforms", what, "Give it a name with HoistField")])
-    writer = format or _find_default_format(found, read)
-    if problems := writer.encoding_problems(where, names):
+    writer = encoding.format or _find_default_format(found, encoding.read)
+    if problems := writer.find_encoding_problems(encoding.where, names):
         raise ValidationError(problems)
     before = [make_spark_column(name) for name in frame.columns]
     fields: list[Column] = [whole.getField(n).alias(n) for n in names] if isinstance(found, StructType) else [whole.alias(part)]

@@ -107,7 +107,7 @@ class PublishJob(ABC):
         :param publisher: None: records are only counted.
         """
         self._doing = "counted" if publisher is None else "published"
-        task = self._reading_task(publisher)
+        task = self._make_reading_task(publisher)
         if task is not None:
             with self.spark.without_sql() as spark, self._watch.over(spark):
                 results = self._collect(run_per_split(spark, task, self.split_count))
@@ -125,7 +125,7 @@ class PublishJob(ABC):
         """Return the number of splits that are left."""
 
     @abstractmethod
-    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+    def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         """Return the task that reads a split by itself; None if Spark's SQL has to take part. This is decided only here."""
 
     @abstractmethod
@@ -169,23 +169,23 @@ class TopicJob(PublishJob):
         with self.spark.session() as session, use_sql_settings(session, SETTINGS):
             yield session
 
-    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+    def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         if isinstance(self.change, SqlProjection):
-            copying = self.change.copying_task(self.left, self._reading(publisher), publisher)
+            copying = self.change.make_copying_task(self.left, self._make_reading(publisher), publisher)
             if copying is not None:
                 return copying
-        return self._changing_task(publisher, self.plan) if self.plan is not None else None
+        return self._make_changing_task(publisher, self.plan) if self.plan is not None else None
 
-    def _changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
+    def _make_changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
         """Return the task that reads, changes and publishes splits in Arrow; None if Spark's SQL has to change them."""
         from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask
 
-        reading = self._reading(publisher)
+        reading = self._make_reading(publisher)
         read, unknown = self.change.read_task(self.left, reading), plan.unknown
         try:
-            if (program := plan.program_for(read)) is not None:
+            if (program := plan.make_program_for(read)) is not None:
                 sorting = self._sorting(plan.records, plan.formats, reading)
-                source = KafkaSplits(self.change.reading_only(read, program.columns), program)
+                source = KafkaSplits(self.change.make_partial_read_task(read, program.columns), program)
                 return PublishTask(publisher, read.splits, sorting, source)
         except EncodedBySpark as reason:
             unknown = str(reason)
@@ -197,9 +197,9 @@ class TopicJob(PublishJob):
 
         from airflow_kafka_spark.road.tasks.publish import PublishTask
 
-        if self.plan is None and (made := self._changing_task(publisher, plan_in_session(session, self.change))) is not None:
+        if self.plan is None and (made := self._make_changing_task(publisher, plan_in_session(session, self.change))) is not None:
             return run_per_split(session, made, self.split_count)
-        reading = self._reading(publisher)
+        reading = self._make_reading(publisher)
         read = self.change.read_task(self.left, reading)
         # One row a task: which split it shall read.
         numbers = session.range(0, self.split_count, 1, self.split_count)
@@ -220,7 +220,7 @@ class TopicJob(PublishJob):
         encoder = KeyValueEncoder(make_struct_encoders(records, formats.get("value"), formats.get("key")))
         return self.change.sorting(encoder, formats, reading)
 
-    def _reading(self, publisher: Publisher | None) -> Reading:
+    def _make_reading(self, publisher: Publisher | None) -> Reading:
         if self.reading.tolerance is not None and publisher is None:
             return replace(self.reading, tolerance=replace(self.reading.tolerance, keep=False))
         return self.reading
@@ -241,7 +241,7 @@ class TopicPlan:
     program: Program | None = None
     unknown: str = ""
 
-    def program_for(self, read: ReadTask) -> Program | None:
+    def make_program_for(self, read: ReadTask) -> Program | None:
         """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
         change."""
         return self.program and self.program.without_outputs(set(ORIGINAL.values()).difference(read.schema.names))
@@ -326,7 +326,7 @@ class SqlProjection:
         value, key = self.value if self.columns is not None else None, self.key_format if self.key else None
         return any(format is not None and format.encodes_in_tasks for format in (value, key))
 
-    def copying_task(self, splits: tuple[Split, ...], reading: Reading, publisher: Publisher | None) -> PublishTask | None:
+    def make_copying_task(self, splits: tuple[Split, ...], reading: Reading, publisher: Publisher | None) -> PublishTask | None:
         """Return the task that reads and publishes splits without SQL; None if SQL changes records.
 
         :param publisher: publishes a split; None: they are only counted.
@@ -345,7 +345,7 @@ class SqlProjection:
 
         return ReadTask(PackedSplits.of(splits), self.layout, reading)
 
-    def reading_only(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
+    def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return the task itself, because the columns of a value are decoded together."""
         return read
 
@@ -479,7 +479,7 @@ class SourceJob(PublishJob):
                 raise explained from error
             raise
 
-    def _reading_task(self, publisher: Publisher | None) -> PublishTask | None:
+    def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         if publisher is None or self.read_with == "spark" or self.chain is not None:
             return None
         reader = self.source.reader(self._bounds, self.sink.columns)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobFailed
 from airflow_kafka_spark.errors.base import RETRY
+from airflow_kafka_spark.errors.sinks import AFTER_REMEDY
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client_errors import find_missing_right_in_java
 from airflow_kafka_spark.hooks.spark.health import get_context
@@ -97,9 +98,9 @@ class Watch:
                 follower.on_start(context)
             reporter = _ProgressReporter(self.line, follower)
             if context is None:
-                watched = self._by_handler(cast("SparkSession", spark), reporter)
+                watched = self._follow_by_handler(cast("SparkSession", spark), reporter)
             else:
-                watched = self._by_thread(context, reporter)
+                watched = self._follow_by_thread(context, reporter)
             with watched:
                 yield
             if follower:
@@ -118,7 +119,7 @@ class Watch:
             self._spark = None
 
     @contextmanager
-    def _by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
+    def _follow_by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
         self.spark.begin_jobs(context, self._group, f"window {self.window}")
         done = threading.Event()
         watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter), daemon=True)
@@ -130,7 +131,7 @@ class Watch:
             watcher.join()
 
     @contextmanager
-    def _by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
+    def _follow_by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
 
         def handler(stages: Any, **_: Any) -> None:
@@ -276,7 +277,9 @@ def is_retryable(error: Exception) -> bool:
     if "[USER_RAISED_EXCEPTION]" in str(error):
         return False
     found = _OUR_ERROR.search(str(error))
-    return found is None or bool(getattr(getattr(errors, found[1], None), "retryable", True))
+    if found is None:
+        return True
+    return bool(getattr(getattr(errors, found[1], None), "retryable", True)) and AFTER_REMEDY not in found[2]
 
 
 def find_reason(error: Exception) -> str:

@@ -109,7 +109,7 @@ class RowJob(SinkJob):
         task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
         if self.reads_with_spark:
             with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
-                rows = collect(self._kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
+                rows = collect(self._make_kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         else:
             with self.spark.without_sql() as spark, self._watch.over(spark):
                 rows = collect(run_per_split(spark, task, len(self.splits)), self.window)
@@ -120,7 +120,7 @@ class RowJob(SinkJob):
 
         return tuple(map(str, jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True)))
 
-    def _kafka_frame(self, session: SparkSession) -> DataFrame:
+    def _make_kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
         java = self.kafka.java_config(inline_files=not self.spark.is_local)
         options = {
@@ -183,9 +183,9 @@ class ChainJob(SinkJob):
         read = self.chain.read_task(self.splits, self.reading)
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.reading.tolerance, others=self.others)
         plan = self.chain.plan(self.spark)
-        program = plan.program_for(read)
+        program = plan.make_program_for(read)
         if program is not None:
-            read = self.chain.reading_only(read, program.columns)
+            read = self.chain.make_partial_read_task(read, program.columns)
             return run_per_split(session, replace(write, read=read, program=program), len(self.splits))
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
-from airflow_kafka_spark.windows.model import Applied, BadRecord, Split, SplitResult, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +59,7 @@ class Shape:
     :param schema: the Arrow schema of the rows, in column order: the value's columns, then the key's, then metadata columns.
     :param has_tombstones: True if records without a value arrive as tombstones (see :class:`Rows`).
     :param tolerates: True if the sink has to leave out rows that it refuses, and to report them
-        (:meth:`WindowWriter.refused_records`).
+        (:meth:`WindowWriter.find_refused_records`).
     """
 
     pipeline: str
@@ -149,7 +149,7 @@ class WindowWriter(ABC):
         """
         return ()
 
-    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+    def find_refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
         """Return the records that the sink refuses; :meth:`commit` leaves them out.
 
         Called once, before dead letters are sent, and only where the :class:`Shape` tolerates bad records.
@@ -169,6 +169,11 @@ class WindowWriter(ABC):
         :raises ForeignOffsets: the sink's last window is of another cluster.
         """
 
+    def list_kept_ranges(self) -> Sequence[OffsetRange]:
+        """Return the offsets of splits that an earlier attempt has committed by themselves, and that are not among those of this
+        attempt, because their topic is gone. Called behind :meth:`commit`."""
+        return ()
+
     @abstractmethod
     def __enter__(self) -> Self: ...
 
@@ -186,8 +191,9 @@ def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
 
 
 def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
-    """Return the problem of a replay in a sink that has no record of the pipeline; none if it has one."""
-    return [] if sink.last_applied(replay.pipeline) is not None else [make_unknown_window_problem(replay, sink.uri)]
+    """Return the problem of a replay in a sink that has no record of the window in this target; none if it has one."""
+    first = replace(replay, replay=0, after=ELSEWHERE)
+    return [] if sink.applied(first) is not None else [make_unknown_window_problem(replay, sink.uri)]
 
 
 def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
@@ -200,6 +206,8 @@ class Sink(ABC):
     parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    used_by: ClassVar[str] = "KafkaToSinkOperator"
+    """The operators that take it, for messages."""
 
     @property
     def takes_tombstones(self) -> bool:
@@ -251,23 +259,25 @@ class Sink(ABC):
         Changes nothing, needs no Spark and takes seconds at most. Never raises for an error that a user can cause.
         """
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems that can be found without knowing the rows: of connection, server, target and rights.
 
         Called instead of :meth:`validate` if the columns of the rows are not known because of another problem. Default: none.
         """
         return []
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why this sink, with these options, cannot replace the rows of a window that it has applied, as a replay does.
 
         Called before a replay is planned, and before an open one is resumed. Changes nothing.
         """
         return [Problem("on_rerun", "this sink cannot replace the rows of a window", 'Set `on_rerun="skip"`')]
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return why the rows of one window cannot be replaced, although this sink can replace rows (:meth:`replay_problems`):
-        its rows, or its record, are not where a replay looks for them. Empty if the sink has applied this replay already.
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
+        """Return why the rows of one window cannot be replaced, although this sink can replace rows.
+
+        See :meth:`find_replay_problems`. The rows of the window, or its record, are not where a replay looks for them. Empty if
+        the sink has applied this replay already.
 
         Called before a replay is planned, and before an open one is resumed. Changes nothing. Default: none.
 
@@ -276,21 +286,32 @@ class Sink(ABC):
         """
         return []
 
-    def unordered_problems(self) -> list[Problem]:
+    def find_unordered_problems(self) -> list[Problem]:
         """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave
         other rows behind. Empty if the order does not matter."""
         return []
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
         records (``offset_columns``). Default: none.
 
-        Called before a window is planned whose topics were created again, so that offsets of the old ones mean nothing.
+        Called before a window is planned whose topics were created again, or are of another cluster, so that offsets of the old
+        ones mean nothing.
 
         :param window: the window that is going to be planned.
         :raises SinkUnavailable: the target cannot be read.
         """
         return []
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the last window of each of some topics that any pipeline has written into the target, if an upsert compares the
+        offsets in rows with those of new records (``offset_columns``). Default: none.
+
+        Called before a pipeline reads topics for the first time: the rows may have offsets of earlier topics of these names.
+
+        :raises SinkUnavailable: the target cannot be read.
+        """
+        return {}
 
     @abstractmethod
     def last_applied(self, pipeline: str) -> Applied | None:
@@ -306,6 +327,11 @@ class Sink(ABC):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
+
+    def has_lost(self, window: Window) -> bool:
+        """Return True if the sink has lost its record of a window that was committed to it. A record that may have expired is not
+        lost."""
+        return self.applied(window) is None
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
@@ -365,16 +391,16 @@ class KeyedSink(Sink):
         """True with ``delete_enabled``."""
         return self.delete_enabled
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
         ones back (``delete_enabled``)."""
-        return self._order_problems("on_rerun", "a window that is moved again")
+        return self._find_order_problems("on_rerun", "a window that is moved again")
 
-    def unordered_problems(self) -> list[Problem]:
+    def find_unordered_problems(self) -> list[Problem]:
         """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
-        return self._order_problems("window", "an interval that is moved after a later one")
+        return self._find_order_problems("window", "an interval that is moved after a later one")
 
-    def _order_problems(self, where: str, what: str) -> list[Problem]:
+    def _find_order_problems(self, where: str, what: str) -> list[Problem]:
         """Return why an upsert of older rows after newer ones would change the result.
 
         :param where: the option that lets them.

@@ -89,6 +89,8 @@ class RowSource(ABC):
     """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    used_by: ClassVar[str] = "SourceToKafkaOperator"
+    """The operators that take it, for messages."""
 
     @property
     @abstractmethod
@@ -180,7 +182,7 @@ class RowSource(ABC):
         """
         return position
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
         """Return the present number of bytes of the source's log after a window; None (default) if the source is not a log.
 
         :param position: of the window.
@@ -197,7 +199,7 @@ class RowSource(ABC):
         :param position: of the window.
         """
 
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+    def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits show them.
 
         Called only if :meth:`validate` has found nothing.

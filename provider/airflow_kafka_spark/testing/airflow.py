@@ -262,11 +262,11 @@ class EmbeddedAirflow(Embedded):
         # 1. The api-server, which every task needs. While it starts, another process parses the DAG files.
         self._launch("api-server")
         self.cli("dags", "reserialize")
-        self._wait_for(lambda: self._health() is not None)
+        self._wait_for(lambda: self._read_health() is not None)
         # 2. All others. The api-server answers already when the scheduler starts the first task.
         for component in ("scheduler", *self._components):
             self._launch(component)
-        self._wait_for(self._healthy)
+        self._wait_for(self._is_healthy)
         return True
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
@@ -363,7 +363,7 @@ class EmbeddedAirflow(Embedded):
             "value"
         ]
 
-    def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+    def read_task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """Return a task's log as lines of text."""
         answer = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}?full_content=true")
         content = answer["content"]
@@ -482,7 +482,7 @@ class EmbeddedAirflow(Embedded):
             command, log=self.log(component), env=self.env, exit_signal=signal.SIGTERM
         )
 
-    def _health(self) -> dict[str, Any] | None:
+    def _read_health(self) -> dict[str, Any] | None:
         """Return the api-server's report on all processes; None while it does not answer."""
         try:
             found: dict[str, Any] = self._ask("GET", "/monitor/health")
@@ -490,7 +490,7 @@ class EmbeddedAirflow(Embedded):
             return None
         return found
 
-    def _healthy(self) -> bool:
+    def _is_healthy(self) -> bool:
         wanted = ["scheduler", *(c for c in self._components if c == "triggerer")]
-        health = self._health()
+        health = self._read_health()
         return health is not None and all(health[name]["status"] == "healthy" for name in wanted)

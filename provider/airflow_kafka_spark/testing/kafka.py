@@ -118,7 +118,7 @@ class KafkaSecurity:
             yield f"{prefix}ssl.truststore.location", str(certificates / "ca.pem")
             yield f"{prefix}ssl.client.auth", "required" if self.client_certificates else "none"
 
-    def scram_records(self) -> Iterator[str]:
+    def make_scram_arguments(self) -> Iterator[str]:
         """Return the arguments of ``StorageTool format --add-scram``. They are salted, so that no password is in a command
         line.
         """
@@ -303,7 +303,7 @@ def format_storage(
         started, which takes a second of CPU time for each node. A missing one is written. None: Kafka formats each node.
     :raises ServerFailed: a node could not be formatted.
     """
-    scram = [part for record in security.scram_records() for part in ("--add-scram", record)] if security else []
+    scram = [part for record in security.make_scram_arguments() for part in ("--add-scram", record)] if security else []
     if template is not None and template.exists():
         for broker, _ in commands:
             _format_from(template, broker, cluster)
@@ -493,14 +493,14 @@ class EmbeddedKafka(Embedded):
             raise ServerFailed(
                 "Kafka", f"the topic {name} is not created: no broker was taken for alive in {_TOPIC_SECONDS:.0f} s"
             )
-        if not processes.wait_until(lambda: self._led(name, partitions), _TOPIC_SECONDS):
+        if not processes.wait_until(lambda: self._is_led(name, partitions), _TOPIC_SECONDS):
             raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after {_TOPIC_SECONDS:.0f} s")
 
     def _created(self, topic: NewTopic) -> bool:
         from confluent_kafka import KafkaException
 
         try:
-            self._admin().create_topics([topic], operation_timeout=30)[topic.topic].result(_TOPIC_SECONDS)
+            self._make_admin_client().create_topics([topic], operation_timeout=30)[topic.topic].result(_TOPIC_SECONDS)
         except KafkaException as error:
             # The controller needs a moment to count a broker as alive that was paused or has just started.
             if "currently fenced" in error.args[0].str():
@@ -516,8 +516,10 @@ class EmbeddedKafka(Embedded):
         """
         from confluent_kafka.admin import NewPartitions
 
-        self._admin().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(_TOPIC_SECONDS)
-        if not processes.wait_until(lambda: self._led(name, total), _TOPIC_SECONDS):
+        self._make_admin_client().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(
+            _TOPIC_SECONDS
+        )
+        if not processes.wait_until(lambda: self._is_led(name, total), _TOPIC_SECONDS):
             raise ServerFailed(
                 "Kafka", f"the topic {name} has no leaders for its {total} partitions after {_TOPIC_SECONDS:.0f} s"
             )
@@ -527,7 +529,7 @@ class EmbeddedKafka(Embedded):
 
         :raises KafkaException: the topic does not exist.
         """
-        self._admin().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
+        self._make_admin_client().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
 
         def is_gone() -> bool:
             # A broker that does not answer does not show that the topic is deleted.
@@ -551,7 +553,7 @@ class EmbeddedKafka(Embedded):
         """Pause a broker (SIGSTOP): its connections stay open without answers. Of 3 brokers, the others take over after 3 s."""
         broker = self.broker(number)
         if broker.process is None or not broker.process.pause():
-            raise self._failure(broker)
+            raise self._make_failure(broker)
         self._paused.add(number)
 
     def resume(self, number: int = 0) -> None:
@@ -569,8 +571,8 @@ class EmbeddedKafka(Embedded):
         self._end(broker, signal.SIGTERM)
         self._launch(number)
         serving = [b.number for b in self._brokers if b.running and b.number not in self._paused]
-        if 2 * len(serving) > self._count and (broken := self._first_broken(serving)):
-            raise self._failure(broken)
+        if 2 * len(serving) > self._count and (broken := self._find_first_broken(serving)):
+            raise self._make_failure(broken)
 
     # --- internals ---
 
@@ -592,10 +594,10 @@ class EmbeddedKafka(Embedded):
         # The template fits only nodes without users and with the default directory of the log.
         is_plain = self.security is None and not {"log.dirs", "metadata.log.dir"} & self._properties.keys()
         template = find_storage_template(self._java, self._jars) if is_plain else None
-        commands = [(broker, self._command(broker)) for broker in fresh]
+        commands = [(broker, self._make_command(broker)) for broker in fresh]
         format_storage(commands, find_cluster_id(self._brokers), self.security, template)
 
-    def _command(self, broker: Broker) -> list[str]:
+    def _make_command(self, broker: Broker) -> list[str]:
         logging = Path(__file__).with_name("log4j2.properties")
         archive = list_java_options(find_class_archive(self._java, self._jars))
         return [
@@ -606,7 +608,7 @@ class EmbeddedKafka(Embedded):
     def _launch(self, number: int) -> None:
         assert self._supervisor is not None
         broker = self._brokers[number]
-        command = [*self._command(broker), "kafka.Kafka", str(broker.settings_file)]
+        command = [*self._make_command(broker), "kafka.Kafka", str(broker.settings_file)]
         self._brokers[number] = replace(broker, process=self._supervisor.spawn(command, log=broker.log))
         self._paused.discard(number)
 
@@ -614,17 +616,17 @@ class EmbeddedKafka(Embedded):
         """Start all nodes. Return False if another process took one of the ports first and there is another attempt."""
         for broker in self._brokers:
             self._launch(broker.number)
-        broken = self._first_broken(range(self._count))
+        broken = self._find_first_broken(range(self._count))
         if broken is None:
             return True
         if last_attempt or not any("Address already in use" in processes.read_tail(broker.log, 200) for broker in self._brokers):
-            raise self._failure(broken)
+            raise self._make_failure(broken)
         for broker in self._brokers:
             self._end(broker, signal.SIGKILL)
             broker.log.unlink(missing_ok=True)
         return False
 
-    def _first_broken(self, numbers: Sequence[int]) -> Broker | None:
+    def _find_first_broken(self, numbers: Sequence[int]) -> Broker | None:
         """Wait until these brokers, which are all that run, are in the cluster and in sync, and lead the partitions that only
         they hold.
 
@@ -653,14 +655,14 @@ class EmbeddedKafka(Embedded):
         done = processes.wait_until(lambda: ended() is not None or serves(), _START_SECONDS)
         return ended() or (None if done else brokers[0])
 
-    def _failure(self, broker: Broker) -> ServerFailed:
+    def _make_failure(self, broker: Broker) -> ServerFailed:
         code = broker.process.exit_code if broker.process else None
         what = f"does not serve after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
         # A start that fails removes the temporary directory.
         log = processes.keep_log(broker.log, "kafka") if self._starting and not self._given_directory else broker.log
         return ServerFailed("Kafka", f"broker {broker.number} {what}; its log {log} ends with:\n{processes.read_tail(log)}\n")
 
-    def _admin(self) -> AdminClient:
+    def _make_admin_client(self) -> AdminClient:
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
@@ -682,18 +684,18 @@ class EmbeddedKafka(Embedded):
         from confluent_kafka import KafkaException
 
         try:
-            return self._admin().list_topics(topic, timeout=2)
+            return self._make_admin_client().list_topics(topic, timeout=2)
         except KafkaException:
             return None
 
-    def _led(self, name: str, partitions: int) -> bool:
+    def _is_led(self, name: str, partitions: int) -> bool:
         metadata = self._metadata(name)
         topic = metadata.topics.get(name) if metadata is not None else None
         if topic is None or len(topic.partitions) < partitions or any(p.leader < 0 for p in topic.partitions.values()):
             return False
-        return self._served(name, topic.partitions)
+        return self._is_served(name, topic.partitions)
 
-    def _served(self, name: str, partitions: Iterable[int]) -> bool:
+    def _is_served(self, name: str, partitions: Iterable[int]) -> bool:
         """Return True if the leaders of these partitions accept records. A broker is reported as leader a moment before it is
         one. Records that are sent in between are refused and sent again, possibly after later ones.
         """
@@ -702,7 +704,7 @@ class EmbeddedKafka(Embedded):
 
         wanted = {TopicPartition(name, partition): OffsetSpec.earliest() for partition in partitions}
         try:
-            for future in self._admin().list_offsets(wanted, request_timeout=5).values():
+            for future in self._make_admin_client().list_offsets(wanted, request_timeout=5).values():
                 future.result(60)
         except KafkaException:
             return False
@@ -715,4 +717,4 @@ class EmbeddedKafka(Embedded):
     def _signal(self, number: int, what: int) -> None:
         broker = self.broker(number)
         if broker.process is None or not broker.process.signal(what):
-            raise self._failure(broker)
+            raise self._make_failure(broker)

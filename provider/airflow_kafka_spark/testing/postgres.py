@@ -171,7 +171,7 @@ class EmbeddedPostgres(Embedded):
         self._started().end(stop_signal=signal.SIGINT, seconds=60)
         self._launch()
         if not self._accepts():
-            raise self._failure(self._started())
+            raise self._make_failure(self._started())
 
     # --- internals ---
 
@@ -211,7 +211,7 @@ class EmbeddedPostgres(Embedded):
         ])
         # fmt: on
         if server.wait(_START_SECONDS) != 0:
-            raise self._failure(server, "initdb")
+            raise self._make_failure(server, "initdb")
 
     def _launch(self) -> None:
         settings: dict[str, Any] = {
@@ -238,7 +238,7 @@ class EmbeddedPostgres(Embedded):
         if self._accepts():
             return True
         if last_attempt or "Address already in use" not in processes.read_tail(self.log, 50):
-            raise self._failure(self._started())
+            raise self._make_failure(self._started())
         self.log.unlink(missing_ok=True)
         return False
 
@@ -257,7 +257,7 @@ class EmbeddedPostgres(Embedded):
         processes.wait_until(lambda: not server.running or connects(), _START_SECONDS)
         return server.running and connects()
 
-    def _failure(self, server: processes.ServerProcess, name: str = "the server") -> ServerFailed:
+    def _make_failure(self, server: processes.ServerProcess, name: str = "the server") -> ServerFailed:
         code = server.exit_code
         what = f"is not ready after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
         # A start that fails removes the temporary directory.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_kafka_spark.transforms.base import ColumnTransform, KeyOrValueTransform, RecordSchema, Transform
-from airflow_kafka_spark.transforms.chain import apply_chain, chain_problems
+from airflow_kafka_spark.transforms.chain import apply_chain, find_chain_problems
 from airflow_kafka_spark.transforms.conversions import Cast, TimestampConverter
 from airflow_kafka_spark.transforms.custom import Python, Sql
 from airflow_kafka_spark.transforms.fields import (
@@ -47,5 +47,5 @@ __all__ = [
     "Transform",
     "ValueToKey",
     "apply_chain",
-    "chain_problems",
+    "find_chain_problems",
 ]

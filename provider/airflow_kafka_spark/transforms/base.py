@@ -54,7 +54,7 @@ class RecordSchema:
 
     schema: StructType
 
-    def type_of(self, part: str) -> DataType:
+    def get_type_of(self, part: str) -> DataType:
         """Return the type of a part."""
         return self.schema[part].dataType
 
@@ -66,7 +66,7 @@ class RecordSchema:
         """
         from pyspark.sql.types import StructType
 
-        found = self.type_of(part)
+        found = self.get_type_of(part)
         if not isinstance(found, StructType):
             what = f"found a {part} of type {found.simpleString()}; expected a struct, whose fields can be named"
             raise ValidationError(
@@ -292,9 +292,9 @@ class Transform(ABC):
         was, changes = F.col(_BEFORE), F.col(_BEFORE).getField("applies")
         parts = []
         for part in PARTS:
-            want = self._type(part, new.type_of(part), old.type_of(part))
-            kept = conform_column(was.getField(part), old.type_of(part), want)
-            made_of = conform_column(F.col(part), new.type_of(part), want)
+            want = self._type(part, new.get_type_of(part), old.get_type_of(part))
+            kept = conform_column(was.getField(part), old.get_type_of(part), want)
+            made_of = conform_column(F.col(part), new.get_type_of(part), want)
             parts.append(F.when(changes, made_of).otherwise(kept).alias(part))
         error = F.when(changes, F.col(ERROR)).otherwise(was.getField(ERROR)).alias(ERROR)
         kept_names = [name for name in list_carried_columns(frame) if name not in (ERROR, MEETS)]
@@ -349,9 +349,9 @@ class ColumnTransform(Transform):
             if part not in wanted:
                 parts.append(F.col(part))
                 continue
-            want = self._type(part, types[part], old.type_of(part))
+            want = self._type(part, types[part], old.get_type_of(part))
             made = conform_column(F.col(_NEW + part), types[part], want)
-            parts.append(F.when(applies, made).otherwise(conform_column(F.col(part), old.type_of(part), want)).alias(part))
+            parts.append(F.when(applies, made).otherwise(conform_column(F.col(part), old.get_type_of(part), want)).alias(part))
         error = F.col(ERROR)
         if "error" in wanted:
             message = F.concat(F.lit(f"{self.name}: "), F.col(_NEW + "error"))
@@ -381,7 +381,7 @@ class KeyOrValueTransform(ColumnTransform):
             problems.append(Problem(f"{where}.of", f'found {self.of!r}; expected "key" or "value"', "Correct it"))
         return problems
 
-    def missing_value_error(self) -> Column:
+    def make_missing_value_error(self) -> Column:
         """Return the error of a record without key or value, as in Connect."""
         from pyspark.sql import functions as F
 

@@ -32,7 +32,9 @@ def as_transform(given: TransformLike) -> Transform:
     return given if isinstance(given, Transform) else Python(given)
 
 
-def chain_problems(transforms: Sequence[TransformLike], where: str = "transforms", *, capturing: bool = False) -> list[Problem]:
+def find_chain_problems(
+    transforms: Sequence[TransformLike], where: str = "transforms", *, capturing: bool = False
+) -> list[Problem]:
     """Return the problems of the options of a chain's transforms, without Spark.
 
     :param transforms: in the order in which they apply.

@@ -233,7 +233,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
         wanted = self._wanted()
         whole = F.col(self.of)
         if "" in wanted:
-            had = record.type_of(self.of)
+            had = record.get_type_of(self.of)
             new = self._cast(whole, had, wanted[""], f"the {self.of}")
             return {self.of: new, "error": self._error(whole, new, had, wanted[""], f"the {self.of}")}
         fields = record.require_fields(self.of, "spec", list(wanted))
@@ -344,7 +344,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
 
         whole = F.col(self.of)
         if not self.field:
-            had = record.type_of(self.of)
+            had = record.get_type_of(self.of)
             made = self._written(self._read(whole, had, f"the {self.of}"))
             return {self.of: made, "error": self._error(whole, made, had, f"the {self.of}")}
         fields = record.require_fields(self.of, "field", [self.field])
@@ -377,14 +377,14 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
                 raise ValidationError([Problem("format", found, "Leave these letters out; `E` may only stand at the beginning")])
             return parse_timestamp(column, self.format)
         if isinstance(had, t.IntegralType):
-            millis = self._millis(column.cast("bigint"))
+            millis = self._to_millis(column.cast("bigint"))
             return F.when(F.abs(millis.cast("double")) < _MAX_MILLIS, F.timestamp_millis(millis))
         if isinstance(had, (t.DateType, t.TimestampType, t.TimestampNTZType, t.NullType)):
             return column.cast("timestamp")
         found = f"{what} is {had.simpleString()}; expected a string, an integer, a date or a timestamp"
         raise ValidationError([Problem("field", found, "Name another field")])
 
-    def _millis(self, column: Column) -> Column:
+    def _to_millis(self, column: Column) -> Column:
         from pyspark.sql import functions as F
 
         if self.unix_precision == "seconds":

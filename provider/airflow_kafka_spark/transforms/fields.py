@@ -306,7 +306,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
         whole = F.col(self.of)
         made = {name: whole.getField(name) for name in fields}
         made |= {n: F.when(made[n].isNotNull(), m) for n, m in masks.items() if not isinstance(m, Problem)}
-        return {self.of: rebuild_struct(whole, made), "error": self.missing_value_error()}
+        return {self.of: rebuild_struct(whole, made), "error": self.make_missing_value_error()}
 
     def _mask(self, name: str, found: DataType) -> Column | Problem:
         kind = found.simpleString()

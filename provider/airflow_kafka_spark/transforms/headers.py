@@ -114,7 +114,7 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
         # A record without key or value keeps its headers.
         made = {
             "headers": F.when(whole.isNotNull(), _append_headers(new)).otherwise(F.col("headers")),
-            "error": self.missing_value_error(),
+            "error": self.make_missing_value_error(),
         }
         if self.operation == "move":
             made[self.of] = rebuild_struct(whole, {n: whole.getField(n) for n in fields if n not in names})

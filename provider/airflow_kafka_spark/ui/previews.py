@@ -147,13 +147,13 @@ class DeadLetterReader:
         found: list[dict[str, Any]] = []
         with closing(messages):
             for message in islice(messages, MAX_SCANNED):
-                if record := self._dead_letter(message):
+                if record := self._decode_dead_letter(message):
                     found.append(record)
                 if len(found) == self.limit:
                     break
         return found
 
-    def _dead_letter(self, message: Message) -> dict[str, Any] | None:
+    def _decode_dead_letter(self, message: Message) -> dict[str, Any] | None:
         headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
         # Of equal headers the last one counts, because a dead letter of a dead letter has the headers of both.
         context: Mapping[str, str] = {
@@ -291,18 +291,18 @@ class RecordReader:
 
 
 DecodedColumns = Mapping[str, Any]
-DecodedPart = tuple["DecodedColumns | None", "str | None"]
+PreviewPart = tuple["DecodedColumns | None", "str | None"]
 """The columns of a key or a value, and the reason why it cannot be decoded."""
 
 
 def decode_columns(
     described: Described | None, part: Literal["key", "value"], topic: str, values: Sequence[bytes | None]
-) -> tuple[list[DecodedPart], str]:
+) -> tuple[list[PreviewPart], str]:
     """Return keys or values as columns, and the reason if none of them can be decoded.
 
     :param described: the format; None to decode nothing.
     """
-    nothing: list[DecodedPart] = [(None, None)] * len(values)
+    nothing: list[PreviewPart] = [(None, None)] * len(values)
     if described is None or not values:
         return nothing, ""
     if described.get("class") == "Json" and not (described.get("arguments") or {}).get("schema"):
@@ -320,7 +320,7 @@ def decode_columns(
     ], ""
 
 
-def _decode_object(value: bytes | None) -> DecodedPart:
+def _decode_object(value: bytes | None) -> PreviewPart:
     """Return the fields of a JSON object; None for another value, which is shown as text."""
     if value is None:
         return None, None
@@ -344,7 +344,7 @@ def _to_plain(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _make_record(message: Message, key: DecodedPart, value: DecodedPart) -> dict[str, Any]:
+def _make_record(message: Message, key: PreviewPart, value: PreviewPart) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
     headers: Any = message.headers() or []
     return {

@@ -80,7 +80,7 @@ def list_windows(
 def download_windows(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> Response:
     """Return all windows of a pipeline that the ledger holds, as a CSV file."""
     headers = {"Content-Disposition": 'attachment; filename="windows.csv"'}
-    body = format_windows_as_csv(view.all_windows(ledger, name)).encode(errors="backslashreplace")
+    body = format_windows_as_csv(view.list_all_windows(ledger, name)).encode(errors="backslashreplace")
     return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
 
 

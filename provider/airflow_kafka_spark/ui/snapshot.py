@@ -187,7 +187,7 @@ class PipelineSnapshot:
         :raises NewerVersion: a later release wrote one of the records.
         :raises ValueError: a record cannot be decoded.
         """
-        return self._cached(("pipeline", newest), lambda: self._memory(newest))
+        return self._decode_cached(("pipeline", newest), lambda: self._memory(newest))
 
     def _memory(self, newest: int) -> Memory:
         numbers = {*self.numbers[:newest], *self.open_numbers}
@@ -196,7 +196,7 @@ class PipelineSnapshot:
         names = sorted(self._interval_records)[-newest:]
         return _parse_memory(self.pipeline, [*others, *(self._interval_records[name] for name in names), *windows])
 
-    def interval_memory(self, interval: str) -> Memory:
+    def get_interval_memory(self, interval: str) -> Memory:
         """Return the decoded state of one data interval.
 
         :param interval: name of the interval.
@@ -204,15 +204,17 @@ class PipelineSnapshot:
         :raises ValueError: a record cannot be decoded.
         """
         records = self._interval_windows.get(interval, {})
-        return self._cached(("interval", interval), lambda: _parse_memory(f"{self.pipeline}.{interval}", list(records.values())))
+        return self._decode_cached(
+            ("interval", interval), lambda: _parse_memory(f"{self.pipeline}.{interval}", list(records.values()))
+        )
 
-    def newest_interval_memories(self, newest: int) -> list[Memory]:
+    def list_newest_interval_memories(self, newest: int) -> list[Memory]:
         """Return the decoded states of the ``newest`` data intervals, and of all intervals with an open window."""
         names = self.interval_names
         wanted = {*names[:newest], *(name for name in names if self._has_open_window(name))}
-        return [self.interval_memory(name) for name in sorted(wanted, reverse=True)]
+        return [self.get_interval_memory(name) for name in sorted(wanted, reverse=True)]
 
-    def _cached(self, name: tuple[str, int | str], decode: Callable[[], Memory]) -> Memory:
+    def _decode_cached(self, name: tuple[str, int | str], decode: Callable[[], Memory]) -> Memory:
         """Return a decoded state. It is decoded again once a record was added; at most :data:`MAX_WINDOWS` are cached."""
         found = self._decoded.get(name)
         if found is None or found[0] != self.version:
@@ -388,7 +390,7 @@ def summarize_pipeline(snapshot: PipelineSnapshot) -> PipelineSummary:
     """Return the summary of a pipeline. A record that cannot be read is reported in ``problem``; this function never raises."""
     try:
         memory = snapshot.memory(SUMMARY_WINDOWS)
-        intervals = snapshot.newest_interval_memories(SUMMARY_WINDOWS) if snapshot.interval_names else []
+        intervals = snapshot.list_newest_interval_memories(SUMMARY_WINDOWS) if snapshot.interval_names else []
         return _make_summary(snapshot.pipeline, memory, intervals)
     except NewerVersion as error:
         problem = f"the ledger holds {error}: upgrade airflow-provider-kafka-spark to the release that wrote it"

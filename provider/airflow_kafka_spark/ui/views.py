@@ -571,7 +571,7 @@ def list_stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
 
     :raises ValueError: a record cannot be decoded.
     """
-    memories: Iterable[Memory] = [snapshot.memory(), *(snapshot.interval_memory(name) for name in snapshot.interval_names)]
+    memories: Iterable[Memory] = [snapshot.memory(), *(snapshot.get_interval_memory(name) for name in snapshot.interval_names)]
     found = [WindowView(entry, memory.dead.get(number)) for memory in memories for number, entry in memory.entries.items()]
     return sorted(found, key=lambda w: w.order, reverse=True)
 
@@ -928,7 +928,7 @@ class UserView:
             "topics": list(reversed(find_browsable_topics(item))),
         }
 
-    def all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
+    def list_all_windows(self, ledger: str, pipeline: str) -> list[WindowView]:
         """Return all windows of a pipeline that the ledger holds, the newest first.
 
         :raises RequestRefused: 409 if the ledger cannot be read.

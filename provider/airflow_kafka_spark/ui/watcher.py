@@ -340,7 +340,7 @@ class LedgerWatch:
         due_until = schedule.due_until(time.time()) if schedule else None
         return position if due_until is None else replace(position, due_until=int(due_until * 1000))
 
-    def _cadence(self, summary: PipelineSummary) -> Cadence | None:
+    def _find_cadence(self, summary: PipelineSummary) -> Cadence | None:
         """Return the schedule of a pipeline: the timetable of its DAG, or else the one derived from its windows."""
         if summary.pause is not None:
             return Unscheduled()
@@ -356,7 +356,7 @@ class LedgerWatch:
         if summary.moved and summary.moved != tracker.moved:
             # After a manual change, earlier measurements do not apply to the new position.
             tracker.moved, tracker.history, tracker.first = summary.moved, History(), {}
-        tracker.history.cadence = self._cadence(summary)
+        tracker.history.cadence = self._find_cadence(summary)
         tracker.verdict = tracker.judge(measured.lag, summary.past)
         if measured.problem and tracker.verdict.status is Status.OK:
             tracker.verdict = Verdict(Status.STOP, measured.problem)
@@ -527,21 +527,22 @@ class Watcher:
             self.ledgers[name].stop()
         kept = {name: ledger for name, ledger in self.ledgers.items() if name in wanted}
         new = {
-            name: LedgerWatch(name, self.hook_of, self._topics_of(name), self._schedule_of(name)) for name in wanted - kept.keys()
+            name: LedgerWatch(name, self.hook_of, self._list_topics_of(name), self._find_schedule_of(name))
+            for name in wanted - kept.keys()
         }
         # The object is replaced, never changed, because requests read it without a lock.
         self.ledgers = dict(sorted({**kept, **new}.items()))
         for ledger in self.ledgers.values():
             ledger.start()
 
-    def _topics_of(self, name: LedgerName) -> Callable[[str], tuple[tuple[str, ...], str | None]]:
+    def _list_topics_of(self, name: LedgerName) -> Callable[[str], tuple[tuple[str, ...], str | None]]:
         def topics_of(pipeline: str) -> tuple[tuple[str, ...], str | None]:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return tasks[0].topics if tasks else (), tasks[0].group if tasks else None
 
         return topics_of
 
-    def _schedule_of(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
+    def _find_schedule_of(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
         def schedule_of(pipeline: str) -> DagSchedule | None:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return self.catalog.schedules.get(tasks[0].dag_id) if tasks else None

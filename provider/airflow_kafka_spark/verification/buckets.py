@@ -68,16 +68,16 @@ class BucketSide(Protocol):
     @property
     def forms(self) -> tuple[Form, ...]: ...
 
-    def expected_rows(self) -> int:
+    def estimate_row_count(self) -> int:
         """Return the approximate number of rows; 0 if it is unknown."""
 
     def pieces(self) -> Iterator[Any]:
         """Yield the pieces of the table, each row in exactly one."""
 
-    def bucket_sums(self, piece: Any, buckets: Buckets) -> BucketSums:
+    def sum_buckets(self, piece: Any, buckets: Buckets) -> BucketSums:
         """Return the sums of the rows of a piece, by bucket."""
 
-    def bucket_rows(self, piece: Any, buckets: Buckets) -> list[CanonicalRow]:
+    def read_bucket_rows(self, piece: Any, buckets: Buckets) -> list[CanonicalRow]:
         """Return the rows of a piece that are in these buckets."""
 
 
@@ -113,7 +113,7 @@ class BucketComparison:
     def scan(self) -> BucketResult:
         """Compare all buckets."""
         sides = (self.source, self.sink)
-        expected = [self.work.run_with_retries(side.expected_rows) for side in sides]
+        expected = [self.work.run_with_retries(side.estimate_row_count) for side in sides]
         buckets = Buckets(min(MOST, max(FEWEST, max(expected) // READ_ROWS)))
         progress = ProgressLog(sum(expected))
         source, sink = (self._sums(side, buckets, progress) for side in sides)
@@ -154,7 +154,7 @@ class BucketComparison:
 
     def _sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
         total: BucketSums = {}
-        for _, found in self.work.each(lambda piece: side.bucket_sums(piece, buckets), side.pieces()):
+        for _, found in self.work.each(lambda piece: side.sum_buckets(piece, buckets), side.pieces()):
             for number, sums in found.items():
                 add_sums(total, number, sums)
             if progress is not None:
@@ -162,7 +162,7 @@ class BucketComparison:
         return total
 
     def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
-        for _, rows in self.work.each(lambda piece: side.bucket_rows(piece, buckets), side.pieces()):
+        for _, rows in self.work.each(lambda piece: side.read_bucket_rows(piece, buckets), side.pieces()):
             yield from rows
 
 

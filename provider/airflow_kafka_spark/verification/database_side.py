@@ -305,9 +305,9 @@ class DatabaseSide:
         """Open a session; see :meth:`SourceDatabase.session`."""
         return self.database.session(doing)
 
-    def estimated_rows(self, session: DatabaseSession) -> int:
+    def estimate_rows(self, session: DatabaseSession) -> int:
         """Return the number of rows that the server estimates."""
-        return session.estimated_rows(self.rows_of(session, Chunk()))
+        return session.estimate_rows(self.make_rows_clause(session, Chunk()))
 
     @property
     def is_indexed(self) -> bool:
@@ -324,7 +324,7 @@ class DatabaseSide:
         order = self._order(session)
         if self.is_indexed:
             session.prefer_indexes()
-        row = f"SELECT {order.sql} FROM {self.rows_of(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
+        row = f"SELECT {order.sql} FROM {self.make_rows_clause(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
         found = session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
         if not found:
             return None
@@ -334,7 +334,7 @@ class DatabaseSide:
     def sums(self, session: DatabaseSession, chunk: Chunk) -> Sums:
         """Return the number of rows of a chunk and the sum of their checksums. The database adds up if it supports all forms."""
         if self._knows_forms(session):
-            ((rows, total),) = session.rows(self._sums_statement(session, chunk))
+            ((rows, total),) = session.rows(self._make_sums_statement(session, chunk))
             return Sums(int(rows), int(total))
         rows = total = 0
         for row in self.rows(session, chunk):
@@ -343,11 +343,11 @@ class DatabaseSide:
 
     def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
         """Return the rows of a chunk, with each value in its form."""
-        return self._read(session, self.rows_of(session, chunk))
+        return self._read(session, self.make_rows_clause(session, chunk))
 
     def _read(self, session: DatabaseSession, rows: str) -> Iterator[CanonicalRow]:
-        raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._expressions(session)) if known is None]
-        for found in session.stream(self._rows_statement(session, rows)):
+        raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._make_expressions(session)) if known is None]
+        for found in session.stream(self._make_rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
             for n, form in raw:
                 row[n] = to_form(form, row[n])
@@ -355,10 +355,10 @@ class DatabaseSide:
 
     # --- by buckets ---
 
-    def expected_rows(self) -> int:
+    def estimate_row_count(self) -> int:
         """See :class:`~airflow_kafka_spark.verification.buckets.BucketSide`, also for the next ones."""
         with self.session("asking for the number of rows") as session:
-            return self.estimated_rows(session)
+            return self.estimate_rows(session)
 
     def pieces(self) -> Iterator[Chunk]:
         after: SplitKey | None = None
@@ -373,10 +373,10 @@ class DatabaseSide:
         if self.has_nulls():
             yield Chunk(nulls=True)
 
-    def bucket_sums(self, piece: Chunk, buckets: Buckets) -> BucketSums:
+    def sum_buckets(self, piece: Chunk, buckets: Buckets) -> BucketSums:
         with self.session("adding up a piece") as session:
             if self._knows_forms(session):
-                return self._bucket_sums(session, piece, buckets)
+                return self._query_bucket_sums(session, piece, buckets)
             total: BucketSums = {}
             for row in self.rows(session, piece):
                 number = buckets.of(compute_row_checksum(row[: self.key], self.forms[: self.key]))
@@ -384,25 +384,28 @@ class DatabaseSide:
                     add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
             return total
 
-    def _bucket_sums(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> BucketSums:
-        key, checksum = self._checksum(session, self.key), self._checksum(session, len(self.forms))
-        each = f"SELECT {key} % {buckets.count} AS bucket, {checksum} AS checksum FROM {self._rows_in(session, piece, buckets)}"
+    def _query_bucket_sums(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> BucketSums:
+        key, checksum = self._make_checksum(session, self.key), self._make_checksum(session, len(self.forms))
+        rows = self._make_bucket_clause(session, piece, buckets)
+        each = f"SELECT {key} % {buckets.count} AS bucket, {checksum} AS checksum FROM {rows}"
         found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
-        return {int(number): Sums(int(rows), int(total)) for number, rows, total in found}
+        return {int(number): Sums(int(count), int(total)) for number, count, total in found}
 
-    def bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
+    def read_bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
         key = self.forms[: self.key]
         with self.session("reading rows of some buckets") as session:
-            found = self._read(session, self._rows_in(session, piece, buckets))
+            found = self._read(session, self._make_bucket_clause(session, piece, buckets))
             return [row for row in found if buckets.of(compute_row_checksum(row[: self.key], key)) is not None]
 
-    def _rows_in(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
+    def _make_bucket_clause(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
         """Return the FROM clause for the rows of some buckets, or for more rows if the database lacks the key's form."""
-        known = all(known is not None for known, _ in self._expressions(session)[: self.key])
+        known = all(known is not None for known, _ in self._make_expressions(session)[: self.key])
         if buckets.chosen is None or not known:
-            return self.rows_of(session, piece)
+            return self.make_rows_clause(session, piece)
         numbers = ", ".join(map(str, sorted(buckets.chosen)))
-        return self.rows_of(session, piece, f"{self._checksum(session, self.key)} % {buckets.parents} IN ({numbers})")
+        return self.make_rows_clause(
+            session, piece, f"{self._make_checksum(session, self.key)} % {buckets.parents} IN ({numbers})"
+        )
 
     # --- statements ---
 
@@ -412,24 +415,24 @@ class DatabaseSide:
         :raises SourceRejected: the condition is wrong, or a right is missing.
         """
         with self.session("trying the statement") as session:
-            session.rows(f"EXPLAIN {self._rows_statement(session, self.rows_of(session, Chunk()))}")
+            session.rows(f"EXPLAIN {self._make_rows_statement(session, self.make_rows_clause(session, Chunk()))}")
 
-    def _sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
-        checksum = self._checksum(session, len(self.forms))
-        return f"SELECT count(*), coalesce(sum({checksum}), 0) FROM {self.rows_of(session, chunk)}"
+    def _make_sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
+        checksum = self._make_checksum(session, len(self.forms))
+        return f"SELECT count(*), coalesce(sum({checksum}), 0) FROM {self.make_rows_clause(session, chunk)}"
 
-    def _checksum(self, session: DatabaseSession, columns: int) -> str:
+    def _make_checksum(self, session: DatabaseSession, columns: int) -> str:
         """Return the expression for the checksum of the first columns. The database supports their forms."""
-        known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._expressions(session), strict=True)]
+        known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._make_expressions(session), strict=True)]
         return self.sql.checksum(known[:columns])
 
-    def _rows_statement(self, session: DatabaseSession, rows: str) -> str:
-        return f"SELECT {', '.join(known or plain for known, plain in self._expressions(session))} FROM {rows}"
+    def _make_rows_statement(self, session: DatabaseSession, rows: str) -> str:
+        return f"SELECT {', '.join(known or plain for known, plain in self._make_expressions(session))} FROM {rows}"
 
     def _knows_forms(self, session: DatabaseSession) -> bool:
-        return all(known is not None for known, _ in self._expressions(session))
+        return all(known is not None for known, _ in self._make_expressions(session))
 
-    def _expressions(self, session: DatabaseSession) -> list[tuple[str | None, str]]:
+    def _make_expressions(self, session: DatabaseSession) -> list[tuple[str | None, str]]:
         """Return for each column the expression of its form, None if the database has none, and that of its plain value."""
         found = []
         for column, form in zip(self.columns, self.forms, strict=True):
@@ -441,7 +444,7 @@ class DatabaseSide:
         columns = tuple(self.sql.key_column(column) for column in self.columns[: self.key])
         return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
 
-    def rows_of(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
+    def make_rows_clause(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
         """Return the FROM clause for the rows of a chunk.
 
         :param further: further conditions.
@@ -449,9 +452,9 @@ class DatabaseSide:
         order = self._order(session)
         conditions = [*([f"{self.where}\n"] if self.where else []), *further]
         if chunk.nulls:
-            conditions.append(order.any_null() or "1 = 0")
+            conditions.append(order.make_null_condition() or "1 = 0")
         else:
-            conditions += order.not_null()
+            conditions += order.make_not_null_condition()
             conditions += [order.after(self._native(order, chunk.after))] if chunk.after is not None else []
             conditions += [order.up_to(self._native(order, chunk.upto))] if chunk.upto is not None else []
         return self.relation.sql + (f" WHERE {' AND '.join(f'({c})' for c in conditions)}" if conditions else "")

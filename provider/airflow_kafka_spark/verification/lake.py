@@ -20,9 +20,11 @@ from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Fam
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
+    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile
     from airflow_kafka_spark.sinks.storage.store import TableStore
 
 
@@ -183,7 +185,7 @@ class LakeSide:
     key: int
     where: str
 
-    def expected_rows(self) -> int:
+    def estimate_row_count(self) -> int:
         return 0
 
     def explain(self) -> None:
@@ -206,13 +208,13 @@ class LakeSide:
             else:
                 yield from self._iceberg(self.sink, doing)
 
-    def bucket_sums(self, piece: Piece, buckets: Buckets) -> BucketSums:
+    def sum_buckets(self, piece: Piece, buckets: Buckets) -> BucketSums:
         total: BucketSums = {}
         for number, row in self._rows(piece, buckets):
             add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
         return total
 
-    def bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
+    def read_bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
         return [row for _, row in self._rows(piece, buckets)]
 
     def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
@@ -257,17 +259,42 @@ class LakeSide:
     def _iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
         """Yield each data file, with its delete files."""
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io.pyarrow import ArrowScan
+        from pyiceberg.expressions.visitors import bind, extract_field_ids
+        from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
+        from pyiceberg.manifest import FileFormat
+
+        from airflow_kafka_spark.sinks.iceberg.tasks.table_files import IcebergFile
 
         with sink.open() as lake:
             table = lake.loaded(doing)
             snapshot = table.snapshot_by_name(sink.branch)
             if snapshot is None:
                 return
+            schema = table.schema()
             scan = table.scan(self.where or AlwaysTrue(), self.columns, snapshot_id=snapshot.snapshot_id)
             arrow = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, scan.case_sensitive)
+            bound = bind(schema, scan.row_filter, scan.case_sensitive)
+            tested = [schema.find_column_name(number) or "" for number in sorted(extract_field_ids(bound))]
+            columns = tuple(dict.fromkeys([*self.columns, *(name.partition(".")[0] for name in tested)]))
+            condition = expression_to_pyarrow(bound, schema) if self.where else None
             for task in scan.plan_files():
-                yield lambda task=task: arrow.to_record_batches([task])  # type: ignore[misc]
+                if task.file.file_format == FileFormat.PARQUET:
+                    # pyiceberg's scan reads timestamps that Spark has written as nanoseconds, which hold few centuries.
+                    file = IcebergFile(table, task, {name: name for name in columns})
+                    yield partial(_read_file, file, columns, condition)
+                else:
+                    yield lambda task=task: arrow.to_record_batches([task])  # type: ignore[misc]
+
+
+def _read_file(file: TableFile, columns: Sequence[str], condition: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a data file that meet a condition; None: all rows."""
+    import pyarrow as pa
+
+    for batch in file.batches(columns):
+        if condition is None:
+            yield batch
+        else:
+            yield from pa.Table.from_batches([batch]).filter(condition).to_batches()
 
 
 class _errors:  # noqa: N801 - used like `contextlib.suppress`
@@ -309,7 +336,7 @@ def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fr
     else:
         table = open_manifests(sink)
         base = table.store.full(DATA)
-        paths = [file["path"] for record in table.visible_records() for file in record.files]
+        paths = [file["path"] for record in table.list_visible_records() for file in record.files]
         if not table.store.location.is_local:
             opened = [partial(_open_object, table.store, hive, path) for path in paths]
             schemas = [one().physical_schema for one in (opened if sink.auto_evolve else opened[:1])]

@@ -35,7 +35,7 @@ class VerificationOptions:
     max_keys: int = 100
     on_difference: Literal["fail", "warn"] = "fail"
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of these options that need no server."""
         least = {"chunk_rows": 1, "parallel": 1, "rechecks": 0, "max_keys": 1}
         found = [
@@ -103,7 +103,7 @@ def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, li
     """Return the sink's table; or None, and the reason why it cannot be compared."""
     if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
         try:
-            if (problems := sink.target_problems()) or (found := LakeTable.load(sink)) is not None:
+            if (problems := sink.find_target_problems()) or (found := LakeTable.load(sink)) is not None:
                 return (None, problems) if problems else (found, [])
         except KafkaSparkError as error:
             return None, [Problem.of("sink", error)]
@@ -192,8 +192,8 @@ class _Planning:
 
     def plan(self) -> tuple[VerificationPlan | None, list[Problem]]:
         key = tuple(self.options.source.key) or self.ours.relation.key
-        problems = list(self._naming_problems(key))
-        pairs, wrong = self._pairs(self._names(key))
+        problems = list(self._find_naming_problems(key))
+        pairs, wrong = self._pair_columns(self._names(key))
         problems += wrong
         if problems:
             return None, problems
@@ -210,7 +210,7 @@ class _Planning:
                 side.explain()
             except KafkaSparkError as error:
                 problems.append(Problem.of(where, error, ""))
-        ranges = not problems and isinstance(sink, DatabaseSide) and self._by_ranges(source, sink)
+        ranges = not problems and isinstance(sink, DatabaseSide) and self._can_compare_by_ranges(source, sink)
         return (None if problems else VerificationPlan(source, sink, ranges)), problems
 
     def _names(self, key: Sequence[str]) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ class _Planning:
         names = self.ours.columns if names is None else names
         return (*key, *(name for name in names if name not in key and name not in self.options.exclude_columns))
 
-    def _naming_problems(self, key: Sequence[str]) -> Iterator[Problem]:
+    def _find_naming_problems(self, key: Sequence[str]) -> Iterator[Problem]:
         ours = self.ours
         for where, names in {"columns": self.options.columns, "exclude_columns": self.options.exclude_columns}.items():
             if unknown := [name for name in names if name not in ours.columns]:
@@ -227,7 +227,7 @@ class _Planning:
         if left_out := [name for name in key if name in self.options.exclude_columns]:
             yield Problem("exclude_columns", f"{quote_names(left_out)} is part of the key, by which rows are compared")
 
-    def _pairs(self, names: Sequence[str]) -> tuple[list[tuple[str, str, Form]], list[Problem]]:
+    def _pair_columns(self, names: Sequence[str]) -> tuple[list[tuple[str, str, Form]], list[Problem]]:
         """Return for each column its name in the source, its name in the sink, and the form in which both are compared."""
         problems: list[Problem] = []
         pairs: list[tuple[str, str, Form]] = []
@@ -250,7 +250,7 @@ class _Planning:
                 pairs.append((name, other, form))
         return pairs, problems
 
-    def _by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
+    def _can_compare_by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
         """Return True if indexes of both databases return the rows in the same order of the key."""
         return source.is_indexed and sink.is_indexed and all(self._in_one_order(source, sink))
 
@@ -279,10 +279,10 @@ class _Planning:
 
 def _make_text_order(side: DatabaseSide, n: int) -> str:
     with side.session("asking for the order of a column") as session:
-        return session.text_order(side.relation, side.columns[n])
+        return session.get_text_order(side.relation, side.columns[n])
 
 
 def _find_encoding_problems(where: str, session: DatabaseSession) -> Iterator[Problem]:
-    if encoding := session.foreign_encoding():
+    if encoding := session.find_foreign_encoding():
         found = f"the database's texts are in {encoding}; expected UTF8"
         yield Problem(f"{where}.conn_id", found, "Checksums of its rows cannot be compared with those of other databases")

@@ -89,7 +89,7 @@ class RangeComparison:
         :param saved: called from time to time with the state, from which a later attempt can continue.
         """
         with self.source.session("asking for the number of rows") as session:
-            progress = ProgressLog(self.source.estimated_rows(session), state.source_rows)
+            progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
         for chunk, (source, sink) in self.work.each(self.both, self._chunks(state)):
             state.add(chunk, source, sink)
             progress.add(source.rows)

@@ -55,13 +55,13 @@ class Findings:
 
     def compare(self, source: Iterable[CanonicalRow], sink: Iterable[CanonicalRow]) -> None:
         """Compare all rows that both sides have of some keys."""
-        ours, theirs = self._by_key(source), self._by_key(sink)
+        ours, theirs = self._group_by_key(source), self._group_by_key(sink)
         for key, rows in ours.items():
             self._compare_key(key, rows, theirs.pop(key, Counter()))
         for key, rows in theirs.items():
             self._add("extra", key, rows.total())
 
-    def _by_key(self, rows: Iterable[CanonicalRow]) -> dict[CanonicalRow, Counter[CanonicalRow]]:
+    def _group_by_key(self, rows: Iterable[CanonicalRow]) -> dict[CanonicalRow, Counter[CanonicalRow]]:
         found: dict[CanonicalRow, Counter[CanonicalRow]] = {}
         for row in rows:
             found.setdefault(row[: self.key], Counter())[row[self.key :]] += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_kafka_spark.errors import ForeignOffsets, SinkRecordMissing, WindowConflict
+from airflow_kafka_spark.errors import ForeignOffsets, RecordElsewhere, SinkRecordMissing, WindowConflict
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Gap, OffsetRange, TopicPartition, Window
 
 
@@ -97,6 +97,15 @@ def refuse_foreign(applied: Applied, cluster_id: str, topic_ids: Mapping[str, st
     }
     if topics or _differ(applied.cluster_id, cluster_id):
         raise ForeignOffsets(applied.pipeline, applied.number, applied.cluster_id, cluster_id, topics)
+
+
+def refuse_elsewhere(applied: Applied) -> None:
+    """Refuse a sink's record whose rows are in another target. It does not show which records this one has.
+
+    :raises RecordElsewhere: it is of another target.
+    """
+    if applied.elsewhere:
+        raise RecordElsewhere(applied.pipeline, applied.number, applied.elsewhere)
 
 
 def find_foreign_topics(applied: Applied, cluster_id: str, topic_ids: Mapping[str, str]) -> frozenset[str]:

@@ -74,7 +74,7 @@ class OffsetSet(Set[int]):
 
     def to_text(self) -> str:
         """Return the set as compressed, printable text; empty without offsets."""
-        return base64.b64encode(zlib.compress(self._bytes(), 1)).decode() if self else ""
+        return base64.b64encode(zlib.compress(self._to_bytes(), 1)).decode() if self else ""
 
     @classmethod
     def from_text(cls, text: str) -> OffsetSet:
@@ -89,7 +89,7 @@ class OffsetSet(Set[int]):
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return OffsetSet.from_text, (self.to_text(),)
 
-    def _bytes(self) -> bytes:
+    def _to_bytes(self) -> bytes:
         """Return bytes that are equal for equal sets."""
         found = ((number, block) for number, block in sorted(self._blocks.items()) if any(block))
         return b"".join(number.to_bytes(_NUMBER, "big") + block for number, block in found)
@@ -101,7 +101,7 @@ def compute_digest(sets: Mapping[TopicPartition, OffsetSet]) -> str:
     for tp, offsets in sorted(sets.items()):
         if offsets:
             made.update(f"{tp.topic}\0{tp.partition}\0{len(offsets)}\0".encode())
-            made.update(offsets._bytes())
+            made.update(offsets._to_bytes())
     return made.hexdigest()[:32]
 
 

@@ -137,7 +137,7 @@ class IntervalState:
         known = self.topic_ids.get(topic, "")
         return any(r.topic == topic for r in self.ranges) and not (known and topic_id and known != topic_id)
 
-    def ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
+    def list_ranges_of(self, topic_ids: Mapping[str, str]) -> tuple[OffsetRange, ...]:
         """Return its ranges without those of topics that were deleted and recreated since.
 
         :param topic_ids: the present ids of the topics; a topic that is missing is not compared.
@@ -187,7 +187,7 @@ def find_missing_intervals(known: Iterable[IntervalState]) -> tuple[Interval, ..
     before: IntervalState | None = None
     for after in sorted(known, key=lambda state: state.interval):
         if before is not None and after.interval.start > before.interval.end:
-            ends = {r.topic_partition: r.end for r in before.ranges_of(after.topic_ids)}
+            ends = {r.topic_partition: r.end for r in before.list_ranges_of(after.topic_ids)}
             if any(r.start > ends.get(r.topic_partition, r.start) for r in after.ranges):
                 found.append(Interval(before.interval.end, after.interval.start))
         # An interval within a span was moved again: it ends before the span does.
@@ -293,7 +293,7 @@ def find_contiguous_offsets(
     heapq.heapify(left)
     while left:
         _, _, entry = heapq.heappop(left)
-        ranges = entry.ranges_of(topic_ids or {})
+        ranges = entry.list_ranges_of(topic_ids or {})
         starts = {r.topic_partition: r.start for r in ranges}
         # Offsets that the interval has skipped will never be moved, so they do not count as a hole.
         gaps = [g for g in entry.gaps if entry.counts(g.topic, topic_ids or {})]

@@ -29,7 +29,7 @@ _UNSCHEDULED = ("manual__", "asset_triggered__", "dataset_triggered__", "operato
 class Cadence(Protocol):
     """The schedule of a consumer: the times at which its runs are due."""
 
-    def due_after(self, since: float) -> float | None:
+    def find_due_after(self, since: float) -> float | None:
         """Return the time at which the first run after ``since`` is due; None if no run is planned."""
         ...
 
@@ -47,7 +47,7 @@ class Periodic:
 
     period: float
 
-    def due_after(self, since: float) -> float | None:
+    def find_due_after(self, since: float) -> float | None:
         return since + self.period
 
     def deadline(self, since: float) -> float | None:
@@ -63,7 +63,7 @@ class Timetabled:
 
     next_run: Callable[[float], float | None]
 
-    def due_after(self, since: float) -> float | None:
+    def find_due_after(self, since: float) -> float | None:
         return self.next_run(since)
 
     def deadline(self, since: float) -> float | None:
@@ -79,7 +79,7 @@ class Timetabled:
 class Unscheduled:
     """Runs without a schedule, which start when they are triggered. None of them can be missed."""
 
-    def due_after(self, since: float) -> float | None:
+    def find_due_after(self, since: float) -> float | None:
         return None
 
     def deadline(self, since: float) -> float | None:
@@ -420,7 +420,7 @@ def _find_silence(history: Sequence[Observation], cadence: Cadence | None) -> Ve
         since = now.time - silence
         if not _is_late(cadence, since, now.time):
             return None
-        due = cadence.due_after(since) or now.time
+        due = cadence.find_due_after(since) or now.time
         return Verdict(Status.STOP, f"no sign of life for {silence:,.0f} s; a run was due {now.time - due:,.0f} s ago")
     if len(signs) < MIN_OBSERVATIONS or silence <= (usual := signs[-1] - signs[0]):
         return None

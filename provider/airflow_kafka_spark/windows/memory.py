@@ -221,7 +221,7 @@ class Memory:
         """The window that is PLANNED and not COMPLETE; None without one. It is finished before another one is planned."""
         return next((e for e in self.entries.values() if e.state is State.PLANNED), None)
 
-    def completed_by(self, run: str) -> WindowEntry | None:
+    def find_completed_by(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window that this run planned; None if the ledger holds no such window."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
@@ -238,7 +238,7 @@ class Memory:
         """
         offsets = [*(e.offset for e in self.entries.values()), *(d.offset for d in self.dead.values())]
         asked = [c for e in self.entries.values() if e.state is State.COMPLETE and (c := self.replay_asked(e.window))]
-        offsets += [c.offset for c in (self.pause, self.rebound_after(self.binding), *asked, *self.counted_resends) if c]
+        offsets += [c.offset for c in (self.pause, self.find_rebind_after(self.binding), *asked, *self.counted_resends) if c]
         # A reader that begins after the records of intervals would take the pipeline for one without intervals.
         offsets += [state.offset for state in self.intervals.recent.values()]
         offsets += [archive.offset for archive in self.intervals.archives]
@@ -280,7 +280,7 @@ class Memory:
         found = [c for c in self.controls.values() if c.action == "resend" and (c.window, c.name) == (window, name)]
         return tuple(sorted(found, key=lambda c: c.number))
 
-    def rebound_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
+    def find_rebind_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
         """Return the newest ``rebind`` after a binding was recorded, which allows another destination or task; None without one.
 
         :param window: number of an open window whose binding is to change; None for windows that are not planned yet.

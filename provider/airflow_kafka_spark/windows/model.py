@@ -497,6 +497,7 @@ class Applied:
     :param cluster_id: id of the Kafka cluster that the offsets refer to; "" if unknown.
     :param topic_ids: id of each topic; unknown if missing or "". Offsets can be compared only if the ids of cluster and topic are
         equal (:func:`~airflow_kafka_spark.windows.continuity.refuse_foreign`).
+    :param elsewhere: the other target that has the rows, if several targets have one record of windows; "" (default): this one.
     """
 
     pipeline: str
@@ -507,6 +508,7 @@ class Applied:
     replay: int = 0
     cluster_id: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
 
     @classmethod
     def of(cls, window: Window, written: int, deleted: int = 0) -> Applied:
@@ -540,7 +542,7 @@ class Tries:
     allowed: int = 0
     clears: int = -1
 
-    def cleared_since(self, known: Tries, retries: int) -> bool:
+    def was_cleared_since(self, known: Tries, retries: int) -> bool:
         """Return True if the task was cleared after an earlier try of it.
 
         A changed ``max_tries`` means that it was. An unchanged one means a retry, with one exception: ``retries`` was lowered

@@ -213,7 +213,9 @@ def _parse_json(text: str) -> dict[Any, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"`{text}` is not JSON: {error}") from None
+        # Jinja writes a dict as Python does.
+        hint = ". A template writes JSON with the filter `tojson`" if "'" in text else ""
+        raise ValueError(f"`{text}` is not JSON: {error}{hint}") from None
 
 
 def _flatten_offsets(offsets: object) -> dict[TopicPartition, int]:

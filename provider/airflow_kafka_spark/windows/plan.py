@@ -275,6 +275,19 @@ def find_lost_topics(window: Window, log: Log) -> tuple[str, ...]:
     return tuple(topic for topic, known in sorted(window.topic_ids.items()) if known and log.topic_ids.get(topic, "") != known)
 
 
+def find_unread_gaps(window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
+    """Return the offsets of a window that were not read, because their topics were deleted.
+
+    :param read: the ranges that were read.
+    """
+    left, gaps = {r.topic_partition: r for r in window.ranges}, []
+    for r in sorted(read):
+        gaps.append(Gap(*r.topic_partition, left[r.topic_partition].start, r.start))
+        left[r.topic_partition] = replace(left[r.topic_partition], start=r.end)
+    gaps += [Gap(r.topic, r.partition, r.start, r.end) for r in left.values()]
+    return tuple(gap for gap in gaps if gap.start < gap.end)
+
+
 def make_splits(window: Window, split_span: int, *, without: Iterable[str] = ()) -> tuple[Split, ...]:
     """Return the splits of a window, one for each task. They cover the window exactly, and are equal at every attempt.
 

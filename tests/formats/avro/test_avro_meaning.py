@@ -8,13 +8,16 @@ import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.formats import Avro
+from airflow_kafka_spark.formats.avro.schema import find_derivation_problems, find_differences, parse
 from airflow_kafka_spark.formats.avro.tasks.decode import AvroDecoder
+from airflow_kafka_spark.formats.types import parse_ddl
 from tests.formats.avro.random_avro import encoded
 from tests.formats.contract import CHECKS, Case, rows
 
@@ -31,7 +34,7 @@ def logical(type_: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple[list[Any], dict[int, str]]:
-    """The rows and the bad ones; both ways say the same."""
+    """Return the rows and the bad records, which are equal in both decoders."""
     made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)
@@ -352,13 +355,19 @@ def test_what_a_reader_cannot_take_is_bad(writer: Any, reader: Any, reason: str)
 
 def test_a_type_that_is_no_record_is_one_column() -> None:
     made = Avro('"string"', column="key")
-    assert made.arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
+    assert made.get_arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
     assert made.decoder().decode([b"\x02a", None]).batch.to_pylist() == [{"key": "a"}, {"key": None}]
 
 
 # --- schemas that are refused --------------------------------------------------------------------------------------------
 
 TREE = {"type": "record", "name": "T", "fields": [{"name": "left", "type": ["null", "T"]}]}
+
+
+def nest(items: Any, depth: int) -> Any:
+    return {"type": "array", "items": items}
+
+
 REFUSED: dict[str, tuple[str, str]] = {
     "no json": ("{", "it is no JSON"),
     "unknown type": ('"text"', "the type `text` is not defined"),
@@ -377,6 +386,33 @@ REFUSED: dict[str, tuple[str, str]] = {
         json.dumps({**field("int"), "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}),
         "fields `a` and `A` differ only by case",
     ),
+    "too deep": (json.dumps(field(reduce(nest, range(200), "int"))), "types are nested more than"),
+    "no type": (json.dumps(field({"items": "int"})), 'found {"items": "int"}; expected a type'),
+    "an empty union": (json.dumps(field([])), "the union [] is empty"),
+    "a union in a union": (json.dumps(field(["null", ["int", "long"]])), "holds a union"),
+    "a type twice": (json.dumps(field(["int", "int"])), "or holds a type twice"),
+    "no name": (json.dumps({"type": "record", "fields": []}), "a record has no name"),
+    "a name twice": (
+        json.dumps(
+            {
+                "type": "record",
+                "name": "R",
+                "fields": [{"name": name, "type": {"type": "fixed", "name": "F", "size": 2}} for name in "ab"],
+            }
+        ),
+        "`F` is defined twice",
+    ),
+    "fixed without a size": (json.dumps(field({"type": "fixed", "name": "F"})), "fixed `F` has the size None"),
+    "a symbol twice": (json.dumps(field({"type": "enum", "name": "E", "symbols": ["A", "A"]})), "no symbols, or one twice"),
+    "no such symbol": (
+        json.dumps(field({"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})),
+        "the default of enum `E`",
+    ),
+    "a field without a type": (json.dumps({"type": "record", "name": "R", "fields": [{"name": "a"}]}), "no name or no type"),
+    "a field twice": (
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}] * 2}),
+        "record `R` has a field twice",
+    ),
 }
 
 
@@ -388,6 +424,38 @@ def test_a_schema_that_cannot_be_used_is_a_problem(name: str) -> None:
     assert name != "large decimal" or "at most 38 digits there as `reader_schema`" in problem.action
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        logical("bytes", "decimal", precision=2, scale=3),
+        {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 9},
+        {"type": "fixed", "name": "F", "size": 8, "logicalType": "uuid"},
+    ],
+)
+def test_a_logical_type_that_its_bytes_do_not_fit_is_read_as_bytes(kind: dict[str, Any]) -> None:
+    """The specification of Avro says that readers ignore a logical type that is not valid."""
+    assert Avro(json.dumps(field(kind))).get_arrow_schema().field("x").type == pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, ["`x[]` was int, is long"]),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "long"}, ["`x[]` was int, is long"]),
+        (["null", "int"], ["null", "long"], ["`x` was int, is long"]),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "int"}, []),
+    ],
+)
+def test_the_types_that_differ_between_two_versions_are_named_by_their_path(old: Any, new: Any, found: list[str]) -> None:
+    assert find_differences(parse(json.dumps(field(old))), parse(json.dumps(field(new)))) == found
+
+
+def test_a_map_whose_keys_are_no_texts_is_named_wherever_it_is() -> None:
+    columns = parse_ddl("a array<map<int,string>>, b map<string,map<date,int>>, c struct<d: map<int,int>>")
+    found = [what.partition(" is a ")[0] for what, _ in find_derivation_problems(columns)]
+    assert found == ["`a[]`", "`b[]`", "`c.d`"]
+
+
 def test_options_that_contradict_each_other_are_problems() -> None:
     assert "neither of" in str(Avro().validate("value"))
     assert "both of" in str(Avro('"int"', registry="r").validate("value"))
@@ -395,7 +463,7 @@ def test_options_that_contradict_each_other_are_problems() -> None:
     assert "the record's name is not known" in str(
         Avro(registry="r", subject_name_strategy="RecordNameStrategy").of_topics(["t"], "value").validate("value")
     )
-    assert Avro('"int"').encoding_problems("value", ["a"])
+    assert Avro('"int"').find_encoding_problems("value", ["a"])
 
 
 def test_a_format_is_a_value_and_cheap_to_construct() -> None:

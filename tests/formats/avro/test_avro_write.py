@@ -214,7 +214,7 @@ WIDER: list[tuple[Any, str, Any, Any]] = [
 
 @pytest.mark.parametrize(("type_", "ddl", "value", "read"), WIDER, ids=str)
 def test_a_column_of_another_type_is_written_where_each_value_fits(type_: Any, ddl: str, value: Any, read: Any) -> None:
-    Avro(json.dumps(field(type_))).to_write("orders", "value").struct_encoder(parse_ddl(f"x {ddl}"))  # the types fit
+    Avro(json.dumps(field(type_))).to_write("orders", "value").make_struct_encoder(parse_ddl(f"x {ddl}"))  # the types fit
     (written,) = encode(field(type_), batch(f"x {ddl}", {"x": value}), f"x {ddl}")
     assert fastavro.schemaless_reader(io.BytesIO(written), fastavro.parse_schema(field(type_)), None) == {"x": read}
 
@@ -268,7 +268,7 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
         AvroEncoder(parse(json.dumps(field("string"))), parse_ddl("x string")).encode({"x": broken})
 
 
-def test_all_rows_that_do_not_fit_are_told_and_the_others_are_written() -> None:
+def test_all_rows_that_do_not_fit_are_reported_and_the_others_are_written() -> None:
     ddl = "x bigint"
     encoder = pickle.loads(pickle.dumps(AvroEncoder(parse(json.dumps(field("int"))), parse_ddl(ddl), make_wire_header(7))))
     made = batch(ddl, {"x": 1}, {"x": 2})
@@ -342,14 +342,14 @@ RECORD = json.dumps(
     ],
     ids=str,
 )  # fmt: skip
-def test_what_keeps_columns_from_being_written_is_told(avro: Avro, columns: list[str], told: list[str]) -> None:
-    found = avro.to_write("orders", "value").encoding_problems("value", columns)
+def test_columns_that_cannot_be_written_are_reported(avro: Avro, columns: list[str], told: list[str]) -> None:
+    found = avro.to_write("orders", "value").find_encoding_problems("value", columns)
     assert len(found) == len(told)
     assert all(what in problem.what for problem, what in zip(found, told, strict=True))
 
 
-def test_without_being_told_where_to_avro_is_not_written() -> None:
-    (problem,) = Avro(RECORD).encoding_problems("value", ["x"])
+def test_avro_is_not_written_without_a_place_for_its_schema() -> None:
+    (problem,) = Avro(RECORD).find_encoding_problems("value", ["x"])
     assert "the topic to which Avro is written" in problem.what
 
 
@@ -366,7 +366,7 @@ def test_without_being_told_where_to_avro_is_not_written() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_columns_whose_types_do_not_fit_are_told_by_name(type_: Any, ddl: str, told: str) -> None:
+def test_columns_whose_types_do_not_fit_are_reported_by_name(type_: Any, ddl: str, told: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Avro(json.dumps(field(type_))).to_write("orders", "value").struct_encoder(parse_ddl(ddl))
+        Avro(json.dumps(field(type_))).to_write("orders", "value").make_struct_encoder(parse_ddl(ddl))
     assert told in str(caught.value)

@@ -331,7 +331,7 @@ FORMATS = [
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, schema=Csv(DDL).arrow_schema())
+    return pa.RecordBatch.from_pylist(rows, schema=Csv(DDL).get_arrow_schema())
 
 
 def by_task(format: Csv, batch: pa.RecordBatch) -> list[bytes]:
@@ -369,7 +369,7 @@ def test_spark_writes_the_same_as_a_task(spark: SparkSession) -> None:
     names = [name for name, _, _ in COLUMNS]
     found = frame.select(*(format.encode(names).alias(f"f{n}") for n, format in enumerate(FORMATS))).toArrow()
     for n, format in enumerate(FORMATS):
-        assert format.encoding_problems("value", names) == []
+        assert format.find_encoding_problems("value", names) == []
         written = found.column(f"f{n}").to_pylist()
         assert written == by_task(format, batch)
         assert format.decoder().decode(written).batch.to_pylist() == batch.to_pylist()

@@ -108,7 +108,7 @@ def test_a_row_is_what_stands_after_the_change(format: type[Json], write: Write)
     decoded = decode(Debezium(format(CUSTOMERS)), write(CREATE), write(UPDATE), write(READ))
     assert decoded.batch.to_pylist() == [ANNE, ANNE_MARIE, ANNE]
     assert (decoded.bad, decoded.deleted, decoded.left_out) == ((), None, ())
-    assert decoded.batch.schema == Json(CUSTOMERS).arrow_schema()
+    assert decoded.batch.schema == Json(CUSTOMERS).get_arrow_schema()
 
 
 @WAYS
@@ -137,7 +137,7 @@ def test_deletes_can_be_rewritten_to_rows(format: type[Json], write: Write) -> N
     assert decoded.batch.to_pylist()[3] == dict.fromkeys(ANNE) | {"id": 1004, "__op": "d", "__deleted": "true"}
     assert decoded.left_out == (2,) and decoded.deleted is None
     assert decoded.bad == ((4, "`before` is null in a delete event; expected the row that was deleted, or the mode `tombstone`"),)
-    assert all(f.nullable for f in debezium.arrow_schema())
+    assert all(f.nullable for f in debezium.get_arrow_schema())
 
 
 @WAYS
@@ -168,7 +168,7 @@ def test_fields_of_the_event_become_columns(format: type[Json], write: Write) ->
 
 
 @WAYS
-def test_messages_are_no_rows_and_truncates_are_bad_unless_told_otherwise(format: type[Json], write: Write) -> None:
+def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(format: type[Json], write: Write) -> None:
     decoded = decode(Debezium(format(CUSTOMERS)), write(MESSAGE), write(TRUNCATE), write(CREATE))
     assert decoded.left_out == (0,)
     ((at, reason),) = decoded.bad
@@ -204,13 +204,13 @@ def test_what_is_bad(format: type[Json], write: Write, broken: dict[str, Any], e
     assert at == 1 and expected in reason
 
 
-def test_of_an_event_in_connects_envelope_plain_json_tells_which_format_reads_it() -> None:
+def test_plain_json_names_the_format_that_reads_an_event_in_connects_envelope() -> None:
     value = json.dumps({"schema": {"type": "struct"}, "payload": CREATE}).encode()
     ((_, reason),) = Debezium(Json(CUSTOMERS)).decoder().decode([value]).bad
     assert reason.endswith("it looks like Connect's envelope, which Debezium(JsonEnvelope(...)) reads")
 
 
-def test_numbers_of_plain_events_mean_what_they_are_told_to() -> None:
+def test_numbers_of_plain_events_have_the_configured_meaning() -> None:
     schema = "at timestamp, local timestamp_ntz, day date, n decimal(5,2)"
     moment = dt.datetime(1975, 1, 1, 0, 0, 0, 5000)
     row = {"at": "1975-01-01T00:00:00.005Z", "local": 157766400005, "day": 1826, "n": "AJY="}
@@ -267,8 +267,8 @@ class Events(Format):
     def validate(self, where: str) -> list[Any]:
         return []
 
-    def arrow_schema(self) -> pa.Schema:
-        return self.json.arrow_schema()
+    def get_arrow_schema(self) -> pa.Schema:
+        return self.json.get_arrow_schema()
 
     def decoder(self) -> Decoder:
         return self.json.decoder()

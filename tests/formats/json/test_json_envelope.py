@@ -78,7 +78,7 @@ CASES = {
 
 
 def both(format: JsonEnvelope, *values: bytes | None) -> Decoded:
-    """By both ways, which must say the same."""
+    """Return the results of both decoders, which must be equal."""
     decoder = EnvelopeDecoder(format.columns, few=0, defaults=format.replace_null_with_default)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     again = decoder.decode(values)
@@ -179,7 +179,7 @@ def test_a_default_stands_in_for_a_null_and_for_a_missing_field(
     )
 
 
-def test_defaults_of_parts_stand_in_wherever_their_value_is_and_one_that_does_not_fit_is_told() -> None:
+def test_defaults_of_parts_replace_missing_values_and_one_that_does_not_fit_is_reported() -> None:
     inner = struct(x={"type": "int32", "default": 5}, y="string", optional=True)
     listed = {"type": "array", "items": inner}
     mapped = {"type": "map", "keys": {"type": "string"}, "values": {"type": "int64", "default": 9}}
@@ -376,7 +376,7 @@ def by_task(format: JsonEnvelope, batch: pa.RecordBatch) -> list[bytes]:
 @given(st.lists(ROW, max_size=9))
 def test_what_a_task_writes_is_read_again(rows: list[dict[str, Any]]) -> None:
     format = JsonEnvelope(DDL, timestamps="micros")
-    batch = pa.RecordBatch.from_pylist(rows, schema=format.arrow_schema())
+    batch = pa.RecordBatch.from_pylist(rows, schema=format.get_arrow_schema())
     decoded = format.decoder().decode(by_task(format, batch))
     assert decoded.bad == () and decoded.batch.to_pylist() == batch.to_pylist()
 
@@ -385,7 +385,7 @@ def test_the_written_schema_is_connects() -> None:
     rows = [{"id": 1, "yes": None, "text": "é", "raw": b"", "day": dt.date(1970, 1, 2), "local": dt.datetime(1969, 12, 31, 23),
              "at": dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}]  # fmt: skip
     format = JsonEnvelope(DDL)
-    (value,) = by_task(format, pa.RecordBatch.from_pylist(rows, schema=format.arrow_schema()))
+    (value,) = by_task(format, pa.RecordBatch.from_pylist(rows, schema=format.get_arrow_schema()))
     assert json.loads(value) == {
         "schema": {
             "type": "struct", "optional": False,
@@ -419,13 +419,13 @@ def test_spark_writes_the_same_as_a_task_and_more_types(spark: SparkSession) -> 
         dict.fromkeys(name for name, _, _ in COLUMNS) | {"id": 2},
     ]  # fmt: skip
     names = [name for name, _, _ in COLUMNS]
-    batch = pa.RecordBatch.from_pylist(rows, schema=JsonEnvelope(DDL).arrow_schema())
+    batch = pa.RecordBatch.from_pylist(rows, schema=JsonEnvelope(DDL).get_arrow_schema())
     given = spark.createDataFrame(pa.Table.from_batches([batch]))
     frame = given.selectExpr(*(f"CAST({name} AS {kind.split()[0]}) AS {name}" for name, kind, _ in COLUMNS))
     formats = [JsonEnvelope(DDL), JsonEnvelope(DDL, timestamps="micros")]
     found = frame.select(*(f.encode(names).alias(f"f{n}") for n, f in enumerate(formats))).toArrow()
     for n, format in enumerate(formats):
-        assert format.encoding_problems("value", names) == []
+        assert format.find_encoding_problems("value", names) == []
         written = found.column(f"f{n}").to_pylist()
         assert written == by_task(format, batch)
         assert format.decoder().decode(written).batch.to_pylist() == batch.to_pylist()
@@ -443,9 +443,9 @@ def test_spark_writes_the_same_as_a_task_and_more_types(spark: SparkSession) -> 
 
 
 def test_what_cannot_be_written_is_a_problem() -> None:
-    (problem,) = JsonEnvelope("a int").encoding_problems("value", ["a", "b"])
+    (problem,) = JsonEnvelope("a int").find_encoding_problems("value", ["a", "b"])
     assert problem.where == "value.schema" and "`b` is not in it" in problem.what
     assert [p.where for p in JsonEnvelope("a int", timestamps="nanos").validate("value")] == ["value.timestamps"]  # type: ignore[arg-type]
     assert JsonEnvelope("a decimal(3,1)").encoder([("a", "decimal")]) is None
     assert JsonEnvelope("a int").encoder([("a", "text")]) is None and JsonEnvelope("a int").encoder([("b", "integer")]) is None
-    assert Json("a int").arrow_schema() == JsonEnvelope("a int").arrow_schema()
+    assert Json("a int").get_arrow_schema() == JsonEnvelope("a int").get_arrow_schema()

@@ -16,7 +16,7 @@ UTC = dt.timezone.utc
 
 
 def decode(schema: str, *values: bytes) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """By the fast path and by the reference, which must say the same."""
+    """Return the results of the fast path and of the reference, which must be equal."""
     columns = Json(schema).columns
     fast, reference = JsonDecoder(columns, few=0).decode(values), JsonDecoder(columns).decode_row_wise(values)
     assert repr(fast.batch.to_pylist()) == repr(reference.batch.to_pylist())

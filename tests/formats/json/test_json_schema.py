@@ -62,7 +62,7 @@ def written(format: JsonSchema, rows: list[dict[str, Any]], ddl: str) -> list[by
     columns = parse_ddl(ddl)
     schema = pa.schema([f.with_nullable(True) for f in to_arrow_schema(columns)])
     batch = pa.RecordBatch.from_pylist(rows, schema)
-    return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
+    return format.make_struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
 
 CASES = {
@@ -83,7 +83,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
 
 
-def test_headers_that_are_wrong_are_told_and_the_rest_is_read() -> None:
+def test_headers_that_are_wrong_are_reported_and_the_rest_is_read() -> None:
     decoder = framed()
     good = make_wire_header(2) + GOOD
     wrong = {
@@ -139,7 +139,7 @@ def test_connects_own_words_say_the_types_of_columns() -> None:
         },
     }
     format = JsonSchema(schema={"type": "object", "properties": properties})
-    kinds = [str(f.type) for f in format.arrow_schema()]
+    kinds = [str(f.type) for f in format.get_arrow_schema()]
     assert kinds == ["int16", "float", "date32[day]", "timestamp[us, tz=UTC]", "binary", "decimal128(38, 2)", "decimal128(5, 1)"]
     text = b'{"small":-1,"real":0.1,"day":20000,"at":1700000000123,"raw":"AP8=","price":"BNI=","exact":-1.5}'
     (row,) = format.decoder().decode([text]).batch.to_pylist()
@@ -253,7 +253,7 @@ def test_what_connects_words_cannot_mean_is_passed_over() -> None:
         },
     }
     format = JsonSchema(schema={"type": "object", "properties": properties})
-    assert [str(f.type) for f in format.arrow_schema()] == ["int64", "decimal128(1, 0)"]
+    assert [str(f.type) for f in format.get_arrow_schema()] == ["int64", "decimal128(1, 0)"]
 
 
 def test_a_number_means_what_its_version_says_though_other_properties_of_it_cannot_be_columns() -> None:
@@ -374,13 +374,13 @@ def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> N
             written(format, [good, {**good, **change}], MADE)
 
 
-def test_columns_that_do_not_fit_the_schema_are_told_before_anything_is_written() -> None:
+def test_columns_that_do_not_fit_the_schema_are_reported_before_anything_is_written() -> None:
     format = JsonSchema(schema=ORDER).to_write("orders", "value")
-    assert format.encoding_problems("value", ["id", "note"]) == []
-    told = [p.what for p in format.encoding_problems("value", ["id", "more"])]
+    assert format.find_encoding_problems("value", ["id", "note"]) == []
+    told = [p.what for p in format.find_encoding_problems("value", ["id", "more"])]
     assert any("`more`" in t for t in told) and any("`note`, which is required" in t for t in told)
     with pytest.raises(ValidationError) as error:
-        format.struct_encoder(parse_ddl("id double, note string, amount decimal(3,1), lines array<struct<sku: int>>"))
+        format.make_struct_encoder(parse_ddl("id double, note string, amount decimal(3,1), lines array<struct<sku: int>>"))
     for part in ("`id` is of type double", "`amount`", "`lines[].sku`"):
         assert part in str(error.value)
 
@@ -434,10 +434,10 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         ),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+def test_wrong_options_are_reported(options: dict[str, Any], found: str) -> None:
     assert found in " ".join(map(str, JsonSchema(**options).validate("value")))
 
 
-def test_what_cannot_be_put_together_is_told() -> None:
+def test_arguments_that_exclude_each_other_are_reported() -> None:
     with pytest.raises(SchemaUnusable, match="of `money.json`"):
         bundle_references(SchemaDocument("{}", (("money.json", "["),), "it"))

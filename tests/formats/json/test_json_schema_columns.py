@@ -55,7 +55,7 @@ def test_a_schema_becomes_columns() -> None:
     assert ", ".join(map(str, columns)) == ", ".join(map(str, Json(DDL).columns))
     assert columns[0].comment == "its number"
     assert Json.of_json_schema(json.dumps(ORDER)) == Json(ORDER)
-    assert pickle.loads(pickle.dumps(Json(ORDER))).arrow_schema() == Json(ORDER).arrow_schema()
+    assert pickle.loads(pickle.dumps(Json(ORDER))).get_arrow_schema() == Json(ORDER).get_arrow_schema()
 
 
 CASE = Case(

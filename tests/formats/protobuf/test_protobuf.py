@@ -6,12 +6,14 @@ import datetime
 import math
 import pickle
 import struct
+from base64 import b64encode
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,8 +72,8 @@ def message_class(text: str, name: str = "") -> Any:
     return GetMessageClass(find_message(files_of(text), name, "it"))
 
 
-def files_of(text: str) -> bytes:
-    (files,) = compile_schemas([SchemaDocument(text, (), "it")])
+def files_of(text: str, *references: tuple[str, str]) -> bytes:
+    (files,) = compile_schemas([SchemaDocument(text, references, "it")])
     assert isinstance(files, bytes), files
     return files
 
@@ -83,9 +85,9 @@ def decoded(format: Protobuf, *values: bytes | None) -> tuple[list[dict[str, Any
 
 def written(format: Protobuf, rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> list[bytes]:
     """Return the values that tasks write for rows; the columns are those that the format reads, or given ones."""
-    batch = pa.RecordBatch.from_pylist(rows, schema or format.arrow_schema())
+    batch = pa.RecordBatch.from_pylist(rows, schema or format.get_arrow_schema())
     columns = parse_ddl(ddl_of(batch.schema))
-    return format.struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
+    return format.make_struct_encoder(columns).encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
 
 def ddl_of(schema: pa.Schema) -> str:
@@ -131,7 +133,7 @@ def test_contract(check: Callable[[Case], None]) -> None:
 def test_each_type_of_protobuf_has_its_column() -> None:
     format = Protobuf(schema=ALL, message="All")
     assert format.validate("value") == []
-    assert ddl_of(format.arrow_schema()).replace("`", "") == (
+    assert ddl_of(format.get_arrow_schema()).replace("`", "") == (
         "i32 int NOT NULL, s32 int NOT NULL, f32 int NOT NULL, i64 bigint NOT NULL, s64 bigint NOT NULL, f64 bigint NOT NULL, "
         "u32 bigint NOT NULL, x32 bigint NOT NULL, u64 decimal(20,0) NOT NULL, x64 decimal(20,0) NOT NULL, real float NOT NULL, "
         "wide double NOT NULL, yes boolean NOT NULL, text string NOT NULL, raw binary NOT NULL, state string NOT NULL, "
@@ -220,7 +222,7 @@ ROWS = st.fixed_dictionaries(
 def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str, Any]], damage: bytes) -> None:
     format = Protobuf(schema=ALL, message="All")
     names = [name for name in FULL if rows and name in rows[0]]
-    schema = pa.schema([format.arrow_schema().field(name) for name in names])
+    schema = pa.schema([format.get_arrow_schema().field(name) for name in names])
     values = written(format, rows, schema) if rows else []
     found = format.decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
     assert found.batch.num_rows == 2 * len(rows)
@@ -287,7 +289,7 @@ def test_proto2_has_required_fields_defaults_and_closed_enums() -> None:
     text = 'syntax = "proto2"; message M { required int32 a = 1; optional int32 b = 2 [default = 5]; '
     text += "optional E c = 3; enum E { A = 1; } }"
     format = Protobuf(schema=text)
-    assert ddl_of(format.arrow_schema()).replace("`", "") == "a int NOT NULL, b int NOT NULL, c string"
+    assert ddl_of(format.get_arrow_schema()).replace("`", "") == "a int NOT NULL, b int NOT NULL, c string"
     rows, bad = decoded(format, b"\x08\x01", b"", b"\x08\x01\x18\x01", b"\x08\x01\x18\x09")
     assert [rows[0], rows[2]] == [{"a": 1, "b": 5, "c": None}, {"a": 1, "b": 5, "c": "A"}]
     assert bad == (
@@ -362,7 +364,7 @@ def test_a_descriptor_set_will_do_and_messages_are_found_by_either_name() -> Non
         ({"schema": "a int, a int"}, "`a` is there already"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], found: str) -> None:
+def test_wrong_options_are_reported(options: dict[str, Any], found: str) -> None:
     problems = Protobuf(**options).validate("value")
     pytest.raises(ValueError, _raise, str(problems)).match(found)
 
@@ -397,7 +399,7 @@ NEW = 'syntax = "proto3"; message Other { bool b = 1; } message Order { int64 id
 NEW += "message A { Order o = 1; message B { int32 x = 1; } }"
 
 
-def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told() -> None:
+def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_reported() -> None:
     decoder = framed(writers={1: OLD, 2: NEW}, reader=NEW)
     old = make_wire_header(1) + b"\0" + message_class(OLD)(id=-5, gone="x").SerializeToString()
     new = make_wire_header(2) + b"\x02\x02" + message_class(NEW, "Order")(id=2**40, note="n").SerializeToString()
@@ -443,6 +445,11 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_told(
         ("oneof c { string x = 1; int32 y = 2; }", "oneof d { string x = 1; int32 y = 2; }", ""),
         ("map<string, int32> x = 1;", "map<string, int64> x = 1;", ""),
         (
+            "map<string, int32> x = 1;",
+            "message E { string key = 1; int32 value = 2; } repeated E x = 1;",
+            "field 1 (`x`) was a map",
+        ),
+        (
             "enum E { Z = 0; A = 1; B = 2; } E x = 1;",
             "enum E { Z = 0; B = 1; } E x = 1;",
             "had the symbol `B` as 2, which is 1 now",
@@ -470,6 +477,27 @@ def test_texts_import_by_the_names_of_references_and_never_leave_their_directory
     assert isinstance(good, bytes) and [m.full_name for _, m in list_messages(good)] == ["a.M"]
     assert make_pool(good)[0].FindMessageTypeByName("b.Money")
     assert isinstance(bad, SchemaUnusable) and isinstance(worse, SchemaUnusable) and "no plain path" in str(worse)
+
+
+def test_a_descriptor_in_base64_is_read_with_the_files_that_it_imports() -> None:
+    """Confluent's clients for Python register descriptors instead of texts."""
+    texts = {
+        "a.proto": 'import "google/protobuf/timestamp.proto"; import "b/money.proto"; '
+        "message M { b.Money m = 1; google.protobuf.Timestamp at = 2; }",
+        "b/money.proto": 'package b; import "c.proto"; message Money { int64 units = 1; c.Currency c = 2; }',
+        "c.proto": "package c; message Currency { string code = 1; }",
+    }
+    texts = {name: f'syntax = "proto3"; {text}' for name, text in texts.items()}
+    whole = FileDescriptorSet.FromString(files_of(texts["a.proto"], *(item for item in texts.items() if item[0] != "a.proto")))
+    coded = {file.name: b64encode(file.SerializeToString()).decode() for file in whole.file}
+    own = b64encode(whole.file[-1].SerializeToString()).decode()
+    imports = [(name, coded[name]) for name in texts if name != "a.proto"]
+    read, without, unknown = compile_schemas(
+        [SchemaDocument(own, tuple(imports)), SchemaDocument(own, (imports[1],), "it"), SchemaDocument("bm9uZQ==", (), "it")]
+    )
+    assert isinstance(read, bytes) and [m.full_name for _, m in list_messages(read)] == ["M"]
+    assert make_pool(read)[0].FindMessageTypeByName("c.Currency")
+    assert isinstance(without, SchemaUnusable) and isinstance(unknown, SchemaUnusable)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------
@@ -514,7 +542,7 @@ def test_a_schema_made_of_columns_gives_their_values_back() -> None:
         ("a timestamp_ntz", "Declare it timestamp"),
     ],
 )
-def test_columns_of_which_no_message_can_be_made_are_told(columns: str, found: str) -> None:
+def test_columns_of_which_no_message_can_be_made_are_reported(columns: str, found: str) -> None:
     pytest.raises(ValueError, _raise, str(Protobuf(schema=columns).validate("value"))).match(found)
 
 
@@ -549,18 +577,18 @@ def test_two_members_of_a_oneof_are_never_written_as_one() -> None:
         written(Protobuf(schema=text), [{"s": "x", "i": {"n": 1}, "o": 1}], schema)
 
 
-def test_columns_that_do_not_fit_the_message_are_told_before_anything_is_written() -> None:
+def test_columns_that_do_not_fit_the_message_are_reported_before_anything_is_written() -> None:
     format = Protobuf(schema=SMALL).to_write("orders", "value")
-    assert format.encoding_problems("value", ["id", "note"]) == []
-    (problem,) = format.encoding_problems("value", ["id", "more"])
+    assert format.find_encoding_problems("value", ["id", "note"]) == []
+    (problem,) = format.find_encoding_problems("value", ["id", "more"])
     assert "`more`" in problem.what
     with pytest.raises(ValidationError) as told:
-        format.struct_encoder(parse_ddl("id double, note int, more int, n array<bigint>, s struct<b: boolean, c: int>"))
+        format.make_struct_encoder(parse_ddl("id double, note int, more int, n array<bigint>, s struct<b: boolean, c: int>"))
     for part in ("`id` is of type double, and its field takes bigint", "`note`", "`more`", "`s.c`"):
         assert part in str(told.value)
     assert "`n`" not in str(told.value), "of integers the value decides"
 
 
-def test_an_entry_without_a_schema_is_told_when_it_is_to_be_written() -> None:
-    (problem,) = Protobuf().to_write("orders", "value").encoding_problems("value", ["id"])
+def test_an_entry_without_a_schema_is_reported_when_it_is_to_be_written() -> None:
+    (problem,) = Protobuf().to_write("orders", "value").find_encoding_problems("value", ["id"])
     assert "neither" in problem.what

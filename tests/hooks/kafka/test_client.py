@@ -13,11 +13,12 @@ from confluent_kafka import Consumer
 
 from airflow_kafka_spark.hooks.kafka import client as kafka_client
 from airflow_kafka_spark.hooks.kafka.client import KeptConsumers, keep_client
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from tests.support.waiting import eventually
 
 
 class Client:
-    """Tells where it ends."""
+    """Records the thread that ends it."""
 
     def __init__(self, ends: list[str]) -> None:
         self.ends = ends
@@ -30,7 +31,7 @@ class Owner:
     pass
 
 
-def test_a_client_ends_on_the_reapers_thread_once_nobody_holds_it_any_more():
+def test_a_client_without_references_ends_on_the_reapers_thread():
     ends: list[str] = []
     owner, client = Owner(), Client(ends)
     let_go = keep_client(client, owner)
@@ -53,6 +54,14 @@ def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
     assert gone() is None
     eventually(lambda: ends)
     assert ends == ["airflow-kafka-spark-clients"]
+
+
+def test_an_answer_that_is_none_of_kafka_is_explained_without_the_advice_of_librdkafka():
+    events = ClientEvents()
+    size = "Receive failed: Invalid response size 1213486160 (0..100000000): increase receive.message.max.bytes"
+    events.log(3, "%s", "FAIL", f"[thrd:127.0.0.1:80/bootstrap]: 127.0.0.1:80/bootstrap: {size}")
+    told = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
+    assert events.reason() == ("log", f"127.0.0.1:80: Receive failed: {told}")
 
 
 ABORTS = """
@@ -118,7 +127,7 @@ def test_a_consumer_is_lent_again_until_it_is_old_has_failed_or_would_read_what_
     assert closed == made
 
 
-def test_a_kept_consumer_that_nobody_closes_ends_on_the_reapers_thread():
+def test_a_kept_consumer_that_is_not_closed_ends_on_the_reapers_thread():
     ends: list[str] = []
 
     class Told(Consumer):

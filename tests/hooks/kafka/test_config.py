@@ -65,6 +65,9 @@ def test_brokers_are_written_as_the_java_client_wants_them(servers, expected):
         ("SASL_SSL://b1:9093", "`SASL_SSL://b1:9093` in its `bootstrap.servers` has another protocol than `security.protocol`"),
         ("b1:kafka", "`b1:kafka` in its `bootstrap.servers` has `kafka` in place of a port"),
         ("[::1]:9x", "`[::1]:9x` in its `bootstrap.servers` has `9x` in place of a port"),
+        ("b1:90922", "`b1:90922` in its `bootstrap.servers` has `90922` in place of a port"),
+        ("b1:9092; b2:9092", "`b1:9092; b2:9092` in its `bootstrap.servers` names several addresses; commas separate them"),
+        ("b1:9092 b2:9092", "`b1:9092 b2:9092` in its `bootstrap.servers` names several addresses; commas separate them"),
         *((good, "") for good in ("b1", "b1:9092,,b2", " b1 , b2:9093,", "plainText://b1:9092", "[::1]", "[::1]:9094", "::1")),
     ],
 )
@@ -185,7 +188,7 @@ def test_timeouts_and_sizes_get_their_java_names():
     }
 
 
-def test_what_has_no_counterpart_is_reported_once_and_what_nobody_misses_is_not():
+def test_a_setting_without_a_counterpart_is_reported_once_unless_it_is_not_needed():
     result = make_java_config(
         BROKERS | {"ssl.crl.location": "x", "queued.min.messages": 5, "debug": "all", "acks": 1, "made.up": 1}
     )

@@ -67,7 +67,7 @@ def test_an_archive_is_used_when_it_is_whole_and_not_before(tmp_path):
     assert list_java_options(archive) == ()
 
 
-def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
+def test_one_process_makes_an_archive_and_the_others_continue_or_wait(tmp_path):
     archive, waited = tmp_path / "spark-1.jsa", []
 
     def wait() -> None:
@@ -84,7 +84,7 @@ def test_one_process_makes_an_archive_and_the_others_go_on_or_wait(tmp_path):
     assert waited == [(None, True)]
 
 
-def test_what_a_killed_maker_left_and_what_nobody_used_for_months_is_removed(tmp_path):
+def test_files_of_a_killed_maker_and_archives_unused_for_months_are_removed(tmp_path):
     left = tmp_path / "spark-1.making-77"
     left.write_bytes(b"cla")
     old, used, foreign = tmp_path / "spark-2.jsa", tmp_path / "spark-3.jsa", tmp_path / "kafka-4.jsa"
@@ -128,16 +128,16 @@ def connect(monkeypatch):
 
 
 def test_only_local_masters_have_an_archive_and_the_extra_switches_it_off(cache, connect):
-    assert connect(host="local[2]")._class_archive() is not None
-    assert connect(host="local[2]", extra={"class_archive": True})._class_archive() is not None
-    assert connect(host="local[2]", extra={"class_archive": False})._class_archive() is None
-    assert connect(host="local[2]", extra={"class_archive": "false"})._class_archive() is None
+    assert connect(host="local[2]")._find_class_archive() is not None
+    assert connect(host="local[2]", extra={"class_archive": True})._find_class_archive() is not None
+    assert connect(host="local[2]", extra={"class_archive": False})._find_class_archive() is None
+    assert connect(host="local[2]", extra={"class_archive": "false"})._find_class_archive() is None
     for host in ("spark://head", "yarn", "sc://head"):
-        assert connect(host=host)._class_archive() is None
+        assert connect(host=host)._find_class_archive() is None
 
 
 def test_settings_of_the_user_that_concern_archives_win(cache, connect, monkeypatch):
-    archive = connect(host="local")._class_archive()
+    archive = connect(host="local")._find_class_archive()
     publish(archive.file)
     assert archive.java_options("-Xmx1g -Dx=y")
     for option in ("-Xshare:off", "-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"):

@@ -105,7 +105,7 @@ def test_a_link_leads_to_the_window_that_the_run_has_moved_itself(seen):
     assert set(seen["second"]["links"]) == set(seen["first"]["links"])
 
 
-def test_progress_is_told_at_each_step_and_while_the_job_runs(seen):
+def test_progress_is_published_at_each_step_and_while_the_job_runs(seen):
     for window in (1, 2):
         told = [t for t in seen["history"] if t["window"] == window]
         assert list(dict.fromkeys(t["step"] for t in told)) == ["plan", "move", "commit", "close"]
@@ -168,7 +168,7 @@ def test_lineage_names_topics_and_tables_before_and_offsets_and_counts_afterward
     assert (window["pipeline"], window["window"]) == (made.name, "0000000002")
 
 
-def test_lineage_of_a_window_that_failed_tells_the_offsets_that_were_planned(seen):
+def test_lineage_of_a_failed_window_holds_the_planned_offsets(seen):
     event, inputs, outputs = told(seen, "FAIL")
     (read,) = inputs.values()
     partitions = read["inputFacets"]["kafkaSpark_offsets"]["partitions"]

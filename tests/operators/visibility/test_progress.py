@@ -64,7 +64,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     assert caplog.text.count("was not published, which does not affect the window: 404") == 1
 
 
-def test_without_a_store_nothing_is_told():
+def test_without_a_store_nothing_is_published():
     progress = Progress(find_store({}))
     progress.begin(window())
     progress.step("close")

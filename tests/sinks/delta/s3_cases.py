@@ -236,7 +236,7 @@ def test_a_replay_replaces_its_window(lake, feed):
     for job in jobs:
         apply(lake.sink, job)
     again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
-    assert lake.sink.replay_problems() == []
+    assert lake.sink.find_replay_problems() == []
     assert apply(lake.sink, again).replay == 1
     assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
 

@@ -107,7 +107,7 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
     job = feed.next()
     apply(sink, job)
     assert sink.validate(feed.shape) == []
-    (problem,) = sink.replay_problems()
+    (problem,) = sink.find_replay_problems()
     assert "delta.appendOnly" in problem.what
 
 
@@ -135,7 +135,7 @@ def test_tables_with_unsupported_features_are_refused_before_anything_runs(lake,
     DeltaTable.create(str(lake.path), Schema.from_arrow(SMALL), configuration=properties, raise_if_key_not_exists=False)
     problems = [str(problem) for problem in lake.sink.validate(feed.shape)]
     assert problems and any(said in problem for problem in problems)
-    assert problems == [str(problem) for problem in lake.sink.target_problems()]
+    assert problems == [str(problem) for problem in lake.sink.find_target_problems()]
 
 
 def test_constraints_and_other_partitions_are_refused(lake, feed):
@@ -155,6 +155,16 @@ def test_paths_that_are_no_table_are_refused(tmp_path, feed):
     assert "no Delta table" in problem.what
     assert TableLocation.parse("s3a://bucket/a/b/").uri == "s3://bucket/a/b"
     assert TableLocation.parse("file:///tmp/a%20b").path == "/tmp/a b"
+    column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+    schema = json.dumps({"type": "struct", "fields": [column]})
+    table = {"schemaString": schema, "partitionColumns": [], "configuration": {}, "id": "x"}
+    first = [{"protocol": {"minReaderVersion": 4, "minWriterVersion": 8}}]
+    first.append({"metaData": {**table, "format": {"provider": "parquet", "options": {}}}})
+    (log := tmp_path / "newer" / "_delta_log").mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, first)))
+    (problem,) = DeltaSink(str(tmp_path / "newer")).validate(feed.shape)
+    assert "Unsupported minimum reader version 4" in problem.what and not problem.retryable
+    assert problem.action.startswith("Upgrade `deltalake` on the Airflow worker")
 
 
 # --- column mapping, generated columns ------------------------------------------------------------------------------
@@ -217,7 +227,7 @@ def test_generated_columns_that_tasks_cannot_compute_and_changes_that_column_map
         apply(replace(sink, auto_evolve=True), Feed(wider.schema).next(1, 0, 0, values=lambda i: {**mapped_row(i), "more": i}))
     entry = path / "_delta_log" / f"{0:020d}.json"
     entry.write_text(entry.read_text().replace("CAST(placed_at AS DATE)", "CAST(placed_at + INTERVAL 1 DAY AS DATE)"))
-    (problem,) = sink.target_problems()
+    (problem,) = sink.find_target_problems()
     assert "cannot compute" in problem.what and "expected CAST(x AS DATE)" in problem.what
     with pytest.raises(SinkUnavailable, match="not understood"):
         apply(sink, Feed(MAPPED).next(1, 0, 0, values=mapped_row))

@@ -173,7 +173,7 @@ def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, 
     wanted = [{name: value for name, value in line.items() if name != "flag"} for job in jobs for line in job.expected]
     same_multiset(wanted, listed_rows(listed))
     assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
-    assert [problem.where for problem in listed.sink.replay_problems()] == ["on_rerun"]
+    assert [problem.where for problem in listed.sink.find_replay_problems()] == ["on_rerun"]
     problems = [problem for problem in replace(listed.sink, visibility="manifest").validate(feed.shape)]
     assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
 

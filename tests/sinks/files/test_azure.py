@@ -71,7 +71,7 @@ def feed() -> Feed:
 
 
 def ids(sink: FilesSink) -> Counter[int]:
-    container = find_azure_access(sink.location.account, "azure").object_store(sink.location.bucket)
+    container = find_azure_access(sink.location.account, "azure").make_object_store(sink.location.bucket)
     found = Counter[int]()
     for uri in window_files(sink.path, "azure"):
         content = bytes(obstore.get(container, uri.partition(".windows.net/")[2]).bytes())
@@ -81,8 +81,8 @@ def ids(sink: FilesSink) -> Counter[int]:
 
 def leftovers(sink: FilesSink) -> set[str]:
     store = open_manifests(sink).store
-    data = {f"{sink.uri}/{path}" for path in store.files_below("_data")}
-    return data ^ set(window_files(sink.path, "azure")) | set(store.files_below("_airflow"))
+    data = {f"{sink.uri}/{path}" for path in store.list_files_below("_data")}
+    return data ^ set(window_files(sink.path, "azure")) | set(store.list_files_below("_airflow"))
 
 
 def test_windows_in_azure_are_there_once_and_a_replay_replaces_its_window(sink, feed):

@@ -96,7 +96,7 @@ def test_a_replay_replaces_its_window_and_leaves_no_file_of_it(sink, feed):
         apply(sink, job)
     before = set(window_files(sink.path))
     again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
-    assert sink.replay_problems() == []
+    assert sink.find_replay_problems() == []
     assert apply(sink, again).replay == 1
     assert Counter(ids(sink)) == Counter([*again.ids, *jobs[1].ids])
     assert {str(path) for path in Path(sink.path, "_data").rglob("*.parquet")} == set(window_files(sink.path)) != before
@@ -249,12 +249,12 @@ def test_a_commit_looks_at_the_log_once_and_the_look_counts_for_all_it_decides(s
     apply(sink, feed.next())
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        results, looks, newest_commit = write_all(writer, job), [], ManifestTable.newest_commit
+        results, looks, newest_commit = write_all(writer, job), [], ManifestTable.find_newest_commit
 
         def look(self: ManifestTable, pipeline: str) -> Commit:
             looks.append(pipeline)
             return newest_commit(self, pipeline)
 
-        monkeypatch.setattr(ManifestTable, "newest_commit", look)
+        monkeypatch.setattr(ManifestTable, "find_newest_commit", look)
         writer.commit(results)
     assert looks == [feed.pipeline]

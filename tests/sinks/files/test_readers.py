@@ -205,7 +205,7 @@ def test_duckdb_reads_the_same_values_back_from_json(tables, name):
     assert same_multiset(expected, table.rows(found)) == 224
 
 
-def test_duckdb_finds_nothing_but_rows_without_being_told_a_schema(tables):
+def test_duckdb_finds_only_rows_without_a_given_schema(tables):
     """The sink's own record has no name that ``**/*.json`` finds."""
     counts = duckdb.sql(f"SELECT count(*), count(id) FROM read_json('{tables['json'].path}/**/*.json')").fetchall()
     assert counts == [(224, 224)]

@@ -80,7 +80,7 @@ def test_the_layout_is_the_documented_one(path):
     )
 
 
-def test_the_record_tells_people_what_the_window_is(path):
+def test_the_record_describes_the_window_for_people(path):
     feed = Feed()
     job = feed.next(3, 2, 0)
     apply(FilesSink(str(path)), job)
@@ -175,7 +175,7 @@ def test_files_are_durable_before_they_are_published_and_names_after(path, monke
         assert {str(place) for file in files for place in (file, file.parent, file.parent.parent)} <= written
         steps.clear()
         writer.commit(results)
-        published = steps.index(("rename", str(sink.table.window_path(job.window))))
+        published = steps.index(("rename", str(sink.table.get_window_path(job.window))))
         before, after = steps[:published], steps[published + 1 :]
         publish = str(writer.attempt / "publish")
         flushed_before = [place for step, place in before if step == "flush"]
@@ -472,7 +472,7 @@ def test_only_the_files_that_results_name_are_published(path):
         late.close()
         assert tree(path) == published
     record = sink.table.record(job.window)
-    window = sink.table.window_path(job.window)
+    window = sink.table.get_window_path(job.window)
     assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 
 
@@ -515,13 +515,13 @@ def _case(path: Path) -> FilesCase:
 def test_an_empty_directory_in_the_way_is_replaced_and_a_full_one_is_a_conflict(path):
     feed, sink = Feed(), FilesSink(str(path))
     first, second = feed.next(), feed.next()
-    sink.table.window_path(first.window).mkdir(parents=True)
+    sink.table.get_window_path(first.window).mkdir(parents=True)
     with pytest.raises(WindowConflict, match="has no _window"):
         apply(sink, first)
-    os.rmdir(sink.table.window_path(first.window))
+    os.rmdir(sink.table.get_window_path(first.window))
     apply(sink, first)
-    sink.table.window_path(second.window).mkdir()
-    (sink.table.window_path(second.window) / "stray.parquet").write_text("not ours")
+    sink.table.get_window_path(second.window).mkdir()
+    (sink.table.get_window_path(second.window) / "stray.parquet").write_text("not ours")
     before = tree(path)
     with pytest.raises(WindowConflict):
         apply(sink, second)
@@ -536,9 +536,9 @@ def test_old_windows_may_be_deleted_by_retention(path):
     for job in jobs[:3]:
         apply(sink, job)
     for job in jobs[:2]:
-        shutil.rmtree(sink.table.window_path(job.window))
+        shutil.rmtree(sink.table.get_window_path(job.window))
     assert sink.last_applied(feed.pipeline).number == 3
-    shutil.rmtree(sink.table.window_path(jobs[2].window))
+    shutil.rmtree(sink.table.get_window_path(jobs[2].window))
     assert sink.last_applied(feed.pipeline) is None
     apply(sink, jobs[3])
     assert sink.last_applied(feed.pipeline).number == 4
@@ -556,7 +556,7 @@ def test_a_topic_that_was_recreated_may_begin_at_zero_again(path):
     apply(sink, replace(again, window=replace(again.window, topic_ids={"orders": "two", "_returns": "r2"})))
 
 
-def test_executors_that_do_not_share_the_file_system_are_told_so(path):
+def test_executors_without_the_shared_file_system_get_an_error_that_names_it(path):
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:
@@ -761,7 +761,7 @@ def test_a_window_that_is_published_just_before_the_rename_stays_as_it_is(path, 
 
     def overtaken(point):
         if point == "sink.in_transaction":
-            shutil.copytree(other.table.window_path(job.window), sink.table.window_path(job.window))
+            shutil.copytree(other.table.get_window_path(job.window), sink.table.get_window_path(job.window))
             published.append(tree(path))
 
     monkeypatch.setattr(faults, "reached", overtaken)
@@ -802,11 +802,11 @@ def test_a_file_system_on_which_directories_cannot_be_exchanged_is_found_without
     if exists:
         path.mkdir(parents=True)
     before = tree(path.parents[1])
-    assert FilesSink(str(path)).replay_problems() == []
+    assert FilesSink(str(path)).find_replay_problems() == []
     # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
     monkeypatch.setattr("airflow_kafka_spark.sinks.files.directory._RENAME_EXCHANGE", 1 << 20)
-    (problem,) = FilesSink(str(path)).replay_problems()
+    (problem,) = FilesSink(str(path)).find_replay_problems()
     assert problem.where == "on_rerun" and str(path) in problem.what and "in one step" in problem.what
     assert "skip" in problem.action
     assert tree(path.parents[1]) == before
-    assert FilesSink("s3://bucket/table").replay_problems() == [], "that is for validate() to refuse"
+    assert FilesSink("s3://bucket/table").find_replay_problems() == [], "that is for validate() to refuse"

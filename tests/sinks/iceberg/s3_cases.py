@@ -161,11 +161,11 @@ def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):
 def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
     wrong = {**lake.options, "glue.endpoint": "http://127.0.0.1:1", "glue.max-retries": "1"}
     os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **wrong}})
-    problems = [str(problem) for problem in lake.sink.target_problems()]
+    problems = [str(problem) for problem in lake.sink.find_target_problems()]
     assert len(problems) == 1 and "Could not connect" in problems[0] and lake.options["s3.secret-access-key"] not in problems[0]
     with pytest.raises(SinkUnavailable):
         lake.sink.last_applied("p")
     elsewhere = {**lake.options, "warehouse": "s3://no-such-bucket-here/lake"}
     os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **elsewhere}})
-    (problem,) = lake.sink.target_problems()
+    (problem,) = lake.sink.find_target_problems()
     assert problem.where == "sink.conn_id" and "there is no such bucket" in problem.what, "before a window is planned"

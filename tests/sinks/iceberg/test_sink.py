@@ -56,6 +56,8 @@ from airflow_kafka_spark.sinks.iceberg.tasks.data_files import apply_transform, 
 from airflow_kafka_spark.sinks.iceberg.tasks.table_files import make_column_metrics
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.codec import ranges_to_json
+from airflow_kafka_spark.windows.interval import Interval
+from airflow_kafka_spark.windows.model import ELSEWHERE, Window
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
@@ -106,6 +108,37 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
         pass
     assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, -1])
     assert not list(lake.path.glob("warehouse/shop/orders/_airflow/attempts/*"))
+
+
+def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its_files(lake, feed):
+    """Its attempt has died between the commit and the close, and nobody has repeated it for 90 days."""
+    job, unmoved = (replace(found, window=_make_open(found.window)) for found in (feed.next(), feed.next()))
+    assert lake.sink.applied(job.window) is None, "there is no table"
+    apply(lake.sink, job)
+    lake.of_others(-1)
+    assert lake.sink.applied(unmoved.window) is None, "all snapshots are there"
+    assert (lake.sink.has_lost(job.window), lake.sink.has_lost(unmoved.window)) == (False, True)
+    with lake.catalog() as catalog:
+        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(job.window.pipeline)).commit()
+    lake.expire()
+    assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
+    found = lake.sink.applied(job.window)
+    assert found is not None and (found.written, found.ranges) == (len(job.ids), job.window.ranges)
+    lake.maintain()
+    for window in (job.window, unmoved.window):
+        with pytest.raises(WindowConflict, match="the snapshots since then have expired.*rebind <pipeline> --not-running"):
+            lake.sink.applied(window)
+        assert lake.sink.applied(replace(window, after=ELSEWHERE)) is None
+    recent = dt.datetime.now(dt.timezone.utc).isoformat()
+    assert lake.sink.applied(replace(unmoved.window, planned_at=recent)) is None
+
+
+def _make_open(window: Window) -> Window:
+    """Return a window as that of a data interval that was planned long ago."""
+    planned = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=100)
+    interval = Interval(planned - dt.timedelta(hours=1), planned)
+    bounds, name = (interval.start_ms, interval.end_ms), interval.ledger_name(f"p{window.number}")
+    return replace(window, pipeline=name, interval=bounds, planned_at=planned.isoformat())
 
 
 @pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
@@ -257,18 +290,18 @@ def test_a_replay_of_an_interval_whose_tag_was_dropped_is_refused_and_would_be_t
     """Tags of intervals may be dropped, as the documentation advises; then their snapshots expire."""
     job = feed.next()
     again = replayed(job)
-    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    assert "no record" in lake.sink.find_window_replay_problems(again.window)[0].what, "there is no table yet"
     apply(lake.sink, job)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
     lake.of_others(-1)
-    assert lake.sink.window_replay_problems(again.window) == [], "its snapshot is still there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "its snapshot is still there"
     lake.expire()
-    (problem,) = lake.sink.window_replay_problems(again.window)
+    (problem,) = lake.sink.find_window_replay_problems(again.window)
     assert problem.where == "on_rerun" and "no record" in problem.what
     apply(lake.sink, again)
     assert Counter(lake.ids()) == Counter([*job.ids, *again.ids, -1]), "the sink alone cannot know better"
-    assert lake.sink.window_replay_problems(again.window) == [], "this replay is there"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "this replay is there"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
@@ -558,6 +591,30 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
 
 
+def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
+    """Both branches are of one table, whose snapshots name the windows of all of them."""
+    first, job = feed.next(), feed.next()
+    apply(lake.sink, first)
+    audit = replace(lake.sink, branch="audit")
+    apply(audit, job)
+    assert lake.ids() == first.ids
+    moved = replace(job, window=replace(job.window, after=ELSEWHERE))
+    assert lake.sink.applied(job.window) is not None, "without a rebind, the branch is that of the window"
+    assert lake.sink.applied(moved.window) is None
+    for _ in range(2):
+        assert apply(lake.sink, moved).written == len(job.ids)
+        assert lake.sink.applied(moved.window) is not None
+        same_multiset([*first.expected, *job.expected], lake.read())
+    apply(lake.sink, feed.next())
+    # A branch that was published to another one has its windows there.
+    other, later = replace(lake.sink, branch="other"), feed.next()
+    apply(other, later)
+    with lake.catalog() as catalog:
+        table = catalog.load_table(NAME)
+        table.manage_snapshots().create_branch(table.metadata.snapshot_by_name("other").snapshot_id, "next").commit()
+    assert replace(lake.sink, branch="next").applied(replace(later.window, after=ELSEWHERE)) is not None
+
+
 def test_a_branch_of_a_table_without_snapshots_begins_with_an_empty_one(lake, feed):
     job = feed.next()
     apply(replace(lake.sink, branch="audit"), job)
@@ -619,6 +676,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
         ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
         ({"host": "sqlite:////nowhere/at/all.db", "extra": {"type": "sql"}}, "opening the catalog"),
         ({"host": "http://127.0.0.1:1"}, "opening the catalog: 127.0.0.1:1: Failed to establish a new connection: [Errno 111]"),
+        ({"host": "catalog.example.org:8181"}, "is `catalog.example.org:8181`; expected the URL of a REST catalog"),
         ({"conn_type": "postgres", "host": "db"}, "it is of type `postgres`"),
     ],
 )
@@ -626,7 +684,7 @@ def test_catalogs_that_cannot_be_used_are_refused_before_anything_runs(monkeypat
     sink = IcebergSink(NAME, connect(monkeypatch, **fields))
     (problem,) = sink.validate(Shape("p", SMALL))
     assert problem.where == "sink.conn_id" and expected in problem.what
-    assert sink.target_problems() == [problem]
+    assert sink.find_target_problems() == [problem]
 
 
 def test_the_connection_test_asks_the_catalog(monkeypatch, tmp_path):
@@ -642,7 +700,7 @@ def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tm
     connect(monkeypatch, host=f"sqlite:///{tmp_path}/catalog.db", extra={"type": "sql", "warehouse": f"file://{tmp_path}"})
     wrong = {"mode": "upsert", "compression": "zip", "options": {"max_open_files": 0}}
     for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
-        found = [problem.where for problem in sink.target_problems()]
+        found = [problem.where for problem in sink.find_target_problems()]
         assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
 
 

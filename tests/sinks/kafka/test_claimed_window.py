@@ -216,7 +216,7 @@ def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
 
 
 @pytest.mark.parametrize("seeds", [range(50), range(50, 100), range(100, 150), (1061, 1998)])
-def test_looks_that_go_on_say_the_same_as_one_that_begins_at_the_claim(seeds):
+def test_looks_that_continue_say_the_same_as_one_that_begins_at_the_claim(seeds):
     """Seed 1061 needs the comparison of leader epochs, 1998 that reading goes on at a record of the window, not at any other."""
     for seed in seeds:
         _compare(seed)

@@ -75,7 +75,7 @@ def records(kafka, topic):
     return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
 
-def test_each_row_is_one_record_and_the_marker_tells_where_they_lie(kafka, publisher, topic):
+def test_each_row_is_one_record_and_the_marker_holds_their_offsets(kafka, publisher, topic):
     marker = publisher.publish(0, RecordBatches(iter([batch(25_000), batch(5, 25_000)])))
     found = records(kafka, topic)
     assert {m.key(): m.value() for m in found} == {str(n).encode(): b"v%d" % n for n in range(25_005)}
@@ -251,7 +251,7 @@ def test_a_marker_that_was_never_committed_does_not_count(kafka, publisher, topi
 
 
 def test_a_split_whose_account_does_not_arrive_is_not_published(kafka, publisher, topic):
-    """The last row, which tells what was read, is missing: what feeds the task has failed in the middle."""
+    """The last row, with the account of the reading stage, is missing: that stage has failed in the middle."""
     rows = batch(100, **{END: pa.nulls(100, pa.string())})
     with pytest.raises(RowsCutOff):
         publisher.publish(0, RecordBatches(iter([rows])))

@@ -23,7 +23,7 @@ from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.records import Records
-from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
+from airflow_kafka_spark.sinks.iceberg.writer import Attempts
 from airflow_kafka_spark.sinks.lake.tasks import compaction
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
@@ -88,7 +88,7 @@ def test_a_commit_of_others_between_look_and_commit_loses_and_doubles_nothing(la
 
 
 @pytest.mark.faults
-def test_an_attempt_whose_files_were_removed_commits_nothing_though_nobody_else_has(lake, feed, tmp_path):
+def test_an_attempt_whose_files_were_removed_commits_nothing_although_no_other_attempt_has(lake, feed, tmp_path):
     """The attempt that has removed them gave up, so that the window is still open when the zombie wakes."""
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
@@ -271,9 +271,9 @@ def test_a_replay_of_a_window_whose_files_were_rewritten_is_refused(lake, feed):
     apply(lake.sink, job)
     lake.of_others(-1)
     again = replayed(job)
-    assert lake.sink.window_replay_problems(again.window) == []
+    assert lake.sink.find_window_replay_problems(again.window) == []
     lake.maintain()
-    (problem,) = lake.sink.window_replay_problems(again.window)
+    (problem,) = lake.sink.find_window_replay_problems(again.window)
     assert problem.where == "on_rerun" and "rewritten" in problem.what, "it is said before a replay is planned, too"
     with pytest.raises(WindowConflict, match="rewritten"):
         apply(lake.sink, again)
@@ -289,7 +289,7 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed
     lake.of_others(-1)
     lake.maintain()
     again = replayed(jobs[1], first=5)
-    assert lake.sink.window_replay_problems(again.window) == []
+    assert lake.sink.find_window_replay_problems(again.window) == []
     before = lake.commits()
     assert apply(lake.sink, again).written == len(again.ids)
     assert lake.commits() == before + 1
@@ -303,7 +303,7 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed
     plain = replace(lake.sink, window_column=None)
     apply(plain, fourth := feed.next())
     lake.maintain()
-    assert [p.where for p in lake.sink.window_replay_problems(replayed(fourth).window)] == ["on_rerun"]
+    assert [p.where for p in lake.sink.find_window_replay_problems(replayed(fourth).window)] == ["on_rerun"]
     with pytest.raises(WindowConflict):
         apply(lake.sink, replayed(fourth))
 
@@ -311,12 +311,12 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed
 def test_a_replay_that_was_committed_needs_no_files_and_an_unknown_window_is_not_replayed(lake, feed):
     job, unknown = feed.next(), feed.next()
     again = replayed(job)
-    assert "no record" in lake.sink.window_replay_problems(again.window)[0].what, "there is no table yet"
+    assert "no record" in lake.sink.find_window_replay_problems(again.window)[0].what, "there is no table yet"
     apply(lake.sink, job)
-    assert "no record" in lake.sink.window_replay_problems(replayed(unknown).window)[0].what
+    assert "no record" in lake.sink.find_window_replay_problems(replayed(unknown).window)[0].what
     apply(lake.sink, again)
     lake.maintain()
-    assert lake.sink.window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
+    assert lake.sink.find_window_replay_problems(again.window) == [], "its attempt died before the close: only that is left"
 
 
 # --- compaction -----------------------------------------------------------------------------------------------------

@@ -263,12 +263,19 @@ def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(
     assert {line["id"]: line["__connect_offset"] for line in lake.read()} == {1: 2, 2: 5, 3: 3}
     assert {(line["__connect_topic"], line["__connect_partition"]) for line in lake.read()} == {("orders", 0)}
     window = again.job([]).window
-    assert lake.sink.topics_in_rows(window, {"other", "orders"}) == ["orders"], "if it is created again, its records would lose"
-    assert replace(lake.sink, offset_columns=False).topics_in_rows(window, {"orders"}) == []
+    assert lake.sink.find_topics_in_rows(window, {"other", "orders"}) == ["orders"], (
+        "if it is created again, its records would lose"
+    )
+    assert replace(lake.sink, offset_columns=False).find_topics_in_rows(window, {"orders"}) == []
     # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
     assert write(lake.sink, again, [history[5], {"id": 3, "v": "new"}]).written == 1
-    write(lake.sink, Pipeline(KEYED, "third", tombstones=True, topic="other"), [{"id": 1, "v": "other"}])
+    job = Pipeline(KEYED, "third", tombstones=True, topic="other").job([{"id": 1, "v": "other"}])
+    apply(lake.sink, replace(job, window=replace(job.window, cluster_id="first", topic_ids={"other": "1"})))
     assert rows(lake) == {1: "other", 2: "e", 3: "new"}
+    # A pipeline that has not read a topic before learns who has written its records last.
+    (last,) = lake.sink.find_last_windows({"other", "unread"}).values()
+    assert (last.pipeline, last.cluster_id, last.topic_ids) == ("third", "first", {"other": "1"})
+    assert not replace(lake.sink, offset_columns=False).find_last_windows({"other"})
 
 
 @pytest.mark.faults
@@ -292,7 +299,7 @@ def test_a_row_stays_if_a_newer_row_of_its_key_is_committed_between_look_and_com
 
 def test_a_replay_writes_its_rows_again_and_newer_ones_stay_also_after_maintenance(make):
     lake, pipeline = make(offset_columns=True), Pipeline(KEYED)
-    assert lake.sink.replay_problems() == [] == lake.sink.unordered_problems()
+    assert lake.sink.find_replay_problems() == [] == lake.sink.find_unordered_problems()
     job = pipeline.job([{"id": i, "v": "first"} for i in range(4)])
     apply(lake.sink, job)
     write(lake.sink, pipeline, [{"id": 1, "v": "newer"}])
@@ -308,10 +315,10 @@ def test_a_replay_writes_its_rows_again_and_newer_ones_stay_also_after_maintenan
 
 def test_replays_and_other_orders_that_would_leave_older_rows_are_refused(make):
     plain = make().sink
-    assert [p.where for p in plain.replay_problems()] == ["on_rerun"]
-    assert [p.where for p in plain.unordered_problems()] == ["window"]
+    assert [p.where for p in plain.find_replay_problems()] == ["on_rerun"]
+    assert [p.where for p in plain.find_unordered_problems()] == ["window"]
     sink = replace(plain, offset_columns=True, delete_enabled=True)
-    assert "deleted since" in sink.replay_problems()[0].what
+    assert "deleted since" in sink.find_replay_problems()[0].what
 
 
 # --- columns and refusals -------------------------------------------------------------------------------------------------

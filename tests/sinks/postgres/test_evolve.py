@@ -88,7 +88,7 @@ def test_no_column_is_dropped_or_given_another_type_or_left_without_a_value_it_n
     assert place.rows("SELECT id, v, old, needed FROM t") == [(7, "short", "d", None)]
 
 
-def test_what_cannot_be_added_by_itself_is_told(place: Place):
+def test_columns_that_cannot_be_added_automatically_are_reported(place: Place):
     place.execute('CREATE TABLE t (v text, "ID2" text)')
     schema = pa.schema(
         [("id", pa.int64()), ("v", pa.string()), ("id2", pa.string()), ("unknown", pa.null()), ("ctid", pa.int64())]
@@ -100,7 +100,7 @@ def test_what_cannot_be_added_by_itself_is_told(place: Place):
         assert says in found[f"sink.table column `{name}`"]
 
 
-def test_who_does_not_own_the_table_is_told_the_statement_for_the_owner(place: Place):
+def test_a_role_that_does_not_own_the_table_gets_the_statement_for_the_owner(place: Place):
     role = place.schema.replace('"', "").replace(" ", "-")
     place.execute("CREATE TABLE t (id bigint, v text)")
     place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'x'")
@@ -140,7 +140,7 @@ def test_two_pipelines_that_add_the_same_column_at_once_both_go_through(place: P
     assert place.rows("SELECT id, c39 FROM t") == [(1, 5)] * 4 and len(columns(place)) == 41
 
 
-def test_a_column_that_somebody_else_added_with_another_type_meanwhile_is_refused_not_rounded_into(place: Place):
+def test_a_column_that_was_added_meanwhile_with_another_type_is_refused_not_rounded_into(place: Place):
     place.execute("CREATE TABLE t (id bigint)")
     schema = pa.schema([("id", pa.int64()), ("share", pa.float64())])
     sink = place.sink(auto_evolve=True)

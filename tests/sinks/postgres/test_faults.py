@@ -438,7 +438,7 @@ def test_a_split_that_shares_offsets_with_another_one_is_refused_when_it_commits
 
 
 def test_a_split_window_that_was_given_up_keeps_no_later_one_from_its_offsets(place: Place):
-    """Its pipeline was moved back: the records come again, because somebody asked for it."""
+    """Its pipeline was moved back by a user: the records come again."""
     sink, orders = place.sink(auto_create=True, atomic="split"), pipeline()
     job = orders.job(lines(0, 10), lines(10, 10))
     with sink.begin(job.window, job.splits, job.shape) as writer:
@@ -497,7 +497,7 @@ def test_counts_that_disagree_are_never_committed(place: Place):
 
 
 @every_way
-def test_a_table_somebody_else_has_locked_is_a_clear_error_after_the_lock_timeout(place: Place, options: Any):
+def test_a_table_that_another_session_has_locked_is_a_clear_error_after_the_lock_timeout(place: Place, options: Any):
     sink, orders = place.sink(auto_create=True, **{**options, "lock_timeout": 0.5}), pipeline()
     apply(sink, orders.job(lines(0, 10)))
     job = orders.job(lines(10, 10))
@@ -610,7 +610,7 @@ def test_a_second_commit_of_a_window_writes_zero_rows(place: Place):
 
 
 def changes(place: Place, table: str) -> tuple[int, int, int]:
-    """Rows inserted, updated and deleted in committed or aborted transactions, once all sessions have told theirs."""
+    """Return the rows inserted, updated and deleted in all transactions, once all sessions have reported theirs."""
     query = (
         "SELECT n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relid = "
         "(SELECT oid FROM pg_class WHERE relname = %s AND relnamespace = %s::regnamespace)"
@@ -626,7 +626,7 @@ def changes(place: Place, table: str) -> tuple[int, int, int]:
 
 
 def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(place: Place):
-    """Rows are in the table, in a transaction nobody else sees, while other splits still load."""
+    """Rows are in the table, in a transaction that no other session sees, while other splits still load."""
     sink, orders = place.sink(auto_create=True), pipeline()
     job = orders.job(lines(0, 1000), lines(1000, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:

@@ -319,7 +319,7 @@ def test_partitioned_tables(place: Place, options: dict[str, Any]):
     assert same_multiset(expected, ({"id": i, "v": v} for i, v in place.rows("SELECT id, v FROM t"))) == 100
 
 
-def test_the_record_of_windows_tells_what_was_applied(place: Place):
+def test_the_record_of_windows_holds_the_applied_windows(place: Place):
     sink, pipeline = place.sink(auto_create=True, windows_table="our windows"), Pipeline(KEYED)
     write(sink, pipeline, [{"id": 1}, {"id": 2}], [])
     write(sink, pipeline, [{"id": 3}], [{"id": 4}])

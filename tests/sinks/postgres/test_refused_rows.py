@@ -36,7 +36,7 @@ def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[
     """Do the work of an operator after its Spark job."""
     again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.deferred(results)}
     results = [again.get(result.index, result) for result in results]
-    bad = list(writer.refused_records(results))
+    bad = list(writer.find_refused_records(results))
     lost = {result.index: sum(b.partition == result.index for b in bad) for result in results}
     less = [replace(r, rejected=lost[r.index], token={**r.token, "rows": r.token["rows"] - lost[r.index]}) for r in results]
     return writer.commit(less), bad

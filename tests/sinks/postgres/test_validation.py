@@ -73,7 +73,8 @@ def test_a_server_that_cannot_be_reached_is_one_clear_problem_without_the_passwo
     assert names(found) == {"sink.conn_id", "sink.key"}
     problem = next(p for p in found if p.where == "sink.conn_id")
     assert says in problem.what and place.conn_id in problem.what
-    assert problem.retryable is not ("FATAL" in problem.what), "a server that has refused the login refuses it again"
+    is_refused = "FATAL" in problem.what or "SSL" in problem.what
+    assert problem.retryable is not is_refused, "a server that has refused the login refuses it again"
     password = changes.get("password", place.server.password)
     assert password not in str(problem)
     pipeline = Pipeline(KEYED)
@@ -359,6 +360,16 @@ def test_a_read_only_role_is_refused(place: Place, role: str):
     place.execute(f'GRANT ALL ON t TO "{role}"; GRANT CREATE ON SCHEMA {place.quoted} TO "{role}"')
     place.execute(f'ALTER ROLE "{role}" SET default_transaction_read_only = on')
     assert "read-only" in only(problems(place.sink())).what
+
+
+def test_a_role_that_may_have_too_few_sessions_is_refused(place: Place, role: str):
+    place.execute("CREATE TABLE t (id bigint, v text)")
+    place.execute(f'GRANT ALL ON t TO "{role}"; GRANT CREATE ON SCHEMA {place.quoted} TO "{role}"')
+    for limit, by_split, by_window in ((1, "needs 2", "needs 3"), (2, "", "needs 3"), (3, "", "")):
+        place.execute(f'ALTER ROLE "{role}" CONNECTION LIMIT {limit}')
+        for sink, expected in ((place.sink(atomic="split"), by_split), (place.sink(), by_window)):
+            found = problems(sink)
+            assert expected in found[0].what if expected else found == []
 
 
 def test_another_table_under_the_name_of_the_record_is_refused(place: Place):

@@ -291,6 +291,7 @@ BAD = {
     "csv-short": ("csv", "1,a\n2\n", {}, "Malformed records"),
     "csv-long": ("csv", "1,a\n2,b,c\n", {}, "Malformed records"),
     "csv-header": ("csv", "name,id\na,1\n", {"header": True}, "header is not the schema's"),
+    "csv-columns": ("csv", "id;name\n1;a\n", {"header": True}, "another number of columns than the schema: Header length: 1"),
 }
 
 
@@ -338,7 +339,7 @@ def test_a_parquet_file_with_damaged_pages_is_named(spark, path):
     assert "in/dam aged.parquet` cannot be read" in str(explained)
 
 
-def test_types_that_a_given_schema_cannot_have_are_told(spark, path):
+def test_types_that_a_given_schema_cannot_have_are_reported(spark, path):
     pa.parquet.write_table(pa.table({"id": ["x"]}), path / "a.parquet")
     source = FilesSource(str(path), schema="id bigint")
     with pytest.raises(Exception) as caught:

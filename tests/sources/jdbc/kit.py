@@ -86,7 +86,7 @@ class KeyedTable:
     :param columns: as DDL.
     :param rows: some of their values come often.
     :param key: the columns' names.
-    :param index: the same, quoted, as an index has them.
+    :param index: their quoted names, as in the definition of an index.
     """
 
     columns: str

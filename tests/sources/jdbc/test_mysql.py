@@ -271,7 +271,7 @@ def server_password(shop: Shop) -> str:
     return shop.server.password
 
 
-def test_problems_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.execute("CREATE TABLE bare (x int, p point, s varchar(3), UNIQUE (s))")
     shop.execute("CREATE TABLE `Case` (id int)")
 
@@ -298,7 +298,7 @@ def test_problems_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         JdbcSource(CONN, "t").freeze(None)
 
 
-def test_rights_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.execute("CREATE TABLE t (id int PRIMARY KEY, secret int)")
     shop.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 's3cr3t'")
     shop.execute("GRANT SELECT (id), INSERT ON shop.t TO reader")

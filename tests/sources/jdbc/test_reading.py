@@ -291,7 +291,7 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
         assert "permission denied" in bad.error
 
         def written() -> str:
-            """Return all traces once Spark has told of the end of both reads."""
+            """Return all traces once Spark has reported the end of both reads."""
             text = spark.traces
             started, ended = (text.count(f"SparkListenerSQLExecution{which}") for which in ("Start", "End"))
             return text if text.count(place.schema.rpartition('"')[2]) > 1 and started == ended else ""
@@ -305,14 +305,14 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
             repr(source),
             source.uri,
             repr(source.database()),
-            repr(source.database().spark_reader(1, source.limits)),
+            repr(source.database().make_reader_options(1, source.limits)),
         ]
         assert not any(secret in text for text in said)
     finally:
         place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_column_that_is_gone_is_told_before_spark_reads(place: Place, spark: JdbcSpark) -> None:
+def test_a_column_that_is_gone_is_reported_before_spark_reads(place: Place, spark: JdbcSpark) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, x int)")
     place.execute("INSERT INTO t VALUES (1, 1)")
     source = source_of(place, include_columns=["id", "x"])

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
@@ -116,6 +117,59 @@ def test_a_cursor_is_refused_on_a_replica_which_does_not_show_what_is_being_writ
     assert JdbcSource("replica", "late").validate() == []
 
 
+def _address_subscriber(uri: str) -> str:
+    """Return the URI of a server's database, with the database that subscribes instead."""
+    return f"{uri.rpartition('/')[0]}/subscriber"
+
+
+@pytest.fixture
+def subscriber(servers: Replicated) -> Iterator[Callable[[str], list[tuple]]]:
+    """A function that runs a statement in a database that subscribes to the table ``sent`` of the primary."""
+    servers.ask(
+        servers.primary,
+        "CREATE TABLE sent (id int PRIMARY KEY)",
+        "CREATE PUBLICATION sent FOR TABLE sent",
+        "SELECT pg_create_logical_replication_slot('sent', 'pgoutput')",
+        "CREATE DATABASE subscriber",
+    )
+
+    def ask(statement: str) -> list[tuple]:
+        with psycopg.connect(_address_subscriber(servers.primary.dsn), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    ask("CREATE TABLE sent (id int PRIMARY KEY)")
+    options = "WITH (create_slot = false, slot_name = sent)"
+    ask(f"CREATE SUBSCRIPTION sent CONNECTION '{servers.primary.dsn}' PUBLICATION sent {options}")
+    yield ask
+    ask("DROP SUBSCRIPTION sent")
+    servers.ask(servers.primary, "DROP DATABASE subscriber (FORCE)", "DROP PUBLICATION sent", "DROP TABLE sent")
+
+
+def test_a_cursor_is_refused_on_a_table_that_a_subscription_writes(servers, subscriber, monkeypatch):
+    """Row 1 is committed behind row 2 at the publisher, so that a window that has ended with row 2 has missed it."""
+    monkeypatch.setenv("AIRFLOW_CONN_SUBSCRIBER", _address_subscriber(servers.primary.connection_uri()))
+    source, blind = (JdbcSource("subscriber", "sent", cursor="id", writers_timeout=wait) for wait in (60, 0))
+    subscriber("CREATE TABLE own (id int PRIMARY KEY)")
+    for own in (JdbcSource("subscriber", "own", cursor="id"), JdbcSource("subscriber", query="TABLE own", cursor="id")):
+        assert own.freeze(None).rows == 0
+    with servers.primary.connect() as writing:
+        writing.execute("INSERT INTO sent VALUES (1)")
+        servers.ask(servers.primary, "INSERT INTO sent VALUES (2)")
+        assert eventually(lambda: subscriber("SELECT count(*) FROM sent") == [(1,)])
+        assert [problem.where for problem in source.validate()] == ["source.writers_timeout"]
+        of_query = JdbcSource("subscriber", query="SELECT s.id FROM sent s LEFT JOIN own o USING (id)", cursor="id")
+        for refused in (source, of_query):
+            with pytest.raises(SourceRejected, match="a subscription writes"):
+                refused.freeze(None)
+        first = blind.freeze(None)
+        assert first.rows == 1
+        writing.commit()
+    assert eventually(lambda: subscriber("SELECT count(*) FROM sent") == [(2,)])
+    assert blind.freeze(first.position).splits == (), "row 1 is never read"
+    assert JdbcSource("subscriber", "sent").validate() == []
+
+
 def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):
     stands_behind(servers, "changed")
     servers.ask(servers.primary, "CREATE PUBLICATION changed FOR TABLE changed")
@@ -129,7 +183,7 @@ def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):
     servers.ask(servers.primary, "SELECT pg_drop_replication_slot('changed')")
 
 
-def test_a_role_that_does_not_see_the_lag_is_told_what_it_needs(servers, monkeypatch):
+def test_the_error_of_a_role_that_does_not_see_the_lag_names_the_missing_right(servers, monkeypatch):
     primary = servers.primary
     servers.ask(primary, "CREATE TABLE seen (id int PRIMARY KEY)", "CREATE ROLE reader LOGIN REPLICATION PASSWORD 'reader'")
     servers.ask(primary, "GRANT SELECT ON seen TO reader", "CREATE PUBLICATION seen FOR TABLE seen")

@@ -1,4 +1,4 @@
-"""Two ways from a table to records: the JVM's, which is the reference, and the tasks' own. Byte for byte they are the same."""
+"""The two ways from a table to records, the JVM's (the reference) and the tasks' own: results are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_random_rows_are_the_same(place: Place) -> None:
 
 
 def test_what_is_not_exact_is_left_to_spark(place: Place) -> None:
-    """Unless nobody needs it."""
+    """A column of such a type is refused only if it is needed."""
     for kind in ("real", "double precision", "integer[]", "text[]"):
         place.execute("DROP TABLE IF EXISTS t")
         place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "not exact" {kind})')

@@ -15,6 +15,7 @@ from airflow_kafka_spark.sources.jdbc.validation import ServerValidation
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, names, new_place
 from tests.sources.jdbc.kit import source_of
+from tests.sources.postgres_cdc.kit import create_citext
 
 
 @pytest.fixture
@@ -106,6 +107,16 @@ def test_a_bad_option_is_named(place: Place) -> None:
         assert what in found[where], options
 
 
+def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place) -> None:
+    """``>`` would compare `citext` as `text`, in another order than that in which the table is cut."""
+    schema = create_citext(place)
+    place.execute(f"CREATE TABLE names (id {schema}.citext PRIMARY KEY)")
+    text = told(source_of(place, table="names"))["source.key"]
+    assert "in no order. Name another column, or have the schema of its type in the `search_path`" in text
+    place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.schema},{schema}")
+    assert source_of(place, table="names").validate() == []
+
+
 def test_all_problems_are_told_at_once(place: Place) -> None:
     place.execute("CREATE TABLE bare (x int)")
     source = source_of(place, "bare", split_records=0, max_records=-1, include_columns=["y"], db_timezone="x", delay=1)
@@ -170,7 +181,7 @@ def test_a_table_without_columns(place: Place) -> None:
     assert "no columns" in told(source_of(place, "empty"))["source"]
 
 
-def test_missing_rights_are_told(place: Place) -> None:
+def test_missing_rights_are_reported(place: Place) -> None:
     role = f"reader_{place.schema}"
     place.execute(f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
     server = place.server
@@ -211,7 +222,7 @@ def test_a_connection_that_leads_nowhere(place: Place, monkeypatch: pytest.Monke
     assert "s3cr3t" not in str(told(JdbcSource("wrong", "t"))) + str(down)
 
 
-def test_what_the_driver_for_spark_does_not_know_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_the_driver_for_spark_does_not_know_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """psycopg would connect, and every task fail."""
     monkeypatch.setenv("AIRFLOW_CONN_SOCKET", json.dumps({"conn_type": "postgres", "host": "/var/run", "schema": "x"}))
     sockets = [problem.what for problem in JdbcSource("socket", "t").validate()]

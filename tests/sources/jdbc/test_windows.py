@@ -20,7 +20,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.windows.pass_progress import parse_position_progress
+from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
 from tests.support.waiting import eventually
@@ -260,7 +260,7 @@ def test_a_window_may_end_between_rows_of_one_timestamp(place: Place) -> None:
         assert max(len(part) for frozen in seen for part in read(source, frozen.splits)) == 3
 
 
-def test_rows_that_nothing_tells_apart_stay_together(place: Place) -> None:
+def test_rows_with_equal_keys_stay_together(place: Place) -> None:
     moments = [datetime(2026, 1, 1 + n // 10, tzinfo=timezone.utc) for n in range(30)]
     fill(place, "at timestamptz NOT NULL", [(m,) for m in moments])
     source = source_of(place, include_columns=["n"], max_records=3, split_records=2, timestamp_column="at")
@@ -480,6 +480,10 @@ def test_a_position_is_left_alone_when_its_column_orders_rows_in_another_way(pla
     for stale in (lambda: source.freeze(frozen.position), lambda: source.reader(frozen.splits, None)):
         with pytest.raises(SourceRejected, match="column `id` is of type text.*expected the order of number.*Change the type"):
             stale()
+    frozen = source_of(place, max_records=2).freeze(None)
+    place.execute('ALTER TABLE t ALTER id TYPE text COLLATE "C"')
+    with pytest.raises(SourceRejected, match="orders rows as text C; expected the order of text"):
+        source_of(place, max_records=2).freeze(frozen.position)
 
 
 def test_a_sequence_that_was_set_back_is_noticed(place: Place) -> None:
@@ -518,7 +522,7 @@ def test_a_table_that_was_created_again_is_refused_if_its_rows_lie_before_those_
     assert source.freeze(grown.position).rows == 0 and not caplog.text
 
 
-def test_a_table_or_column_that_is_gone_is_told(place: Place) -> None:
+def test_a_table_or_column_that_is_gone_is_reported(place: Place) -> None:
     fill(place, "id int PRIMARY KEY, k int NOT NULL", [(1, 1)])
     source = source_of(place, key="k")
     frozen = source.freeze(None)

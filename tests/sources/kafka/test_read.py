@@ -72,7 +72,7 @@ def test_a_range_with_a_marker_between_its_records_is_read_to_its_end_and_not_be
     assert (values, offsets) == ([b"%d" % i for i in (0, 1, 2, 3, 4, 6)], [0, 1, 2, 3, 4, 6])
 
 
-def test_an_empty_range_asks_nobody(topic):
+def test_an_empty_range_sends_no_request(topic):
     assert list(KafkaSplitReader({"bootstrap.servers": "127.0.0.1:1"}, OffsetRange(topic, 0, 5, 5))) == []
 
 
@@ -129,7 +129,7 @@ def test_records_deleted_before_they_are_read_are_an_error(kafka, hook, config, 
     assert (caught.value.wanted, caught.value.low) == (5, 12)
 
 
-def test_or_a_gap_that_is_told(kafka, hook, config, topic):
+def test_or_a_gap_that_is_reported(kafka, hook, config, topic):
     produce(kafka, topic, [b"%d" % i for i in range(20)])
     hook.delete_records({TopicPartition(topic, 0): 12})
     values, offsets, reader = read(config, topic, 5, 20, skip_lost=True)

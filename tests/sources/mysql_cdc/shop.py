@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pymysql
+
 from airflow_kafka_spark.formats import Debezium, Json, Raw
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
@@ -48,7 +50,11 @@ def apply_changes(made: CapturedTable, table: str) -> KafkaToSinkOperator:
 
 @dataclass(kw_only=True)
 class CapturedTable(Attempts):
-    """The table ``kept``, the table ``apart`` that is not captured, and the pipeline."""
+    """The table ``kept``, the table ``apart`` that is not captured, and the pipeline.
+
+    :ivar shapes: decides which columns come and go.
+    :ivar extra: the columns that have come.
+    """
 
     make = staticmethod(capture)
 
@@ -57,6 +63,8 @@ class CapturedTable(Attempts):
     name: str
     random: random.Random
     snapshot: dict[str, Any] = field(default_factory=dict)
+    shapes: random.Random = field(default_factory=lambda: random.Random(19), repr=False)
+    extra: list[str] = field(default_factory=list, repr=False)
 
     @property
     def topic(self) -> str:
@@ -81,17 +89,38 @@ class CapturedTable(Attempts):
         create_ledger(self.kafka, name)
 
     def change(self, count: int, *, truncates: bool = True) -> None:
-        """Make random changes, in transactions of a few; one of ten is rolled back.
+        """Make random changes, in transactions of a few; one of ten is rolled back. Columns come, go and change now and then.
 
         :param truncates: False: the table is not truncated, which waits for open transactions.
         """
         for _ in range(count):
+            if self.shapes.random() < 0.05:
+                self._alter()
             changes = [self._change() for _ in range(self.random.randint(1, 4))]
             self.log.execute("START TRANSACTION", *changes, "ROLLBACK" if self.random.random() < 0.1 else "COMMIT")
         if self.random.random() < 0.3:
             self.log.execute("FLUSH BINARY LOGS")
         if truncates and self.random.random() < 0.3:
             self.log.execute("TRUNCATE TABLE kept")
+
+    def _alter(self) -> None:
+        """Change the columns of the table, unless a transaction or a chunk that is read has it."""
+        after, pick = list(self.extra), self.shapes.random()
+        if pick < 0.5 or not after:
+            after.append(f"extra{self.shapes.randrange(10**9)}")
+            kind, place = self.shapes.choice(("int", "text", "decimal(8,2)")), self.shapes.choice(("FIRST", "AFTER id"))
+            change = f"ADD COLUMN {after[-1]} {kind} {place}"
+        elif pick < 0.8:
+            change = f"DROP COLUMN {after.pop(self.shapes.randrange(len(after)))}"
+        else:
+            change = self.shapes.choice((f"MODIFY {self.shapes.choice(after)} varchar(40) CHARACTER SET latin1", "FORCE"))
+        try:
+            self.log.execute(f"ALTER TABLE kept NOWAIT {change}")
+        except pymysql.err.OperationalError as error:
+            if error.args[0] not in (1205, 1213):
+                raise
+        else:
+            self.extra = after
 
     def _change(self) -> str:
         table = "kept" if self.random.random() < 0.8 else "apart"

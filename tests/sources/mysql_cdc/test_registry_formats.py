@@ -13,7 +13,7 @@ import fastavro
 import pytest
 
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf
-from airflow_kafka_spark.formats.avro.connect import remove_logical_types
+from airflow_kafka_spark.formats.avro.schema import remove_logical_types
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.registry import read_schema_id
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook

@@ -222,7 +222,40 @@ def test_with_only_nothing_follows_the_rows_and_the_changes_up_to_them(shop: Bin
     shop.execute("INSERT INTO orders VALUES (99, 'later')")
     for _ in range(2):
         assert windows.next() == []
-    assert windows.source.bytes_behind(windows.position or {}) == 0
+    assert windows.source.count_bytes_behind(windows.position or {}) == 0
+
+
+def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot(shop: Binlog):
+    filled(shop, 6)
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other SELECT seq FROM seq_1_to_6")
+    options = {"snapshot": "initial", "snapshot_chunk_rows": 2, "snapshot_chunks_per_window": 1}
+    windows = shop.windows(**options)
+    assert keys_of(windows.next()) == [("orders", 1), ("orders", 2)]
+    windows.source = shop.source(tables=["other"], **options)
+    assert keys_of(windows.drain()) == [("other", id) for id in range(1, 7)]
+
+
+def test_the_rows_of_a_table_that_is_added_are_read_and_behind_them_its_changes(shop: Binlog):
+    filled(shop, 2)
+    shop.execute("CREATE TABLE other (id int PRIMARY KEY, note text)", "INSERT INTO other SELECT seq, 'first' FROM seq_1_to_6")
+    windows, copy = shop.windows(tables=["orders"], snapshot="initial"), Copy()
+    copy.apply(windows.drain())
+    shop.execute("INSERT INTO orders VALUES (3, 'new')", "UPDATE other SET note = 'second' WHERE id < 3")
+    windows.source = shop.source(tables=["orders", "other"], snapshot="initial", snapshot_chunk_rows=2)
+    window = windows.freeze()
+    shop.execute("UPDATE other SET note = 'third' WHERE id IN (2, 3)")
+    copy.apply(windows.read(window))
+    shop.execute("UPDATE other SET note = 'fourth' WHERE id IN (1, 3)", "DELETE FROM other WHERE id = 4")
+    windows.close(window)
+    copy.apply(windows.drain())
+    for table in ("orders", "other"):
+        found = sorted((after["id"], after["note"]) for after in copy.tables[table].values())
+        assert found == sorted(shop.rows(f"SELECT id, note FROM {table}"))
+    assert copy.count == {"r": 8, "c": 1, "u": 2, "d": 1}
+
+
+def keys_of(records: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(record["value"]["source"]["table"], record["key"]["id"]) for record in records]
 
 
 def test_a_lost_log_is_followed_by_another_snapshot_where_it_is_when_needed(shop: Binlog):

@@ -66,15 +66,18 @@ def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Bin
 def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
     orders.execute(
         "CREATE TABLE keyless (a int)",
+        "CREATE TABLE `or#ers` (id int PRIMARY KEY)",
+        "CREATE TABLE `or_ers` (id int PRIMARY KEY)",
         "CREATE VIEW seen AS SELECT 1 AS one",
         "CREATE TABLE versioned (id int PRIMARY KEY) WITH SYSTEM VERSIONING",
         "CREATE TABLE typed (id uuid PRIMARY KEY, note text CHARACTER SET big5)",
         "CREATE TABLE child (id int PRIMARY KEY, of_order int, "
         "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
     )
-    names = ["orders", "keyless", "seen", "versioned", "typed", "child", "absent", "else.where"]
+    names = ["orders", "or_ers", '"shop"."or#ers"', "keyless", "seen", "versioned", "typed", "child", "absent", "else.where"]
     text = found(orders.source(tables=names, message_key_columns={"orders": ["gone"], "other": ["id"]}))
     for part in (
+        "'shop'.'or#ers' and 'shop'.'or_ers' would have the same topic, `p.shop.or_ers`",
         "shop.keyless has no primary key",
         "seen cannot be captured: it is a view",
         "versioned cannot be captured: its log has rows of its history",

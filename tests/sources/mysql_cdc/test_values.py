@@ -81,6 +81,7 @@ CASES: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("blob", [("x'00'", b64(b"\0")), ("repeat('b', 5000)", b64(b"b" * 5000))], "bytes"),
     ("enum('klein','groß','a,b')", [("'groß'", "groß"), ("'a,b'", "a,b"), ("'none'", "")], "string"),
     ("enum('ä') character set latin1", [("'ä'", "ä")], "string"),
+    ("enum('a\\\\b','it''s','\\n')", [("'a\\\\b'", "a\\b"), ("'it''s'", "it's"), ("'\\n'", "\n")], "string"),
     ("set('x','y','ü')", [("'ü,x'", "x,ü"), ("''", "")], "string"),
     ("bit(1)", [("b'1'", True), ("b'0'", False)], "boolean"),
     ("bit(10)", [("b'1000000001'", b64(b"\x01\x02"))], "bytes"),

@@ -122,7 +122,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     assert len(seen) > 3
 
 
-def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_goes_on_behind_it(orders: Binlog):
+def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_continues_behind_it(orders: Binlog):
     orders.execute("INSERT INTO orders SELECT seq, repeat('x', 1000) FROM seq_1_to_3000", "INSERT INTO orders VALUES (0, 'last')")
     for with_marker in (True, False):
         windows = orders.windows(max_binlog_bytes=3 << 19)
@@ -172,9 +172,10 @@ def test_changes_of_the_table_between_windows_and_within_one_show_in_the_rows_fr
 def test_truncates_are_left_out_as_by_debezium_or_events_of_their_own(orders: Binlog):
     quiet, loud = orders.windows(), orders.windows(skipped_operations=())
     orders.execute("INSERT INTO orders VALUES (1, 'one')", "TRUNCATE TABLE `shop`.`orders`", "TRUNCATE orders")
+    orders.execute("SET STATEMENT max_statement_time = 9 FOR TRUNCATE orders")
     assert [change[0] for change in changes(quiet.next())] == ["c"]
     found = loud.next()
-    assert [change for change in changes(found)][1:] == [("t", None, None)] * 2
+    assert [change for change in changes(found)][1:] == [("t", None, None)] * 3
     assert found[1]["key"] is None and found[1]["topic"] == "p.shop.orders"
     orders.execute("TRUNCATE orders")
     assert quiet.freeze().splits == () and loud.freeze().splits != ()
@@ -227,19 +228,52 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
         "ROLLBACK TO s",
         "INSERT INTO b VALUES (71)",
         "COMMIT",
+        "XA START 'x'",
+        "INSERT INTO b VALUES (72)",
+        "XA END 'x'",
+        "XA COMMIT 'x' ONE PHASE",
     )
-    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71]
+    assert keys(windows.next()) == [1, 2, 11, 12, 21, 22, 51, 52, 71, 72]
 
 
-def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: Binlog):
+def test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_the_log_has_them(shop: Binlog, monkeypatch):
+    """As it has if the transaction changes a table without transactions, too."""
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=MyISAM", "CREATE TABLE b (id int PRIMARY KEY)")
+    windows = shop.windows(provide_transaction_metadata=True)
+    shop.execute(
+        "START TRANSACTION",
+        "INSERT INTO b VALUES (1)",
+        "SAVEPOINT `s`",
+        "INSERT INTO b VALUES (2)",
+        "INSERT INTO a VALUES (3)",
+        "SAVEPOINT t",
+        "UPDATE b SET id = id + 10",
+        "ROLLBACK TO s",
+        "INSERT INTO b VALUES (4)",
+        "COMMIT",
+    )
+    window = windows.freeze()
+    found = [record for record in windows.read(window) if not record["topic"].endswith(".transaction")]
+    ends = [record["value"] for record in windows.read(window) if record["value"].get("status") == "END"]
+    assert [(change[0], record["key"]["id"]) for change, record in zip(changes(found), found, strict=True)] == [
+        ("c", 3), ("c", 1), ("c", 4)
+    ]  # fmt: skip
+    assert [end["event_count"] for end in ends] == [1, 2]
+    # What is published already cannot be left out.
+    monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.tasks.events.HELD_BYTES", 10)
+    with pytest.raises(SourceRejected, match="was rolled back, and is published already"):
+        windows.read(window)
+
+
+def test_a_place_beyond_the_servers_positions_continues_in_the_next_file(orders: Binlog):
     from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
     made, end = MySqlLogWindowPlanner(orders.source(), orders.server_log()), (5 << 30) + 40
     files = [LogCoordinates("bin.000001", end), LogCoordinates("bin.000002", 500)]
-    assert made._readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
-    assert made._readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 5 << 30)) == LogCoordinates("bin.000002", 4)
+    assert made._make_readable(files, LogCoordinates("bin.000001", 7)) == LogCoordinates("bin.000001", 7)
     with pytest.raises(SourceRejected, match="beyond 4 GiB"):
-        made._readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
+        made._make_readable(files, LogCoordinates("bin.000001", (5 << 30) - 9000))
 
 
 # --- what cannot be captured ---------------------------------------------------------------------------------------------
@@ -249,6 +283,18 @@ def test_a_place_beyond_the_servers_positions_goes_on_in_the_next_file(orders: B
     ("statements", "found"),
     [
         (["SET SESSION binlog_format = STATEMENT", "INSERT INTO orders VALUES (1, 'x')"], "changes as statements"),
+        (
+            ["SET SESSION binlog_format = STATEMENT", "SET STATEMENT sort_buffer_size = 9999 FOR INSERT orders VALUES (1, '')"],
+            "changes as statements",
+        ),
+        (
+            [
+                "CREATE FUNCTION add_one() RETURNS int DETERMINISTIC BEGIN INSERT INTO orders VALUES (1, 'x'); RETURN 1; END",
+                "SET SESSION binlog_format = STATEMENT",
+                "SELECT add_one()",
+            ],
+            "changes as statements",
+        ),
         (["SET SESSION binlog_row_image = MINIMAL", "INSERT INTO orders (id) VALUES (1)", "DELETE FROM orders"], "all columns"),
         (["XA START 'a'", "INSERT INTO orders VALUES (1, 'x')", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"], "XA"),
         (["ALTER TABLE orders ADD COLUMN u uuid", "INSERT INTO orders VALUES (1, 'x', uuid())"], "`u` cannot be read.*uuid"),

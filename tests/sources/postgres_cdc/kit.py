@@ -50,6 +50,39 @@ def drop_slot(place: Place, name: str) -> None:
     place.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_slot}")
 
 
+def create_citext(place: Place) -> str:
+    """Create a schema with a type whose order does not distinguish upper and lower case, as the extension `citext` does it. The
+    servers of tests have no extensions.
+
+    :return: the schema.
+    """
+    schema = f"of_extensions_{place.connection.info.backend_pid}"
+    of_type = f"{schema}.citext"
+    place.execute(f"CREATE SCHEMA {schema}; CREATE TYPE {of_type}")
+    for name, argument, result in (("textin", "cstring", of_type), ("textout", of_type, "cstring")):
+        place.execute(
+            f"CREATE FUNCTION {schema}.{name}({argument}) RETURNS {result} AS '{name}' LANGUAGE internal IMMUTABLE STRICT"
+        )
+    functions = f"INPUT = {schema}.textin, OUTPUT = {schema}.textout"
+    place.execute(f"CREATE TYPE {of_type} ({functions}, LIKE = text, CATEGORY = 'S', COLLATABLE = true)")
+    place.execute(f"CREATE CAST ({of_type} AS text) WITHOUT FUNCTION AS IMPLICIT")
+    place.execute(f"CREATE CAST (text AS {of_type}) WITHOUT FUNCTION AS ASSIGNMENT")
+    lowered = "lower(a::text) {} lower(b::text)"
+    operators = {1: ("<", "lt"), 2: ("<=", "le"), 3: ("=", "eq"), 4: (">=", "ge"), 5: (">", "gt")}
+    made = "CREATE FUNCTION {0}.{1}(a {2}, b {2}) RETURNS {3} LANGUAGE sql IMMUTABLE STRICT AS $$ SELECT {4} $$"
+    for symbol, name in operators.values():
+        place.execute(made.format(schema, name, of_type, "boolean", lowered.format(symbol)))
+        place.execute(
+            f"CREATE OPERATOR {schema}.{symbol} (LEFTARG = {of_type}, RIGHTARG = {of_type}, FUNCTION = {schema}.{name})"
+        )
+    compared = "CASE WHEN lower(a::text) < lower(b::text) THEN -1 WHEN lower(a::text) = lower(b::text) THEN 0 ELSE 1 END"
+    place.execute(made.format(schema, "compare", of_type, "integer", compared))
+    members = ", ".join(f"OPERATOR {number} {schema}.{symbol}" for number, (symbol, _) in operators.items())
+    function = f"FUNCTION 1 {schema}.compare({of_type}, {of_type})"
+    place.execute(f"CREATE OPERATOR CLASS {schema}.ops DEFAULT FOR TYPE {of_type} USING btree AS {members}, {function}")
+    return schema
+
+
 class Windows:
     """Windows of a source, read without Spark and without Kafka, as their pipeline reads them."""
 

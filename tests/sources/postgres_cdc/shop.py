@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from psycopg.errors import LockNotAvailable
 
 from airflow_kafka_spark.formats import Debezium, Json, Raw
 from airflow_kafka_spark.operators import KafkaToSinkOperator, SourceToKafkaOperator
@@ -55,7 +56,11 @@ def apply_changes(topic: str, sink: Sink, **options: Any) -> KafkaToSinkOperator
 
 @dataclass(kw_only=True)
 class Captured(Attempts):
-    """Tables ``kept`` (upserted into ``kept_copy``) and ``cut`` (which is truncated, too), and the pipelines."""
+    """Tables ``kept`` (upserted into ``kept_copy``) and ``cut`` (which is truncated, too), and the pipelines.
+
+    :ivar shapes: decides which columns come and go.
+    :ivar extra: the columns that have come, per table.
+    """
 
     make = staticmethod(capture)
 
@@ -65,6 +70,8 @@ class Captured(Attempts):
     random: random.Random
     snapshot: dict[str, Any] = field(default_factory=dict)
     connection: Any = field(default=None, repr=False)
+    shapes: random.Random = field(default_factory=lambda: random.Random(19), repr=False)
+    extra: dict[str, list[str]] = field(default_factory=lambda: {"kept": [], "cut": []}, repr=False)
 
     @property
     def slot(self) -> str:
@@ -92,12 +99,34 @@ class Captured(Attempts):
     # --- changes ---
 
     def change(self, count: int, connection: Any = None) -> None:
-        """Make random changes, in transactions of a few."""
+        """Make random changes, in transactions of a few, and now and then another column, one less, or another type of one."""
         session = connection or self.connection
         for _ in range(count):
+            if self.shapes.random() < 0.05:
+                self._alter(session)
             with session.transaction():
                 for _ in range(self.random.randint(1, 4)):
                     self._one(session, "kept" if self.random.random() < 0.7 else "cut")
+
+    def _alter(self, session: Any) -> None:
+        """Change the columns of a table, unless a transaction or a chunk that is read has it."""
+        kind = self.shapes.choice(("kept", "cut"))
+        extra, pick = self.extra[kind], self.shapes.random()
+        after = list(extra)
+        if pick < 0.5 or not extra:
+            after.append(f"extra{self.shapes.randrange(10**9)}")
+            change = f"ADD COLUMN {after[-1]} {self.shapes.choice(('int', 'text', 'numeric(8,2)'))} DEFAULT '7'"
+        elif pick < 0.8:
+            change = f"DROP COLUMN {after.pop(self.shapes.randrange(len(extra)))}"
+        else:
+            change = f"ALTER COLUMN {self.shapes.choice(extra)} TYPE text"
+        try:
+            with session.transaction():
+                session.execute("SET LOCAL lock_timeout = '20ms'")
+                session.execute(f"ALTER TABLE {self.table(kind)} {change}".encode())
+        except LockNotAvailable:
+            return
+        self.extra[kind] = after
 
     def _one(self, session: Any, kind: str) -> None:
         pick, table = self.random.random(), self.table(kind)

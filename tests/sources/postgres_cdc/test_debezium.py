@@ -48,7 +48,6 @@ def windows(postgres: EmbeddedPostgres) -> Iterator[dict[str, list[dict[str, Any
 KNOWN = {
     r"schema\.fields\..*default: missing": "the log does not hold defaults",
     r"schema\.fields\.(after|before)\..*\.optional: True, expected False": "nor whether a column may be null",
-    r"changes \d+ key\.schema\.fields: in the order": "nor the order of the columns of the primary key",
     r"odd_n_|public\.odd n": "the engine takes the bytes of a name for characters",
     r"<numeric\(3,-2\)>": "the engine does not know negative scales",
     r"<name>: 'a name', expected None": "the engine writes null",

@@ -6,6 +6,8 @@ import struct
 
 import pytest
 
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -56,6 +58,17 @@ def test_every_message_is_read_and_none_that_is_cut_off(data):
     for end in range(1, len(data)):
         with pytest.raises(NotPgoutput):
             decode(data[:end])
+
+
+def test_a_text_that_is_not_utf8_names_its_column():
+    """As in a database with the encoding SQL_ASCII."""
+    writer = EventWriter(EventOptions(prefix="p"), 0, 10, {})
+    for message in (RELATION, b"B" + struct.pack(">qqI", 5, 0, 7)):
+        found = decode(message)
+        assert found is not None
+        assert list(writer.write(5, found)) == []
+    with pytest.raises(SourceRejected, match="column `note` cannot be written: it is no text in UTF-8"):
+        list(writer.write(5, ChangeMessage("I", 77, None, False, [b"1", b"\xe4"])))
 
 
 def test_messages_without_changes_are_left_out_and_unknown_ones_refused():

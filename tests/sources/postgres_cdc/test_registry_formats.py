@@ -13,8 +13,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected, Unchecked
 from airflow_kafka_spark.formats import Avro, Debezium, Protobuf, Raw
-from airflow_kafka_spark.formats.avro.connect import remove_logical_types
-from airflow_kafka_spark.formats.avro.schema import make_namespace
+from airflow_kafka_spark.formats.avro.schema import make_namespace, remove_logical_types
 from airflow_kafka_spark.formats.base import Format
 from airflow_kafka_spark.formats.registry import read_schema_id
 from airflow_kafka_spark.hooks.schema_registry import SchemaRegistryHook
@@ -165,11 +164,11 @@ def test_what_cannot_be_written_with_the_schemas_of_tables_is_found_before_anyth
         found: dict[str, str] = {}
         given = sink(Avro(registry=REGISTRY, record_name="Order"))
         operator = SourceToKafkaOperator(task_id="t", source=log.source(), sink=given, read_with="spark")
-        problems = [*operator._schema_problems(), *given.problems(log.source().columns(), connect=("key", "value"))]
+        problems = [*operator._find_schema_problems(), *given.find_problems(log.source().columns(), connect=("key", "value"))]
         found = {problem.where: str(problem) for problem in problems}
     assert sorted(found) == ["read_with", "sink.key_format.record_name", "sink.value.record_name", "source.schemas_enable"]
-    assert sink(Avro()).problems(("topic", "key", "value"), connect=("key", "value"))[0].where == "sink.value.registry"
-    assert sink(Raw()).problems(("topic", "key", "value"), connect=("key", "value")) == []
+    assert sink(Avro()).find_problems(("topic", "key", "value"), connect=("key", "value"))[0].where == "sink.value.registry"
+    assert sink(Raw()).find_problems(("topic", "key", "value"), connect=("key", "value")) == []
 
 
 @pytest.mark.parametrize("format", [Avro(registry=REGISTRY), Protobuf(registry=REGISTRY)], ids=["avro", "protobuf"])
@@ -190,7 +189,7 @@ def test_transforms_tolerated_errors_and_rows_that_spark_reads_are_refused_befor
         source = log.source(schemas_enable=True)
         for where, options in refused.items():
             operator = SourceToKafkaOperator(task_id="t", source=source, sink=sink(format), **options)
-            found = operator.problems(Run.of(context("run", task_id="t")))
+            found = operator.find_all_problems(Run.of(context("run", task_id="t")))
             said = {problem.where: problem.what for problem in found if not isinstance(problem, Unchecked)}
             assert list(said) == [where] and "schemas of their tables" in said[where]
     assert not started

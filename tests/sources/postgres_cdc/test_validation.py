@@ -79,10 +79,24 @@ def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_
         assert log.source(message_key_columns={log.tables[0]: ["a", "b"]}).validate() == []
 
 
+def test_tables_that_would_share_a_topic_and_keys_that_rows_may_exchange_are_refused(place):
+    place.execute('CREATE TABLE "a b" (id int PRIMARY KEY); CREATE TABLE "a_b" (id int PRIMARY KEY DEFERRABLE)')
+    with log_of(place, "a b", "a_b") as log:
+        text = found(log.source())["source.tables"]
+        assert "would have the same topic" in text and "a_b has no replica identity" in text
+        place.execute("ALTER TABLE a_b REPLICA IDENTITY FULL")
+        assert "a_b has no primary key, or a deferrable one" in found(log.source(tables=[log.tables[1]]))["source.tables"]
+        place.execute("ALTER TABLE a_b DROP CONSTRAINT a_b_pkey, ADD PRIMARY KEY (id)")
+        assert found(log.source(tables=[log.tables[1]])) == {}
+
+
 def test_a_slot_of_another_plugin_or_database_is_refused(orders):
     place = orders.place
     place.execute(f"SELECT pg_create_physical_replication_slot('{orders.name}')")
     assert "physical" in found(orders.source())["source.slot"]
+    place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
+    place.execute(f"SELECT pg_create_logical_replication_slot('{orders.name}', 'pgoutput', false, true)")
+    assert "two_phase" in found(orders.source())["source.slot"]
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     other = f"other_{orders.name}"
     place.execute(f'CREATE DATABASE "{other}"')

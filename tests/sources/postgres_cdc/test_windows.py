@@ -128,14 +128,14 @@ def test_every_byte_of_the_log_is_a_clean_cut(orders):
 
 def test_bytes_behind_are_those_of_the_log_behind_the_last_window(orders):
     windows, place = started(orders), orders.place
-    before = windows.source.bytes_behind(windows.position)
+    before = windows.source.count_bytes_behind(windows.position)
     place.execute("INSERT INTO orders SELECT n, repeat('x', 500) FROM generate_series(1, 200) n")
-    assert windows.source.bytes_behind(windows.position) >= before + 100_000
+    assert windows.source.count_bytes_behind(windows.position) >= before + 100_000
     windows.next()
-    assert windows.source.bytes_behind(windows.position) < 100_000
+    assert windows.source.count_bytes_behind(windows.position) < 100_000
     windows.position = {**windows.position, "lsn": "0/1"}
     with pytest.raises(SourceRejected, match="was advanced"):
-        windows.source.bytes_behind(windows.position)
+        windows.source.count_bytes_behind(windows.position)
 
 
 def test_the_slot_is_advanced_behind_a_complete_window_only_and_never_backwards(orders):
@@ -238,7 +238,14 @@ def test_with_full_identity_the_key_is_the_primary_key_or_the_columns_that_are_n
         assert "b has no primary key" in problem.what
         windows = started(log, message_key_columns={log.tables[1]: ["y"]}, tombstones_on_delete=False)
         place.execute("INSERT INTO a VALUES (1, 'n'); INSERT INTO b VALUES (5, 6); UPDATE b SET x = 7; UPDATE b SET y = 8")
-        found = windows.next()
+        window = windows.freeze()
+        place.execute("ALTER TABLE a REPLICA IDENTITY DEFAULT")  # the key of its row is that of before
+        found = windows.read(window)
+        windows.close(window)
+        place.execute("ALTER TABLE b REPLICA IDENTITY DEFAULT; INSERT INTO b VALUES (9, 9)")
+        windows.source = log.source(tombstones_on_delete=False)
+        with pytest.raises(SourceRejected, match="b: it had no key when a row was changed"):
+            windows.next()
     assert [r["key"] for r in found] == [{"id": 1}, {"y": 6}, {"y": 6}, {"y": 6}, {"y": 8}]
     assert [c[0] for c in changes(found)] == ["c", "c", "u", "d", "c"]
 
@@ -271,6 +278,61 @@ def test_partitions_publish_as_their_root_if_the_publication_says_so(place):
     assert [(c[0], r["key"]["id"]) for c, r in zip(changes(found), found, strict=True)] == [
         ("c", 1), ("c", 11), ("d", 1), ("tombstone", 1), ("c", 12)
     ]  # fmt: skip
+
+
+def test_a_partition_whose_log_does_not_hold_the_key_of_its_root_is_refused(place):
+    """Each partition has a replica identity of its own, whatever that of the root is, which the log names."""
+    place.execute("CREATE TABLE p (id int PRIMARY KEY, code text, large text) PARTITION BY RANGE (id)")
+    place.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)")
+    place.execute("ALTER TABLE p REPLICA IDENTITY FULL; ALTER TABLE p1 ALTER COLUMN large SET STORAGE EXTERNAL")
+    with log_of(place, "p", root=True) as log:
+        source = log.source(message_key_columns={log.tables[0]: ["code"]})
+        [problem] = source.validate()
+        assert "column `code` of rows of" in problem.what and ".p1, a partition of" in problem.what
+        by_id, by_code = started(log), Windows(source)
+        place.execute("INSERT INTO p VALUES (1, 'a', repeat('L', 9000)); UPDATE p SET id = 2")
+        window = by_id.freeze()
+        found = by_id.read(window)
+        assert [r["key"] for r in found] == [{"id": 1}, {"id": 1}, {"id": 1}, {"id": 2}]
+        # It is neither in the new row nor in the old one, of which the log has the key only.
+        assert found[-1]["value"]["after"] == {"id": 2, "code": "a", "large": "__debezium_unavailable_value"}
+        by_id.close(window)
+        place.execute("UPDATE p SET code = 'b'")
+        window = by_id.freeze()
+        with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
+            by_code.read(window)
+        place.execute("ALTER TABLE p1 REPLICA IDENTITY FULL")
+        assert source.validate() == []
+
+
+def test_a_change_of_a_named_key_that_the_log_does_not_hold_is_refused(place):
+    """The replica identity was changed behind it."""
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, code text); INSERT INTO t VALUES (1, 'a')")
+    with log_of(place, "t") as log:
+        windows = Windows(log.source(message_key_columns={log.tables[0]: ["code"]}))
+        windows.next()
+        place.execute("UPDATE t SET code = 'b'; ALTER TABLE t REPLICA IDENTITY FULL")
+        assert windows.source.validate() == []
+        with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
+            windows.next()
+
+
+def test_changes_that_were_made_while_there_was_no_publication_are_refused(orders):
+    windows, place = started(orders), orders.place
+    place.execute(f"DROP PUBLICATION {orders.name}; INSERT INTO orders VALUES (1, 'one')")
+    place.execute(f"CREATE PUBLICATION {orders.name} FOR TABLE orders")
+    assert windows.source.validate() == []
+    with pytest.raises(SourceRejected, match="when changes behind the last window were made") as refused:
+        windows.freeze()
+    assert "dropped and created again" in refused.value.action
+    # Some releases warn, and leave the changes out.
+    server = SlotServer(orders.source().server(), orders.name)
+    with server.session("reading") as session:
+        refuse = server.watch_publication(session, orders.name)
+        refuse()
+        session.execute("DO $$ BEGIN RAISE WARNING USING ERRCODE = '55000', MESSAGE = 'skipped loading publication'; END $$")
+        with pytest.raises(SourceRejected, match="did not exist when changes"):
+            refuse()
 
 
 # --- the slot -----------------------------------------------------------------------------------------------------------

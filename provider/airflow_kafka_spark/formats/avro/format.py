@@ -21,6 +21,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     AvroRecord,
     AvroSchema,
     as_record,
+    convert_connect_to_avro,
     derive_record,
     derive_type,
     find_column_mismatches,
@@ -32,6 +33,7 @@ from airflow_kafka_spark.formats.avro.schema import (
     make_namespace,
     parse,
     qualify_name,
+    remove_logical_types,
 )
 from airflow_kafka_spark.formats.base import Decoder, Part, find_column_name_problems
 from airflow_kafka_spark.formats.registry import RegistryFormat, SchemaDocument, make_subject, make_wire_header
@@ -114,12 +116,12 @@ class Avro(RegistryFormat):
             for name in find_bad_defaults(self._reader)
         ]
 
-    def _option_problems(self, where: str) -> list[Problem]:
+    def _find_option_problems(self, where: str) -> list[Problem]:
         problems = find_column_name_problems(self.column, where)
         if self.schema and self.registry:
             action = "Give `schema` for values without a header, `registry` for Confluent's wire format"
             problems.append(Problem(where, "found both of `schema` and `registry`; expected one of them", action))
-        return [*problems, *self._registry_problems(where)]
+        return [*problems, *self._find_registry_problems(where)]
 
     def _check_readable(self) -> None:
         from importlib.util import find_spec
@@ -130,7 +132,7 @@ class Avro(RegistryFormat):
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _document(self, registered: RegisteredSchema) -> SchemaDocument:
+    def _load_document(self, registered: RegisteredSchema) -> SchemaDocument:
         """Return a registered schema with the schemas it refers to, each after those that it uses itself.
 
         :raises SchemaUnusable: the schema is of another type.
@@ -161,7 +163,7 @@ class Avro(RegistryFormat):
     def _columns(self) -> tuple[types.Column, ...]:
         return list_columns(self._reader, self._reader_document.name)
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the fields of the reader's schema; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
@@ -171,7 +173,7 @@ class Avro(RegistryFormat):
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
-        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        :raises KafkaSparkError: as :meth:`get_arrow_schema`.
         """
         from airflow_kafka_spark.formats.avro.tasks.decode import AvroDecoder
 
@@ -179,14 +181,14 @@ class Avro(RegistryFormat):
             writer = as_record(_parse_document(SchemaDocument(self.schema, (), "the option `schema`")), self.column)
             return AvroDecoder(self._reader, {0: writer}, framed=False)
         # Columns first: the latest version is fetched once, and not again with all versions.
-        reader, versions = self._reader, self._all_versions()
+        reader, versions = self._reader, self._list_all_versions()
         writers = {registered.id: self._writer(registered) for registered in versions}
         return AvroDecoder(reader, writers, framed=True, known=self._describe_versions(versions))
 
     def _writer(self, registered: RegisteredSchema) -> AvroRecord | str:
         """Return the schema of a writer, or the reason why it cannot be used."""
         try:
-            return as_record(_parse_document(self._document(registered)), self.column)
+            return as_record(_parse_document(self._load_document(registered)), self.column)
         except SchemaUnusable as e:
             return f"the schema of {e.what} cannot be used: {e.detail}"
 
@@ -200,17 +202,17 @@ class Avro(RegistryFormat):
         """
         return replace(self, topics=(topic,) if topic else (), part=part, writes=True)
 
-    def _writing_option_problems(self, where: str) -> list[Problem]:
+    def _find_writing_option_problems(self, where: str) -> list[Problem]:
         if not self.writes:
             return [Problem(where, "the topic to which Avro is written is not known here", "Use Json, String or Raw")]
-        problems = super()._writing_option_problems(where)
+        problems = super()._find_writing_option_problems(where)
         if not is_full_name(self._derived_name):
             action = "Letters of ASCII, digits and `_`, no digit first; a namespace in such parts with dots"
             problems.append(Problem(f"{where}.record_name", f"`{self._derived_name}` is no name in Avro", action))
         return problems
 
-    def _written_subject_problems(self, where: str) -> list[Problem]:
-        if problems := self._strategy_problems(where):
+    def _find_written_subject_problems(self, where: str) -> list[Problem]:
+        if problems := self._find_strategy_problems(where):
             return problems
         if not self.registry or self.subject:
             return []
@@ -228,24 +230,24 @@ class Avro(RegistryFormat):
         namespace = self.record_namespace or (make_namespace(self.topics[0]) if self.topics else "")
         return qualify_name(self.record_name or self.part.capitalize(), namespace)
 
-    def _subject_to_write(self, document: SchemaDocument | None) -> str:
+    def _make_subject_to_write(self, document: SchemaDocument | None) -> str:
         if self.subject:
             return self.subject
         name = self._derived_name if document is None else _get_name(_parse_document(document))
         return make_subject(self.subject_name_strategy, next(iter(self.topics), ""), self.part, name)
 
-    def _derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def _find_derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         untyped = [types.Column(name, types.Struct(())) for name in columns]
         return [Problem(where, *problem) for problem in find_derivation_problems(untyped)]
 
-    def _schema_from_columns(self, columns: Sequence[types.Column]) -> str:
+    def _derive_schema(self, columns: Sequence[types.Column]) -> str:
         if found := list(find_derivation_problems(columns)):
             raise ValidationError([Problem(self.part, *problem) for problem in found])
         if self.part == "key" and len(columns) == 1 and not isinstance(columns[0].type, types.Struct):
             return derive_type(columns[0], self._derived_name)
         return derive_record(columns, self._derived_name)
 
-    def _schema_to_write(self, document: SchemaDocument) -> AvroSchema:
+    def _find_schema_to_write(self, document: SchemaDocument) -> AvroSchema:
         """Return the schema of a document, which can be read again once it is written.
 
         :raises AvroSchemaInvalid: it cannot be used.
@@ -256,7 +258,7 @@ class Avro(RegistryFormat):
         return schema
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
-        schema = self._schema_to_write(document)
+        schema = self._find_schema_to_write(document)
         if not isinstance(schema, AvroRecord):
             listed = quote_names(columns)
             found = f"the schema is {schema}, which one column is, found {listed}"
@@ -268,8 +270,8 @@ class Avro(RegistryFormat):
         action = "Add the column, or give the field a default"
         return unknown + [(f"there is no column for field `{name}`, which has no default", action) for name in missing]
 
-    def _mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
-        schema = self._schema_to_write(document)
+    def _find_mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
+        schema = self._find_schema_to_write(document)
         if isinstance(schema, AvroRecord):
             return list(find_record_mismatches(schema, columns))
         named = self._name_mismatches(document, [c.name for c in columns])
@@ -283,7 +285,7 @@ class Avro(RegistryFormat):
             return reasons
         try:
             latest = self._hook.version(subject)
-            changed = find_differences(_parse_document(self._document(latest)), _parse_document(document))
+            changed = find_differences(_parse_document(self._load_document(latest)), _parse_document(document))
             return [f"compared with version {latest.version}", *changed]
         except KafkaSparkError:
             return reasons
@@ -291,10 +293,9 @@ class Avro(RegistryFormat):
     def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> AvroEncoder:
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 
-        return AvroEncoder(self._schema_to_write(document), tuple(columns), header)
+        return AvroEncoder(self._find_schema_to_write(document), tuple(columns), header)
 
-    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
-        from airflow_kafka_spark.formats.avro.connect import convert_connect_to_avro, remove_logical_types
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[types.Column, ...], AvroEncoder]:
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
 
@@ -302,7 +303,7 @@ class Avro(RegistryFormat):
         if found := list(find_derivation_problems(columns)):
             raise SchemaUnusable(what, *found[0])
         text = convert_connect_to_avro(schema)
-        header = make_wire_header(self._registered_id(SchemaDocument(text, (), what)))
+        header = make_wire_header(self._get_registered_id(SchemaDocument(text, (), what)))
         return columns, AvroEncoder(parse(remove_logical_types(text), what), columns, header)
 
 

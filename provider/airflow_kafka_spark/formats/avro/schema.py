@@ -1,4 +1,4 @@
-"""Avro schemas: parsed from JSON, read as columns, and derived from columns.
+"""Avro schemas: parsed from JSON, read as columns, and derived from columns or from schemas of Connect.
 
 Compatibility, too: which types can be read as which, by Avro's schema resolution, and which columns can be written as which
 types.
@@ -216,15 +216,16 @@ class _AvroParser:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as e:
-            raise self.fail(f"it is no JSON: {e}") from None
+            action = "Give the text of the file, not its name" if text.strip().endswith((".avsc", ".json")) else ""
+            raise self.fail(f"it is no JSON: {e}", action) from None
 
     def schema(self, value: object, namespace: str, depth: int) -> AvroSchema:
         if depth > _MAX_NESTING:
             raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
         if isinstance(value, str):
-            return AvroPrimitive(value) if value in _LEAVES else self._of_name(value, namespace)
+            return AvroPrimitive(value) if value in _LEAVES else self._find_named(value, namespace)
         if isinstance(value, list):
-            return self._union(value, namespace, depth)
+            return self._parse_union(value, namespace, depth)
         if not isinstance(value, dict) or "type" not in value:
             raise self.fail(f"found {json.dumps(value)[:80]}; expected a type")
         kind = value["type"]
@@ -235,12 +236,12 @@ class _AvroParser:
         if kind == "map":
             return AvroMap(self.schema(value.get("values"), namespace, depth + 1))
         if kind in _LEAVES:
-            logical = self._logical(value, kind)
+            logical = self._parse_logical_type(value, kind)
             on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
             return AvroPrimitive(kind, logical, AvroLogicalType(counts) if on == kind and logical is None else None)
         return self.schema(kind, namespace, depth + 1)
 
-    def _of_name(self, name: str, namespace: str) -> AvroSchema:
+    def _find_named(self, name: str, namespace: str) -> AvroSchema:
         for full in (name,) if "." in name or not namespace else (f"{namespace}.{name}", name):
             if full in self.named:
                 found = self.named[full]
@@ -251,7 +252,7 @@ class _AvroParser:
                 return found
         raise self.fail(f"the type `{name}` is not defined in it")
 
-    def _union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
+    def _parse_union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
         branches = tuple(self.schema(v, namespace, depth + 1) for v in value)
         names = [getattr(b, "name", b.kind) for b in branches]
         if not branches or any(isinstance(b, AvroUnion) for b in branches) or len(set(names)) != len(names):
@@ -266,21 +267,21 @@ class _AvroParser:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         if full in self.named:
             raise self.fail(f"`{full}` is defined twice")
-        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._aliases(value, full))
+        aliases = tuple(a if "." in a or not namespace else f"{namespace}.{a}" for a in self._parse_aliases(value, full))
         if value["type"] == "fixed":
             size = value.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise self.fail(f"fixed `{full}` has the size {size!r}; expected a number of bytes")
-            schema: AvroSchema = AvroFixed(full, size, aliases, self._logical(value, "fixed", size))
+            schema: AvroSchema = AvroFixed(full, size, aliases, self._parse_logical_type(value, "fixed", size))
         elif value["type"] == "enum":
-            schema = self._enum(full, aliases, value)
+            schema = self._parse_enum(full, aliases, value)
         else:
             self.named[full] = None
             schema = self._record(full, aliases, value, namespace, depth)
         self.named[full] = schema
         return schema
 
-    def _enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> AvroEnum:
+    def _parse_enum(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any]) -> AvroEnum:
         symbols, default = value.get("symbols"), value.get("default")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols) or len(set(symbols)) != len(symbols):
             raise self.fail(f"enum `{full}` has no symbols, or one twice")
@@ -294,19 +295,19 @@ class _AvroParser:
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
                 raise self.fail(f"a field of `{full}` has no name or no type")
             default = (f["default"],) if "default" in f else ()
-            aliases_of_field = self._aliases(f, f"{full}.{f['name']}")
+            aliases_of_field = self._parse_aliases(f, f"{full}.{f['name']}")
             fields.append(AvroField(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
         if len({f.name for f in fields}) != len(fields):
             raise self.fail(f"record `{full}` has a field twice")
         return AvroRecord(full, tuple(fields), aliases)
 
-    def _aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
+    def _parse_aliases(self, value: Mapping[str, Any], of: str) -> tuple[str, ...]:
         found = value.get("aliases") or []
         if not isinstance(found, list) or not all(isinstance(a, str) for a in found):
             raise self.fail(f"the aliases of `{of}` are {json.dumps(found)[:80]}; expected a list of names")
         return tuple(found)
 
-    def _logical(self, value: Mapping[str, Any], kind: str, size: int = 0) -> AvroLogicalType | None:
+    def _parse_logical_type(self, value: Mapping[str, Any], kind: str, size: int = 0) -> AvroLogicalType | None:
         name = value.get("logicalType", _CONNECT_NAMES.get(str(value.get("connect.name"))))
         if not isinstance(name, str) or kind not in _LOGICAL_OF.get(name, ()):
             return None
@@ -732,4 +733,102 @@ def _find_record_differences(old: AvroRecord, new: AvroRecord, path: str) -> lis
         else:
             which, word = (before, "gone") if name in before else (after, "new")
             found.append(f"`{here}` is {word}{'' if which[name].default else ', and has no default'}")
+    return found
+
+
+_CONNECT_TYPES = {
+    **dict.fromkeys(("int8", "int16", "int32"), "int"),
+    **{"int64": "long", "float": "float", "double": "double", "boolean": "boolean", "string": "string", "bytes": "bytes"},
+}
+_CONNECT = "org.apache.kafka.connect.data."
+_CONNECT_LOGICAL_TYPES = {f"{_CONNECT}Date": "date", f"{_CONNECT}Time": "time-millis", f"{_CONNECT}Timestamp": "timestamp-millis"}
+_DEFAULT_PRECISION = 64
+"""The precision of a decimal whose schema has none, as in AvroConverter."""
+
+
+def convert_connect_to_avro(schema: Mapping[str, Any]) -> str:
+    """Return the JSON of the Avro schema of a Connect schema.
+
+    Structs are records of the same name, with ``_`` for what Avro's names cannot have. An optional field is a union with null.
+    The names of logical types are properties (``connect.name``); those of Connect itself are logical types of Avro, too.
+    """
+    return json.dumps(_AvroWriter().type(schema))
+
+
+def remove_logical_types(text: str) -> str:
+    """Return an Avro schema without its logical types, which has the same bytes."""
+    return json.dumps(_remove_logical_types(json.loads(text)))
+
+
+def _remove_logical_types(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_remove_logical_types(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: value for name, value in schema.items() if name != "logicalType" and not name.startswith("connect.")}
+    for name in ("type", "items", "values"):
+        if name in kept:
+            kept[name] = _remove_logical_types(kept[name])
+    if "fields" in kept:
+        kept["fields"] = [_remove_logical_types(field) for field in kept["fields"]]
+    return kept
+
+
+class _AvroWriter:
+    """Writes types. A record is written once, and named where it is used again."""
+
+    def __init__(self) -> None:
+        self._records: set[str] = set()
+
+    def type(self, schema: Mapping[str, Any]) -> Any:
+        """Return a type that holds no null."""
+        kind, more = schema["type"], _list_properties(schema)
+        if kind == "struct":
+            return self._record(schema, more)
+        if kind == "array":
+            return {"type": "array", "items": self._optional(schema["items"]), **more}
+        if kind == "map":
+            return {"type": "map", "values": self._optional(schema["values"]), **more}
+        if kind in ("int8", "int16"):
+            more = {"connect.type": kind, **more}
+        return {"type": _CONNECT_TYPES[kind], **more} if more else _CONNECT_TYPES[kind]
+
+    def _record(self, schema: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+        namespace, _, name = make_namespace(str(schema.get("name") or "ConnectDefault")).rpartition(".")
+        full = qualify_name(name, namespace)
+        if full in self._records:
+            return full
+        self._records.add(full)
+        fields = [self._field(field) for field in schema["fields"]]
+        return {"type": "record", "name": name, **({"namespace": namespace} if namespace else {}), "fields": fields, **more}
+
+    def _field(self, field: Mapping[str, Any]) -> dict[str, Any]:
+        made = {"name": field["field"], "type": self._optional(field)}
+        if "default" in field:
+            return {**made, "default": field["default"]}
+        return {**made, "default": None} if field.get("optional") else made
+
+    def _optional(self, schema: Mapping[str, Any]) -> Any:
+        made = self.type(schema)
+        if not schema.get("optional"):
+            return made
+        # The type of the default is the first one of a union.
+        return [made, "null"] if schema.get("default") is not None else ["null", made]
+
+
+def _list_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties by which a Connect schema is recognised."""
+    name, parameters = schema.get("name"), schema.get("parameters") or {}
+    found: dict[str, Any] = {}
+    if name == f"{_CONNECT}Decimal":
+        precision = int(parameters.get("connect.decimal.precision", _DEFAULT_PRECISION))
+        found = {"logicalType": "decimal", "scale": int(parameters["scale"]), "precision": precision}
+    elif name in _CONNECT_LOGICAL_TYPES:
+        found = {"logicalType": _CONNECT_LOGICAL_TYPES[name]}
+    if schema.get("version") is not None:
+        found["connect.version"] = schema["version"]
+    if parameters:
+        found["connect.parameters"] = dict(parameters)
+    if name:
+        found["connect.name"] = name
     return found

@@ -87,7 +87,7 @@ class Csv(DeclaredFormat):
 
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the schema and the options."""
-        problems = self._option_problems(where)
+        problems = self._find_option_problems(where)
         try:
             columns = self.columns
         except SchemaInvalid as e:
@@ -97,7 +97,7 @@ class Csv(DeclaredFormat):
         action = "Leave it out, or use Json"
         return [*(Problem(f"{where}.schema", f"a field holds no {c.type}, as `{c.name}` is", action) for c in nested), *problems]
 
-    def _option_problems(self, where: str) -> list[Problem]:
+    def _find_option_problems(self, where: str) -> list[Problem]:
         problems = []
         characters = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
         for name, found in characters.items():
@@ -130,10 +130,10 @@ class Csv(DeclaredFormat):
 
         return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
-        return [*empty, *self._option_problems(where)]
+        return [*empty, *self._find_option_problems(where)]
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
         """Return one line per row with all columns in order, without a line break: texts in quotes, everything else as in JSON

@@ -133,10 +133,10 @@ class Debezium(Format):
             for name, (found, known) in options.items()
             if found not in known
         ]
-        problems += [*self._field_problems(where), *self.value.validate(f"{where}.value")]
-        return problems or self._column_problems(where)
+        problems += [*self._find_field_problems(where), *self.value.validate(f"{where}.value")]
+        return problems or self._find_column_problems(where)
 
-    def _field_problems(self, where: str) -> list[Problem]:
+    def _find_field_problems(self, where: str) -> list[Problem]:
         if not isinstance(self.add_fields, (list, tuple)) or not all(isinstance(f, str) for f in self.add_fields):
             return [Problem(f"{where}.add_fields", f"found {self.add_fields!r}; expected names", 'Write ("op", "source.ts_ms")')]
         known = ("", "source", "transaction")
@@ -147,12 +147,12 @@ class Debezium(Format):
             if outer not in known or not name or (not outer and name not in _OF_EVENT)
         ]
 
-    def _column_problems(self, where: str) -> list[Problem]:
+    def _find_column_problems(self, where: str) -> list[Problem]:
         import pyarrow as pa
 
         problems = []
         if not isinstance(self.value, Json | JsonEnvelope):
-            events = self.value.arrow_schema()
+            events = self.value.get_arrow_schema()
             found = events.field("after").type if "after" in events.names else None
             if "op" not in events.names or found is None or not pa.types.is_struct(found):
                 what = f"its columns are {', '.join(events.names)}; expected those of change events: op, after, ..."
@@ -164,14 +164,14 @@ class Debezium(Format):
             problems = [Problem(f"{where}.add_fields", f"the events have no `{path}`") for path in missing]
             if problems:
                 return problems
-        names = self.arrow_schema().names
+        names = self.get_arrow_schema().names
         for name in sorted({n for n in names if names.count(n) > 1}):
             problems.append(Problem(f"{where}.add_fields", f"column `{name}` is there already", "Set `add_fields_prefix`"))
         return problems
 
     # --- reading ---
 
-    def event_columns(self) -> tuple[Column, ...]:
+    def list_event_columns(self) -> tuple[Column, ...]:
         """Return the columns that are read of an event in JSON, with their logical types."""
         assert isinstance(self.value, Json | JsonEnvelope)
         row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
@@ -198,22 +198,22 @@ class Debezium(Format):
             return find_logical_type(data_type, "iso" if self.timestamps == "text" else "days")
         return data_type
 
-    def event_schema(self) -> pa.Schema:
+    def make_event_schema(self) -> pa.Schema:
         """Return the Arrow schema of events."""
         from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
-            return to_arrow_schema(list_sql_columns(self.event_columns()))
-        return self.value.arrow_schema()
+            return to_arrow_schema(list_sql_columns(self.list_event_columns()))
+        return self.value.get_arrow_schema()
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the columns of rows, then those of ``add_fields``, then ``__deleted``.
 
         :raises SchemaInvalid: the format's schema cannot be read.
         """
         import pyarrow as pa
 
-        events, rewrite = self.event_schema(), self._rewrites
+        events, rewrite = self.make_event_schema(), self._rewrites
         fields = [f.with_nullable(True) if rewrite else f for f in events.field("after").type]
         for outer, name, column in self.added:
             found = _find_field(events, outer, name)
@@ -230,7 +230,7 @@ class Debezium(Format):
         from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
 
         if isinstance(self.value, Json | JsonEnvelope):
-            columns = self.event_columns()
+            columns = self.list_event_columns()
             if isinstance(self.value, Json):
                 from airflow_kafka_spark.formats.json.tasks.decode import JsonDecoder
 
@@ -244,7 +244,7 @@ class Debezium(Format):
         mode = self.delete_tombstone_handling_mode
         return DebeziumDecoder(
             events,
-            self.arrow_schema(),
+            self.get_arrow_schema(),
             self.added,
             rewrites=mode in REWRITING,
             deleting=_DELETING.get(mode, ()),

@@ -146,7 +146,7 @@ class Json(DeclaredFormat):
 
         return JsonDecoder(self.columns)
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return a problem for each name that several columns have."""
         return find_duplicate_problems(where, columns)
 
@@ -249,12 +249,12 @@ class JsonEnvelope(Format):
             problems.append(Problem(f"{where}.replace_null_with_default", found))
         return problems
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the columns in Arrow.
 
         :raises SchemaInvalid: the schema cannot be read.
         """
-        return Json(self.schema).arrow_schema()
+        return Json(self.schema).get_arrow_schema()
 
     def decoder(self) -> Decoder:
         """Return a picklable decoder.
@@ -267,7 +267,7 @@ class JsonEnvelope(Format):
 
     # --- writing ---
 
-    def encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
+    def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return why columns cannot be written: the envelope needs their types, so the schema must have them."""
         wrong = self.validate(where)
         if wrong:
@@ -397,15 +397,15 @@ class JsonSchema(RegistryFormat):
             return json.dumps(self.schema, ensure_ascii=False, separators=(",", ":"))
         if isinstance(self.schema, str) and (not self.schema.strip() or self.schema.lstrip()[0] == "{"):
             return self.schema.strip()
-        return self._schema_from_columns(parse_columns(self.schema))
+        return self._derive_schema(parse_columns(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
     def _check_readable(self) -> None:
         assert self._fields is not None
 
-    def _option_problems(self, where: str) -> list[Problem]:
-        problems = self._registry_problems(where)
+    def _find_option_problems(self, where: str) -> list[Problem]:
+        problems = self._find_registry_problems(where)
         if self.check_values:
             from importlib.util import find_spec
 
@@ -424,7 +424,7 @@ class JsonSchema(RegistryFormat):
         """
         return _parse_fields(self._reader_document)
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the columns of the reader's schema; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
@@ -436,7 +436,7 @@ class JsonSchema(RegistryFormat):
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
-        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        :raises KafkaSparkError: as :meth:`get_arrow_schema`.
         """
         from airflow_kafka_spark.formats.json.schema import bundle_references
         from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
@@ -444,11 +444,11 @@ class JsonSchema(RegistryFormat):
         columns = _list_plain_fields(self._fields)
         if not self.registry:
             return RegisteredJsonDecoder(columns, {0: self._schema_text}, {}, "", False, self.check_values)
-        versions = self._all_versions()
+        versions = self._list_all_versions()
         known, unusable, others = dict[int, str](), dict[int, str](), dict[int, Sequence[Column]]()
         for registered in versions:
             try:
-                document = self._document(registered)
+                document = self._load_document(registered)
                 known[registered.id] = json.dumps(bundle_references(document)) if self.check_values else ""
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
@@ -460,12 +460,12 @@ class JsonSchema(RegistryFormat):
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
+    def _derive_schema(self, columns: Sequence[Column]) -> str:
         from airflow_kafka_spark.formats.json.schema import make_json_schema
 
         return make_json_schema(columns, self.title or self.part.capitalize())
 
-    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+    def _find_mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
         found = find_mismatches(columns, list_sql_columns(_parse_fields(document)))
         return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 

@@ -71,7 +71,7 @@ class Protobuf(RegistryFormat):
             return ""
         if isinstance(self.schema, str) and (not self.schema.strip() or _IS_PROTO(self.schema)):
             return self.schema
-        return self._schema_from_columns(parse_columns(self.schema))
+        return self._derive_schema(parse_columns(self.schema))
 
     # --- validate ----------------------------------------------------------------------------------------------------
 
@@ -79,11 +79,11 @@ class Protobuf(RegistryFormat):
         _check_packages()
         assert self._layout is not None
 
-    def _option_problems(self, where: str) -> list[Problem]:
-        problems = self._registry_problems(where)
-        return [*problems, *self._own_option_problems(where)]
+    def _find_option_problems(self, where: str) -> list[Problem]:
+        problems = self._find_registry_problems(where)
+        return [*problems, *self._find_own_option_problems(where)]
 
-    def _own_option_problems(self, where: str) -> list[Problem]:
+    def _find_own_option_problems(self, where: str) -> list[Problem]:
         problems = []
         if self.registry and isinstance(self.schema, bytes) and self.schema:
             found = "a registry keeps texts, found a descriptor set"
@@ -116,7 +116,7 @@ class Protobuf(RegistryFormat):
 
         return MessageLayout(what, self.recursive_fields_max_depth).message(find_message(files, self.message, what))
 
-    def arrow_schema(self) -> pa.Schema:
+    def get_arrow_schema(self) -> pa.Schema:
         """Return the fields of the reader's message; the registry is asked for it once.
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
@@ -129,14 +129,14 @@ class Protobuf(RegistryFormat):
     def decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
-        :raises KafkaSparkError: as :meth:`arrow_schema`.
+        :raises KafkaSparkError: as :meth:`get_arrow_schema`.
         """
         from airflow_kafka_spark.formats.protobuf.tasks.decode import ProtobufDecoder
 
         cut = self.nanoseconds == "cut"
         if not self.registry:
             return ProtobufDecoder(self._files, self._layout, cut_nanoseconds=cut)
-        versions = self._all_versions()
+        versions = self._list_all_versions()
         writers, unusable = self._writers(versions)
         return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
@@ -148,7 +148,7 @@ class Protobuf(RegistryFormat):
         documents, unusable = dict[int, SchemaDocument](), dict[int, str]()
         for registered in versions:
             try:
-                documents[registered.id] = self._document(registered)
+                documents[registered.id] = self._load_document(registered)
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
         writers = dict[int, Mapping[tuple[int, ...], str]]()
@@ -163,8 +163,8 @@ class Protobuf(RegistryFormat):
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _writing_option_problems(self, where: str) -> list[Problem]:
-        problems = [*super()._writing_option_problems(where), *self._own_option_problems(where)]
+    def _find_writing_option_problems(self, where: str) -> list[Problem]:
+        problems = [*super()._find_writing_option_problems(where), *self._find_own_option_problems(where)]
         if not problems:
             try:
                 _check_packages()
@@ -172,60 +172,64 @@ class Protobuf(RegistryFormat):
                 return [Problem(where, e.found, e.action)]
         return problems
 
-    def _schema_from_columns(self, columns: Sequence[Column]) -> str:
+    def _derive_schema(self, columns: Sequence[Column]) -> str:
         from airflow_kafka_spark.formats.protobuf.schema import derive_proto
 
         return derive_proto(columns, self.message or self.part.capitalize())
 
-    def _message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
+    def _find_message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
         given = isinstance(self.schema, bytes) and not self.registry
         files = self.schema if given and isinstance(self.schema, bytes) else _compile_document(document)
         return files, self._layout_of(files, document.name)
 
-    def _fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
-        return [node.column for node in self._message_to_write(document)[1].fields]
+    def _list_fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
+        return [node.column for node in self._find_message_to_write(document)[1].fields]
 
-    def _mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
-        found = find_mismatches(columns, self._fields_to_write(document))
+    def _find_mismatches(self, document: SchemaDocument, columns: Sequence[Column]) -> list[tuple[str, str]]:
+        found = find_mismatches(columns, self._list_fields_to_write(document))
         return [*found, *self._name_mismatches(document, [c.name for c in columns])]
 
     def _name_mismatches(self, document: SchemaDocument, columns: Sequence[str]) -> list[tuple[str, str]]:
         # A field without a column is written as its default.
-        return find_name_mismatches(self._fields_to_write(document), columns, required=())
+        return find_name_mismatches(self._list_fields_to_write(document), columns, required=())
 
     def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.protobuf.schema import list_messages
         from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, make_message_header
 
-        files, layout = self._message_to_write(document)
+        files, layout = self._find_message_to_write(document)
         if header:
             path = next(path for path, message in list_messages(files) if message.full_name == layout.full_name)
             header = make_message_header(header, path)
         return ProtobufEncoder(files, layout, [c.name for c in columns], header)
 
-    def connect_problems(self, where: str) -> list[Problem]:
+    def find_connect_problems(self, where: str) -> list[Problem]:
         """Return the problems of writing values that have a schema, and a package that is missing."""
         try:
             _check_packages()
         except PackageMissing as e:
             return [Problem(where, e.found, e.action)]
-        return super().connect_problems(where)
+        return super().find_connect_problems(where)
 
-    def _from_connect(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
+    def _make_encoder_for_schema(self, schema: Mapping[str, Any], what: str) -> tuple[tuple[Column, ...], RowEncoder]:
         from airflow_kafka_spark.formats.json.connect_schema import convert_connect_columns
-        from airflow_kafka_spark.formats.protobuf.connect import convert_connect_to_proto, list_field_numbers, make_message_name
-        from airflow_kafka_spark.formats.protobuf.schema import find_message
+        from airflow_kafka_spark.formats.protobuf.schema import (
+            convert_connect_to_proto,
+            find_message,
+            list_field_numbers,
+            make_message_name,
+        )
 
         columns, named = convert_connect_columns(schema, is_typed=True), replace(self, message=make_message_name(schema))
         named.__dict__["_hook"] = self._hook
         document = SchemaDocument(convert_connect_to_proto(schema, columns, {}), (), what)
-        subject = named._subject_to_write(document)
-        is_registered = self._hook.id_of(subject, document.text, self.kind, self.normalize_schemas) is not None
+        subject = named._make_subject_to_write(document)
+        is_registered = self._hook.find_id_of(subject, document.text, self.kind, self.normalize_schemas) is not None
         if not is_registered and self._hook.knows(subject):
-            latest = named._document(self._hook.version(subject))
+            latest = named._load_document(self._hook.version(subject))
             numbers = list_field_numbers(find_message(_compile_document(latest), named.message, latest.name))
             document = SchemaDocument(convert_connect_to_proto(schema, columns, numbers), (), what)
-        return columns, named._encoder(document, columns, make_wire_header(named._registered_id(document)))
+        return columns, named._encoder(document, columns, make_wire_header(named._get_registered_id(document)))
 
 
 def _check_packages() -> None:

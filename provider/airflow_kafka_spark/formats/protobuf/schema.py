@@ -1,4 +1,5 @@
-"""Schemas of Protobuf: compiled by protoc, searched for messages, compared with older versions, and derived from columns.
+"""Schemas of Protobuf: compiled by protoc, searched for messages, compared with older versions, and derived from columns
+or from schemas of Connect.
 
 :class:`MessageLayout` holds the columns of a message: its descriptor read once, as values that are sent to tasks.
 """
@@ -12,14 +13,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto
+
 from airflow_kafka_spark.errors import PackageMissing, SchemaUnusable
+from airflow_kafka_spark.formats.avro.schema import make_namespace
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
 
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 
 MAIN = "schema.proto"
+_ALL_FILES = (
+    "Give a descriptor set with all files, as `protoc --include_imports --descriptor_set_out=` writes it, or use a registry"
+)
 _TIMEOUT = 120
 _LOGGED = re.compile(r"(?m)^(WARNING: All log messages|[WI]\d{4} ).*\n")
 _COMPILE = """
@@ -62,13 +70,15 @@ def _decode_descriptor(document: SchemaDocument) -> bytes | None:
     if not text or any(mark in text for mark in '{};" '):
         return None
     from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
 
     files = descriptor_pb2.FileDescriptorSet()
     try:
         own = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
         given = dict(document.references)
         _add_imports(files, own, given)
-    except (binascii.Error, ValueError, KeyError):
+    # RecursionError: files that import each other.
+    except (binascii.Error, ValueError, KeyError, DecodeError, RecursionError):
         return None
     files.file.append(own)
     return files.SerializeToString()
@@ -125,7 +135,9 @@ def _run_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUn
                 results.append(done.read_bytes())
             else:
                 detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
-                results.append(SchemaUnusable(document.name, f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"))
+                action = _ALL_FILES if "File not found" in detail else ""
+                said = f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"
+                results.append(SchemaUnusable(document.name, said, action))
     return tuple(results)
 
 
@@ -552,16 +564,16 @@ class MessageLayout:
         """
         node = self._message(message, (), message.name)
         if node is None:
-            raise self._wrong(f"message `{message.full_name}` has no fields", "Read such values with Raw")
+            raise self._make_schema_error(f"message `{message.full_name}` has no fields", "Read such values with Raw")
         return node
 
-    def _wrong(self, detail: str, action: str = "") -> SchemaUnusable:
+    def _make_schema_error(self, detail: str, action: str = "") -> SchemaUnusable:
         return SchemaUnusable(self.what, detail, action)
 
     def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
         """Return the layout of a message, or None if none of its fields is a column."""
         if len(within) >= _MAX_NESTING:
-            raise self._wrong(f"messages are nested more than {_MAX_NESTING} deep")
+            raise self._make_schema_error(f"messages are nested more than {_MAX_NESTING} deep")
         here = (*within, message.full_name)
         found, seen = [], dict[str, str]()
         for field in message.fields:
@@ -570,7 +582,9 @@ class MessageLayout:
                 continue
             other = seen.setdefault(node.name.casefold(), node.name)
             if other != node.name:
-                raise self._wrong(f"message `{message.full_name}` has `{other}` and `{node.name}`, which are one to Spark")
+                raise self._make_schema_error(
+                    f"message `{message.full_name}` has `{other}` and `{node.name}`, which are one to Spark"
+                )
             found.append(node)
         if not found:
             return None
@@ -617,7 +631,7 @@ class MessageLayout:
         if name == "confluent.type.Decimal" and (decimal := _find_decimal(field)) is not None:
             return FieldLayout(field.name, "decimal", decimal, full_name=name)
         if (times := within.count(name)) and self.recursive_fields_max_depth is None:
-            raise self._wrong(
+            raise self._make_schema_error(
                 f"message `{name}` holds itself, by `{field.full_name}`",
                 "Say with `recursive_fields_max_depth` how deep to read: 1 leaves the field out, 2 has it once",
             )
@@ -644,3 +658,96 @@ def _find_decimal(field: FieldDescriptor) -> Decimal | None:
     except (KeyError, ValueError):
         return None
     return Decimal(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
+
+
+FieldNumbers = Mapping[str, int]
+"""The numbers of a message's fields, by name. A reserved name has the number 0; a reserved number is its own name."""
+
+
+def make_message_name(schema: Mapping[str, Any]) -> str:
+    """Return the full name of the message of a struct: its own, with ``_`` for what such names cannot have."""
+    return make_namespace(str(schema["name"]))
+
+
+def list_field_numbers(message: Descriptor) -> dict[str, FieldNumbers]:
+    """Return the numbers of the fields of a message and of those in it, by the messages' names; with those that are reserved."""
+    described = DescriptorProto()
+    message.CopyToProto(described)
+    numbers: dict[str, int] = dict.fromkeys(described.reserved_name, 0)
+    numbers |= {str(at): at for span in described.reserved_range for at in range(span.start, span.end)}
+    found: dict[str, FieldNumbers] = {message.name: numbers | {field.name: field.number for field in message.fields}}
+    for inner in message.nested_types:
+        found |= list_field_numbers(inner)
+    return found
+
+
+def convert_connect_to_proto(schema: Mapping[str, Any], columns: Iterable[Column], known: Mapping[str, FieldNumbers]) -> str:
+    """Return a proto3 file with the message of a struct's schema, and messages for the structs in it, named as these are.
+
+    A field keeps the number that it has in an earlier version, and a number of an earlier version is not given to another
+    field: by its number a reader finds a field.
+
+    :param columns: the columns of the struct.
+    :param known: the numbers of an earlier version; see :func:`list_field_numbers`.
+    :raises SchemaUnusable: a column has no counterpart.
+    """
+    package, _, name = make_message_name(schema).rpartition(".")
+    writer = _ConnectMessages(f".{package}.{name}" if package else f".{name}", known)
+    body = writer.message(name, schema, list(columns))
+    lines = ['syntax = "proto3";', *([f"package {package};"] if package else [])]
+    lines += [f'import "{file}";' for file in writer.scalars.imports]
+    return "\n".join([*lines, "", f"message {name} {{", *writer.inner, *body, "}", ""])
+
+
+class _ConnectMessages:
+    """Writes the fields of messages, and the messages in them, once each.
+
+    :param outer: the full name of the outer message.
+    :param known: the numbers of fields of an earlier version.
+    """
+
+    def __init__(self, outer: str, known: Mapping[str, FieldNumbers]) -> None:
+        self.scalars = ScalarFields()
+        self.inner: list[str] = []
+        self._outer, self._known = outer, known
+        self._made: set[str] = set()
+
+    def message(self, name: str, schema: Mapping[str, Any], columns: list[Column]) -> list[str]:
+        """Return the lines of the fields of a message."""
+        known = self._known.get(name, {})
+        following = max(known.values(), default=0)
+        lines, of_fields = [], {str(field["field"]): field for field in schema["fields"]}
+        for column in columns:
+            if not NAME.fullmatch(column.name):
+                found = f"column `{column.name}` has a name that Protobuf does not take"
+                raise SchemaUnusable(f"message {name}", found, "Rename it, or leave the table out")
+            number = known.get(column.name)
+            if not number:
+                number = following = following + 1
+            lines.append(f"  {self._field(column, of_fields[column.name])} = {number}{self._options(column)};")
+        gone = {field: number for field, number in known.items() if field not in of_fields}
+        names = sorted(f'"{field}"' for field in gone if not field.isdigit())
+        reserved = [", ".join(map(str, sorted(filter(None, gone.values())))), ", ".join(names)]
+        return [*(f"  reserved {those};" for those in reserved if those), *lines]
+
+    def _field(self, column: Column, schema: Mapping[str, Any]) -> str:
+        if isinstance(column.type, Array):
+            if isinstance(column.type.element, Array | Map):
+                found = f"column `{column.name}` is an array of arrays, which Protobuf has not"
+                raise SchemaUnusable(f"message {self._outer}", found, "Leave the table out")
+            return f"repeated {self._kind(Column(column.name, column.type.element), schema['items'])} {column.name}"
+        return f"{'optional ' if column.nullable else ''}{self._kind(column, schema)} {column.name}"
+
+    def _kind(self, column: Column, schema: Mapping[str, Any]) -> str:
+        if not isinstance(column.type, Struct):
+            return self.scalars.kind(column.type, column.name)[0]
+        name = make_message_name(schema).rpartition(".")[2]
+        if name not in self._made:
+            self._made.add(name)
+            lines = self.message(name, schema, list(column.type.fields))
+            self.inner += [f"  message {name} {{", *(f"  {line}" for line in lines), "  }"]
+        return f"{self._outer}.{name}"
+
+    def _options(self, column: Column) -> str:
+        kind = column.type.element if isinstance(column.type, Array) else column.type
+        return "" if isinstance(kind, Struct) else self.scalars.kind(kind, column.name)[1]

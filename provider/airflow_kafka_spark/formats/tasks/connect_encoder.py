@@ -35,7 +35,7 @@ class ConnectFormat(Protocol):
     def topics(self) -> tuple[str, ...]:
         """The topic of all values, if they have one."""
 
-    def written_from_connect(
+    def make_encoder_for_schema(
         self, schema: Mapping[str, Any], topic: str, registry: RegistryClient
     ) -> tuple[tuple[Column, ...], StructEncoder]:
         """Return the columns of values of a Connect schema, and their encoder. The schema is registered if it is not yet."""
@@ -127,7 +127,7 @@ class ConnectEncoder(Encoder):
 
     def _made(self, topic: str, schema: Mapping[str, Any], before: bytes) -> _SchemaWriter:
         try:
-            columns, encoder = self._format.written_from_connect(schema, topic, self._registry)
+            columns, encoder = self._format.make_encoder_for_schema(schema, topic, self._registry)
             wire_columns = list_written_columns(columns, schema)
         except BadValue as error:
             action = "Leave the events without columns out: those of truncates by `skipped_operations`"

@@ -20,7 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaRefused, KafkaSparkError, KafkaUnavailable, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import CONNECTION_LOG, REFUSED_LOGIN, ClientEvents, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client_errors import (
+    CONNECTION_LOG,
+    REFUSED_LOGIN,
+    ClientEvents,
+    KafkaUser,
+    Right,
+    find_missing_right,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
@@ -248,7 +255,7 @@ class KafkaCalls:
                 self.discard_client()
             backoff = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             if batch.left < backoff + 0.1:
-                raise self._exhausted(batch)
+                raise self._make_exhausted_error(batch)
             self.client.poll(backoff)
         return batch.answers, batch.errors
 
@@ -284,7 +291,7 @@ class KafkaCalls:
         for key, error in errors.items():
             raise self.translate(batch.doing, error, key, batch.started, batch.rights)
 
-    def _exhausted(self, batch: _PendingKeys[K, V]) -> KafkaSparkError:
+    def _make_exhausted_error(self, batch: _PendingKeys[K, V]) -> KafkaSparkError:
         key, reason = next(iter(batch.again.items()))
         if isinstance(reason, str):
             return self.unavailable(batch.doing, f"{key}: {reason}" if key else reason)
@@ -321,7 +328,7 @@ class KafkaCalls:
     def _give_up_early(self, doing: str, started: float, now: float) -> None:
         refused_at = self.events.first(REFUSED_LOGIN, started)
         if refused_at is not None and now - refused_at > REFUSED_PATIENCE_SECONDS:
-            raise self.refused_login(self.events.reason(started)[1])
+            raise self.make_login_error(self.events.reason(started)[1])
         # One failed connection is enough, because librdkafka does not always report that all of them failed.
         down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
@@ -335,15 +342,15 @@ class KafkaCalls:
         if name in _UNANSWERED:
             self.client.poll(0)
             reason_name, reason = self.events.reason(since)
-            return self.refused_login(reason) if reason_name in REFUSED_LOGIN else self.unavailable(doing, reason or text)
+            return self.make_login_error(reason) if reason_name in REFUSED_LOGIN else self.unavailable(doing, reason or text)
         if name in REFUSED_LOGIN:
-            return self.refused_login(text)
+            return self.make_login_error(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])
         if describe_temporary_error(error):
             return self.unavailable(doing, describe_temporary_error(error))
         resource = str(getattr(what, "topic", what))
-        if missing := find_missing_right(error, self.conn_id, self._identity, doing, rights, resource):
+        if missing := find_missing_right(error, KafkaUser(self.conn_id, self._identity), doing, rights, resource):
             return missing
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 
@@ -357,7 +364,7 @@ class KafkaCalls:
             detail += "; perhaps this listener expects another `security.protocol`"
         return KafkaUnavailable(self.conn_id, doing, detail)
 
-    def refused_login(self, detail: str) -> ConnectionInvalid:
+    def make_login_error(self, detail: str) -> ConnectionInvalid:
         return ConnectionInvalid(
             self.conn_id,
             f"the brokers did not accept {self._identity}: {detail}",

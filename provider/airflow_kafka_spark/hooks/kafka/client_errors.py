@@ -36,6 +36,8 @@ _NOISE = re.compile(
     r"| \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$"
 )
 """Parts of librdkafka's texts that say nothing to a user: a broker's number, its address once more, and states of the client."""
+_NO_KAFKA = re.compile(r"Invalid response size -?\d+ \(0\.\.\d+\): increase receive\.message\.max\.bytes")
+_OTHER_PROTOCOL = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
 _REFUSED_RIGHT = re.compile(r"\b[A-Z_]+_AUTHORIZATION_FAILED\b")
 
 
@@ -94,7 +96,7 @@ class ClientEvents:
             found = [(seen[name], name) for name in names & seen.keys()]
             if found:
                 (_, text), name = max(found)
-                return name, _NOISE.sub("", text)
+                return name, _NO_KAFKA.sub(_OTHER_PROTOCOL, _NOISE.sub("", text))
         return "", ""
 
 
@@ -126,10 +128,26 @@ class Right:
     name: str = ""
 
 
+@dataclass(frozen=True)
+class KafkaUser:
+    """The user of a client, for errors.
+
+    :param conn_id: the connection; "" (default) if unknown, as in a Spark task.
+    :param identity: see :func:`~airflow_kafka_spark.hooks.kafka.config.describe_identity`; "" (default) if unknown.
+    """
+
+    conn_id: str = ""
+    identity: str = ""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], conn_id: str = "") -> KafkaUser:
+        """Return the user of a client with this configuration."""
+        return cls(conn_id, describe_identity(config))
+
+
 def find_missing_right(
     error: KafkaError | None,
-    conn_id: str,
-    user: str,
+    user: KafkaUser,
     doing: str,
     rights: Sequence[Right],
     name: str = "",
@@ -138,8 +156,7 @@ def find_missing_right(
     """Return the exception for a client's error; None if it is no refusal because of a missing right.
 
     :param error: the error; None to check ``events`` only.
-    :param conn_id: the connection; "" if unknown, as in a Spark task.
-    :param user: identity of the client (:func:`~airflow_kafka_spark.hooks.kafka.config.describe_identity`).
+    :param user: the user of the client.
     :param doing: the refused action.
     :param rights: the rights that the request needs.
     :param name: the resource that failed, if the right does not name one.
@@ -153,7 +170,7 @@ def find_missing_right(
     resource = _CODES[code]
     needed = next((right for right in rights if right.resource == resource), Right(resource, ""))
     named = "kafka-cluster" if resource == "cluster" else needed.name or name
-    return RightMissing(conn_id, doing, code, user, resource, named, needed.operation)
+    return RightMissing(user.conn_id, doing, code, user.identity, resource, named, needed.operation)
 
 
 def find_missing_right_in_java(text: str, doing: str) -> RightMissing | None:
@@ -184,7 +201,7 @@ def name_missing_rights(
         yield
     except (KafkaException, SystemError) as error:
         said = error.args[0] if isinstance(error, KafkaException) and error.args else None
-        found = find_missing_right(said, conn_id, describe_identity(config), doing, rights, events=events)
+        found = find_missing_right(said, KafkaUser.of(config, conn_id), doing, rights, events=events)
         if found is None:
             raise
         raise found from None
@@ -221,7 +238,7 @@ def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doin
         error = message.error()
         if error is not None and error.name() != _GROUP:
             topic = message.topic() or ""
-            found = find_missing_right(error, conn_id, describe_identity(config), doing, [Right("topic", "Read", topic)])
+            found = find_missing_right(error, KafkaUser.of(config, conn_id), doing, [Right("topic", "Read", topic)])
             if found is not None:
                 raise found
     return [message for message in messages if (error := message.error()) is None or error.name() != _GROUP]

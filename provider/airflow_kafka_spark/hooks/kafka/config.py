@@ -295,9 +295,11 @@ def find_bootstrap_problem(config: Mapping[str, Any]) -> str:
             return f"{shown} is the address of no Kafka broker"
         if prefix and prefix.lower() != protocol:
             return f"{shown} has another protocol than `security.protocol`, which is `{protocol}`"
+        if re.search(r"[\s;|]", address):
+            return f"{shown} names several addresses; commas separate them"
         host, colon, port = address.rpartition(":")
         is_ipv6_without_port = address.endswith("]") or (":" in host and not host.endswith("]"))
-        if colon and not is_ipv6_without_port and not port.isdecimal():
+        if colon and not is_ipv6_without_port and not (port.isdecimal() and 0 < int(port) < 1 << 16):
             return f"{shown} has `{port}` in place of a port"
     return ""
 

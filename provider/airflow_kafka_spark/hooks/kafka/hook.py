@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException
 
 from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
-from airflow_kafka_spark.hooks.connections import require_connection
+from airflow_kafka_spark.hooks.connections import require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers
@@ -95,18 +96,27 @@ class KafkaHook(KafkaBaseHook):
 
         :raises ConnectionInvalid: there is no such connection, or it names no brokers, or no address of a broker.
         """
-        try:
-            with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
-                config = self._build_config()
-        except ValueError as error:
+        with require_connection(self.conn_id, "`kafka`", option="kafka_conn_id"):
             given = self.get_connection(self.conn_id)
+        servers = require_extra(given).get("bootstrap.servers")
+        if servers is not None and not isinstance(servers, str):
+            found = f"`bootstrap.servers` in its extra is of type {type(servers).__name__}; expected a text"
+            raise ConnectionInvalid(self.conn_id, found, 'Write "broker1:9092,broker2:9092"')
+        try:
+            config = self._build_config()
+        except (ImportError, AirflowOptionalProviderFeatureException) as error:
+            # A callback of the connection, or the signer of tokens for brokers of a cloud.
+            action = "Install it where the task runs, and on Spark's executors"
+            raise ConnectionInvalid(self.conn_id, f"it needs a module that cannot be imported: {error}", action) from error
+        except ValueError as error:
             if given.conn_type != "kafka" and "bootstrap.servers" not in given.extra_dejson:
                 found = f"it is of type `{given.conn_type}`, and its extra names no brokers"
                 raise ConnectionInvalid(self.conn_id, found, "Use a connection of type `kafka`") from error
             if "bootstrap.servers" in str(error):
                 action = 'Set its extra to `{"bootstrap.servers": "host:9092"}`. Its fields for host and port are not used'
                 raise ConnectionInvalid(self.conn_id, "its extra names no brokers", action) from error
-            raise ConnectionInvalid(self.conn_id, str(error)) from error
+            allow = "Add it to `callback_allowlist` of the section `[apache_kafka]` in Airflow's configuration"
+            raise ConnectionInvalid(self.conn_id, str(error), allow if "callback_allowlist" in str(error) else "") from error
         if problem := kafka_config.find_bootstrap_problem(config):
             action = "Write each broker as `host:port`, as in `broker1:9092,broker2:9092`, its protocol as `security.protocol`"
             raise ConnectionInvalid(self.conn_id, problem, action)
@@ -163,7 +173,10 @@ class KafkaHook(KafkaBaseHook):
                 # librdkafka names OpenSSL's routine instead of the file.
                 raise ConnectionInvalid(self.conn_id, missing) from None
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}") from None
+            action = ""
+            if "GSSAPI" in reason and not config.keys() & {"sasl.mechanism", "sasl.mechanisms"}:
+                action = "Set `sasl.mechanism` in its extra; without it, librdkafka uses GSSAPI (Kerberos)"
+            raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}", action) from None
 
     def close(self) -> None:
         """Release the clients; the next call makes new ones."""
@@ -293,14 +306,16 @@ class KafkaHook(KafkaBaseHook):
         :return: True if it was created by this call.
         :raises KafkaRefused: the brokers do not accept it, or it exists and ``exist_ok`` is false.
         """
-        return kafka_requests.create_topic(self._calls, name, partitions, replication_factor, config or {}, exist_ok=exist_ok)
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.create_topic(self._calls, topic, exist_ok=exist_ok)
 
     def check_new_topic(
         self, name: str, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None
     ) -> KafkaSparkError | None:
         """Return why the brokers would not create a topic: :class:`KafkaRefused` or :class:`RightMissing`. None if they would, or
         if it exists. The parameters are those of :meth:`create_topic`."""
-        return kafka_requests.check_new_topic(self._calls, name, partitions, replication_factor, config or {})
+        topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
+        return kafka_requests.check_new_topic(self._calls, topic)
 
     # --- offsets of the log ---
 
@@ -340,10 +355,10 @@ class KafkaHook(KafkaBaseHook):
         :param isolation_level: ``read_committed`` looks only at offsets below the last stable offset.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        found = self.records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
+        found = self.find_records_for_times(partitions, timestamp_ms, isolation_level=isolation_level)
         return {partition: there.offset if there else None for partition, there in found.items()}
 
-    def records_for_times(
+    def find_records_for_times(
         self,
         partitions: Iterable[str | TopicPartition],
         timestamp_ms: int,
@@ -424,7 +439,7 @@ class KafkaHook(KafkaBaseHook):
             if partitions:
                 kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
     def delete_group(self, group_id: str) -> bool:
         """Delete a group with its committed offsets.
@@ -436,9 +451,9 @@ class KafkaHook(KafkaBaseHook):
         try:
             return kafka_requests.delete_group(self._calls, group_id)
         except KafkaRefused as error:
-            raise self._members_or(error, group_id) from None
+            raise self._explain_members(error, group_id) from None
 
-    def _members_or(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
+    def _explain_members(self, error: KafkaRefused, group_id: str) -> KafkaSparkError:
         """Return :class:`GroupHasMembers` if the group has live members, otherwise the given error."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error

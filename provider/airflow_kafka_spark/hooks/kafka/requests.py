@@ -232,65 +232,75 @@ def _read_configs(calls: KafkaCalls, kind: str, names: Collection[str]) -> dict[
     return {name: {key: e.value for key, e in entries.items() if e.value is not None} for name, entries in found.items()}
 
 
-def create_topic(
-    calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, exist_ok: bool
-) -> bool:
+@dataclass(frozen=True)
+class TopicRequest:
+    """A topic that is going to be created.
+
+    :param name: its name.
+    :param partitions: the number of its partitions.
+    :param replication_factor: the number of replicas of each partition.
+    :param config: its settings.
+    """
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+
+
+def create_topic(calls: KafkaCalls, topic: TopicRequest, *, exist_ok: bool) -> bool:
     """Create a topic, and wait until the leaders of its partitions serve it. Return True if it was created by this call."""
     from confluent_kafka.admin import OffsetSpec
 
-    exists, asked = _request_topic(calls, "creating a topic", name, partitions, replication_factor, config)
+    exists, asked = _request_topic(calls, "creating a topic", topic)
     # If the topic exists after an attempt whose answer was lost, this call has most likely created it.
     created = exists is None or asked > 1
     if exists is not None and not (created or exist_ok):
-        raise calls.translate("creating a topic", exists, name)
+        raise calls.translate("creating a topic", exists, topic.name)
     described = calls.request_each(
         "waiting for a new topic",
-        [name],
+        [topic.name],
         lambda client, keys, timeout: client.describe_topics(_make_collection(keys), request_timeout=timeout),
         wait_for=_NOT_YET,
-        check=lambda topic: "" if topic.partitions else "the brokers describe this topic without partitions",
+        check=lambda found: "" if found.partitions else "the brokers describe this topic without partitions",
         rights=[Right("topic", "Describe")],
-    )[0][name]
+    )[0][topic.name]
     list_offsets(calls, TopicDescription.of(described).topic_partitions, OffsetSpec.latest(), "read_uncommitted")
     return created
 
 
-def check_new_topic(
-    calls: KafkaCalls, name: str, partitions: int, replication_factor: int, config: Mapping[str, str]
-) -> KafkaSparkError | None:
+def check_new_topic(calls: KafkaCalls, topic: TopicRequest) -> KafkaSparkError | None:
     """Return why the brokers would not create a topic; None if they would, or if it exists. Creates nothing."""
     try:
-        _request_topic(calls, "checking a new topic", name, partitions, replication_factor, config, validate_only=True)
+        _request_topic(calls, "checking a new topic", topic, validate_only=True)
     except (KafkaRefused, RightMissing) as error:
         return error
     return None
 
 
 def _request_topic(
-    calls: KafkaCalls,
-    doing: str,
-    name: str,
-    partitions: int,
-    replication_factor: int,
-    config: Mapping[str, str],
-    *,
-    validate_only: bool = False,
+    calls: KafkaCalls, doing: str, topic: TopicRequest, *, validate_only: bool = False
 ) -> tuple[KafkaError | None, int]:
     """Ask the brokers to create a topic, or only to check that they would. Return the error that says that it exists, or None,
     and the number of requests."""
     from confluent_kafka.admin import NewTopic
 
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(config))
+    wanted = NewTopic(
+        topic.name,
+        num_partitions=topic.partitions,
+        replication_factor=topic.replication_factor,
+        config=dict(topic.config),
+    )
     asked = 0
 
     def submit(client: AdminClient, keys: list[str], timeout: float) -> dict[str, Future]:
         nonlocal asked
         asked += 1
-        return client.create_topics([topic], request_timeout=timeout, operation_timeout=timeout, validate_only=validate_only)
+        return client.create_topics([wanted], request_timeout=timeout, operation_timeout=timeout, validate_only=validate_only)
 
     rights = [Right("topic", "Create")]
-    _, exists = calls.request_each(doing, [name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
-    return exists.get(name), asked
+    _, exists = calls.request_each(doing, [topic.name], submit, tolerate=("TOPIC_ALREADY_EXISTS",), rights=rights)
+    return exists.get(topic.name), asked
 
 
 def _make_collection(names: list[str]) -> TopicCollection:

@@ -194,7 +194,7 @@ def find_first_offsets(
     :raises TimestampsInFuture: the records after such a record could not be read in :data:`SCAN_SECONDS`.
     """
     latest = max(get_current_milliseconds(), instant) + round(TOLERANCE_SECONDS * 1000)
-    answered = hook.records_for_times(partitions, instant)
+    answered = hook.find_records_for_times(partitions, instant)
     found = {tp: there.offset if there else None for tp, there in answered.items()}
     future = {tp: there for tp, there in answered.items() if there and there.timestamp > latest}
     if future:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
@@ -129,12 +130,12 @@ class SparkHook(BaseHook):
 
     @property
     def _remote(self) -> str:
-        """The Spark Connect address with its credentials, in the form of the official SparkConnectHook."""
+        """The Spark Connect address with its credentials. In them, `;` and `=` would end a part of the address."""
         connection, options = self.connection, ""
         if connection.login:
-            options += f";user_id={connection.login}"
+            options += f";user_id={quote(connection.login, safe='')}"
         if connection.password:
-            options += f";token={connection.password}"
+            options += f";token={quote(connection.password, safe='')}"
         if str(connection.extra_dejson.get("use_ssl", "")).lower() == "true":
             options += ";use_ssl=true"
         return f"{self.master}/{options}" if options else self.master
@@ -265,23 +266,23 @@ class SparkHook(BaseHook):
             log.warning("The Spark session of an earlier window cannot be used: %s. A new one is started", reason)
         active = SparkContext._active_spark_context if made is None else None
         if active is not None:
-            with self._explained():
+            with self._explain_errors():
                 yield active
             return
         context: SparkContext = made or self._start(jars)
         try:
-            with self._explained():
+            with self._explain_errors():
                 yield context
         finally:
             if not self.is_local:
                 # It may have been discarded.
                 if SparkContext._active_spark_context is not None:
                     context.stop()
-            elif (archive := self._class_archive()) is not None:
+            elif (archive := self._find_class_archive()) is not None:
                 archive.make_in_background()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Raise :class:`SparkUnavailable` if the context or its JVM has ended, instead of errors that name objects of the JVM."""
         try:
             yield
@@ -291,18 +292,18 @@ class SparkHook(BaseHook):
                 raise SparkUnavailable(self.spark_conn_id, self.master, reason) from error
             raise
 
-    def _class_archive(self) -> SparkClassArchive | None:
+    def _find_class_archive(self) -> SparkClassArchive | None:
         """Return the archive of the classes of a local session; None if it is switched off or impossible."""
         if not self.is_local or format_setting(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
         return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
 
-    def _quick_start(self, given: str) -> tuple[str, ...]:
+    def _make_quick_start_options(self, given: str) -> tuple[str, ...]:
         """Return Java options for a faster start of a local JVM; none if ``class_archive`` is false, or without Java 17 to 23.
 
         :param given: the Java options of the settings.
         """
-        archive = self._class_archive()
+        archive = self._find_class_archive()
         return () if archive is None else (*_QUICK_START, *archive.java_options(given))
 
     def _start(self, jars: tuple[str, ...]) -> Any:
@@ -321,12 +322,12 @@ class SparkHook(BaseHook):
             if self.keep_alive is not None and (kept := self._open_warm(settings)) is not None:
                 return kept.sparkContext
             # Before the user's options: of equal names, the last one takes effect.
-            settings[_JAVA] = " ".join([*self._quick_start(settings[_JAVA]), settings[_JAVA]])
+            settings[_JAVA] = " ".join([*self._make_quick_start_options(settings[_JAVA]), settings[_JAVA]])
         log.info("Starting Spark on %s", self.master)
         try:
             python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
             with _use_executor_python(python), _redirect_errors_to_output():
-                made: Any = self._new_session(settings) if self.is_connect else self._new_context(settings)
+                made: Any = self._make_session(settings) if self.is_connect else self._make_context(settings)
         except Exception as error:
             reason = find_first_line(error)
             if not self.is_connect:
@@ -337,7 +338,7 @@ class SparkHook(BaseHook):
             _send_package(made)
         return made
 
-    def _new_session(self, settings: Mapping[str, str]) -> SparkSession:
+    def _make_session(self, settings: Mapping[str, str]) -> SparkSession:
         from pyspark.sql import SparkSession
 
         builder: Any = SparkSession.builder.appName(self.app_name).remote(self._remote)
@@ -347,7 +348,7 @@ class SparkHook(BaseHook):
         session: SparkSession = builder.getOrCreate()
         return session
 
-    def _new_context(self, settings: Mapping[str, str]) -> SparkContext:
+    def _make_context(self, settings: Mapping[str, str]) -> SparkContext:
         from pyspark import SparkConf, SparkContext
 
         conf = SparkConf().setAppName(self.app_name).setMaster(self.master).setAll(list(settings.items()))
@@ -361,7 +362,7 @@ class SparkHook(BaseHook):
         # The retry of a task that was killed waits until the Python workers of its cancelled jobs have ended.
         ours = {"spark.python.task.killTimeout": "100ms"}
         wanted = WarmSettings(
-            self.master, {**ours, **settings}, self.keep_alive, java_options=self._quick_start(settings[_JAVA]),
+            self.master, {**ours, **settings}, self.keep_alive, java_options=self._make_quick_start_options(settings[_JAVA]),
         )  # fmt: skip
         try:
             if SparkContext._active_spark_context is not None and not warm.is_attached():
@@ -413,7 +414,7 @@ class SparkHook(BaseHook):
 
     def _without_secret(self, text: str) -> str:
         secret = self.connection.password
-        return text.replace(secret, "***") if secret else text
+        return text.replace(secret, "***").replace(quote(secret, safe=""), "***") if secret else text
 
 
 class SparkConnectHook(SparkHook):

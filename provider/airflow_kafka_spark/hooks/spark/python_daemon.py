@@ -26,7 +26,7 @@ import zipimport
 from collections.abc import Callable, Iterator
 from io import BufferedReader, BufferedWriter
 
-from airflow_kafka_spark.hooks.tasks.memory import keep_freed_memory
+from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
 
 _NEEDED = (
     "confluent_kafka",

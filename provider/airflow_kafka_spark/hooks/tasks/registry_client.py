@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, PackageMissing, RegistryRefused, RegistryUnavailable
+from airflow_kafka_spark.hooks.kafka.config import find_unreadable_file
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -79,7 +80,10 @@ class RegistryRequests(ABC):
         try:
             return SchemaRegistryClient(self.config)
         except (ValueError, TypeError, OSError) as e:
-            detail = self._scrubbed(str(e)) or type(e).__name__
+            if missing := find_unreadable_file(self.config):
+                # Python's SSL names no file.
+                raise ConnectionInvalid(self.conn_id, missing) from None
+            detail = self._scrub(str(e)) or type(e).__name__
             raise ConnectionInvalid(self.conn_id, f"the registry's client refuses it: {detail}") from None
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -93,7 +97,7 @@ class RegistryRequests(ABC):
         :raises RegistryUnavailable: no answer.
         """
         have = {schema.version: schema for schema in known if schema.subject == subject}
-        with self._asking(f"the versions of subject `{subject}`"):
+        with self._translate_errors(f"the versions of subject `{subject}`"):
             numbers = sorted(self.client.get_versions(subject, deleted=True))
         return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
 
@@ -104,7 +108,7 @@ class RegistryRequests(ABC):
         :raises RegistryUnavailable: no answer.
         """
         try:
-            with self._asking(f"the versions of subject `{subject}`"):
+            with self._translate_errors(f"the versions of subject `{subject}`"):
                 return bool(self.client.get_versions(subject))
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
@@ -113,7 +117,7 @@ class RegistryRequests(ABC):
 
     def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
         """Return one schema of a subject, by default the latest. Errors are those of :meth:`versions`."""
-        with self._asking(f"version {version} of subject `{subject}`"):
+        with self._translate_errors(f"version {version} of subject `{subject}`"):
             if version == "latest":
                 found = self.client.get_latest_version(subject)
             else:
@@ -131,7 +135,9 @@ class RegistryRequests(ABC):
 
     def _collect(self, references: Sequence[Any], found: list[str], depth: int) -> None:
         for reference in references if depth < 20 else ():
-            with self._asking(f"version {reference.version} of subject `{reference.subject}`, which another schema uses"):
+            with self._translate_errors(
+                f"version {reference.version} of subject `{reference.subject}`, which another schema uses"
+            ):
                 schema = self.client.get_version(reference.subject, reference.version, deleted=True).schema
             self._collect(schema.references or (), found, depth + 1)
             text = schema.schema_str or ""
@@ -151,7 +157,7 @@ class RegistryRequests(ABC):
         # This request compares as many versions as the level demands. The client's method compares one, and returns no reasons.
         path = f"compatibility/subjects/{_quote(subject)}/versions?verbose=true{'&normalize=true' if normalize else ''}"
         try:
-            with self._asking(f"whether a schema fits subject `{subject}`"):
+            with self._translate_errors(f"whether a schema fits subject `{subject}`"):
                 answer = self.client._rest_client.post(path, body=body)
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
@@ -170,10 +176,10 @@ class RegistryRequests(ABC):
         """
         from confluent_kafka.schema_registry import Schema
 
-        with self._asking(f"to register a schema for subject `{subject}`"):
+        with self._translate_errors(f"to register a schema for subject `{subject}`"):
             return int(self.client.register_schema(subject, Schema(text, kind), normalize))
 
-    def id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
+    def find_id_of(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> int | None:
         """Return the id of a schema under a subject; None if it is not registered there. Nothing is registered.
 
         :param kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
@@ -182,7 +188,7 @@ class RegistryRequests(ABC):
         from confluent_kafka.schema_registry import Schema
 
         try:
-            with self._asking(f"for the id of a schema of subject `{subject}`"):
+            with self._translate_errors(f"for the id of a schema of subject `{subject}`"):
                 found = self.client.lookup_schema(subject, Schema(text, kind), normalize)
         except RegistryRefused as e:
             if e.status == _NOT_FOUND:
@@ -193,7 +199,7 @@ class RegistryRequests(ABC):
     # --- errors ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, what: str) -> Iterator[None]:
         """Raise this package's errors, without passwords, instead of the client's in this block."""
         client = self.client
         from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
@@ -204,10 +210,10 @@ class RegistryRequests(ABC):
         except SchemaRegistryError as e:
             raise self._refused(what, e.http_status_code, e.error_code, e.error_message) from None
         except OAuthTokenError as e:
-            raise RegistryRefused(self.conn_id, self.url, what, self._scrubbed(str(e)), 401, action=_CREDENTIALS) from None
+            raise RegistryRefused(self.conn_id, self.url, what, self._scrub(str(e)), 401, action=_CREDENTIALS) from None
         except Exception as e:
             if type(e).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2"):
-                detail = self._scrubbed(str(e)) or type(e).__name__
+                detail = self._scrub(str(e)) or type(e).__name__
                 raise RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail) from None
             if isinstance(e, (ValueError, KeyError, TypeError, AttributeError)):
                 detail = "it answered something that a schema registry does not"
@@ -216,14 +222,17 @@ class RegistryRequests(ABC):
 
     def _refused(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
         number = code if isinstance(code, int) else -1
-        reason = self._scrubbed(str(message or "without a reason"))[:500]
+        reason = self._scrub(str(message or "without a reason"))[:500]
         detail = f"{reason} (HTTP {status}{f', code {number}' if number > 0 else ''})"
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)
         action = _CREDENTIALS if status in (401, 403) else _ADDRESS if status == _NOT_FOUND else ""
+        if 300 <= status < 400:
+            # The client follows no redirection.
+            action = "Give the address that it redirects to, unless that is a page to log in, as host of the connection"
         return RegistryRefused(self.conn_id, self.url, what, detail, status, number, action)
 
-    def _scrubbed(self, text: str) -> str:
+    def _scrub(self, text: str) -> str:
         """Return ``text`` without the secrets of the connection."""
         secrets = {str(v) for k, v in self.config.items() if _SECRET.search(k) and v}
         secrets |= {s.partition(":")[2] for s in secrets if ":" in s} | set(self.secrets)

@@ -69,11 +69,11 @@ class VisibleOperator(BaseOperator):
         if run.map_index >= 0 or self._pipeline_is_templated:
             # The pages cannot find the task of this pipeline in the serialized DAG.
             self.progress.configured(self.configuration)
-        _try(lambda: shown.show(links.WindowLink, self._page()))
-        _try(lambda: shown.show(links.TopicLink, self._topic_page(self.dataflow().topic)))
-        _try(lambda: shown.show(links.TableLink, links.make_table_page(self.dataflow().other_end)))
-        if letters := self.dataflow().dead_letter_topic:
-            _try(lambda: shown.show(links.DeadLettersLink, self._topic_page(letters) or self._page()))
+        _try(lambda: shown.show(links.WindowLink, self._make_page_url()))
+        _try(lambda: shown.show(links.TopicLink, self._make_topic_page_url(self.describe_dataflow().topic)))
+        _try(lambda: shown.show(links.TableLink, links.make_table_page(self.describe_dataflow().other_end)))
+        if letters := self.describe_dataflow().dead_letter_topic:
+            _try(lambda: shown.show(links.DeadLettersLink, self._make_topic_page_url(letters) or self._make_page_url()))
 
     @property
     def _pipeline_is_templated(self) -> bool:
@@ -85,13 +85,13 @@ class VisibleOperator(BaseOperator):
         self.window_now = window
         shown = self.links
         if shown is not None:
-            _try(lambda: shown.show(links.WindowLink, self._page(get_window_name(window))))
+            _try(lambda: shown.show(links.WindowLink, self._make_page_url(get_window_name(window))))
         self.progress.begin(window)
         with follow_jobs(self.progress):
             yield
 
     @contextmanager
-    def failures_shown(self) -> Iterator[None]:
+    def show_failures(self) -> Iterator[None]:
         """Publish an error that leaves this context, for the pages. A skipped or deferred task has no error."""
         try:
             yield
@@ -106,16 +106,16 @@ class VisibleOperator(BaseOperator):
         if shown is not None:
             _try(lambda: shown.show(links.SparkLink, links.find_spark_page(context)))
 
-    def _page(self, window: str | None = None) -> str:
+    def _make_page_url(self, window: str | None = None) -> str:
         assert self.run_now is not None
         options = self.ledger_options
         return links.make_pipeline_page(options.kafka_conn_id, options.ledger_topic, self.pipeline_name(self.run_now), window)
 
-    def _topic_page(self, topic: str | None) -> str | None:
+    def _make_topic_page_url(self, topic: str | None) -> str | None:
         return links.make_topic_page(self.ledger_options.kafka_conn_id, topic) if topic else None
 
     @abstractmethod
-    def dataflow(self) -> Dataflow:
+    def describe_dataflow(self) -> Dataflow:
         """Return the inputs and outputs of the task."""
 
     @abstractmethod
@@ -128,7 +128,7 @@ class VisibleOperator(BaseOperator):
     def bootstrap_servers(self) -> str:
         """Return the brokers' addresses."""
 
-    def written_schema(self) -> pa.Schema | None:
+    def get_written_schema(self) -> pa.Schema | None:
         """Return the columns that the sink was given in this task; None if they were not needed yet."""
         return None
 
@@ -141,8 +141,8 @@ class VisibleOperator(BaseOperator):
         :param report: the window's report, once it is complete.
         :param with_schema: name the columns of the sink's table, too.
         """
-        schema = self.written_schema() if with_schema else None
-        return make_lineage(self.dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
+        schema = self.get_written_schema() if with_schema else None
+        return make_lineage(self.describe_dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         """Return the lineage before the window is planned: inputs and outputs."""

@@ -52,7 +52,7 @@ class Builder:
         self._known: dict[Any, int] = {}
         self._filters: list[int] = []
 
-    def type_of(self, at: int) -> pa.DataType:
+    def get_type_of(self, at: int) -> pa.DataType:
         return self._nodes[at].type
 
     def constant(self, at: int) -> Any:
@@ -83,7 +83,7 @@ class Builder:
 
     def struct(self, names: Sequence[str], values: Sequence[int]) -> int:
         """Return a struct that is not null."""
-        kind = pa.struct([pa.field(name, self.type_of(value)) for name, value in zip(names, values, strict=True)])
+        kind = pa.struct([pa.field(name, self.get_type_of(value)) for name, value in zip(names, values, strict=True)])
         return self._add(Node(STRUCT, kind, (*values, self.literal(False, _BOOLEAN))))
 
     def field(self, at: int, number: int) -> int:
@@ -133,7 +133,7 @@ class Builder:
             kept.pop()
         if not kept:
             return otherwise
-        return self._add(Node(CASE, self.type_of(otherwise), (*(at for pair in kept for at in pair), otherwise)))
+        return self._add(Node(CASE, self.get_type_of(otherwise), (*(at for pair in kept for at in pair), otherwise)))
 
     def coalesced(self, values: Sequence[int]) -> int:
         """Return the first value that is not null."""
@@ -470,8 +470,8 @@ class Expression:
         if name in _OF_ONE:
             function, kind, fitting = _OF_ONE[name]
             value = self._node(at + 1)
-            if self._builder.type_of(value) not in fitting:
-                raise Unknown(f"{name} of {self._builder.type_of(value)}")
+            if self._builder.get_type_of(value) not in fitting:
+                raise Unknown(f"{name} of {self._builder.get_type_of(value)}")
             return self._builder.call(function, kind, value)
         if name in _ARITHMETIC:
             return self._arithmetic(at, _ARITHMETIC[name])
@@ -519,7 +519,7 @@ class Expression:
         branches = [(self._node(condition), self._within(condition, value)) for condition, value in pairs]
         if len(children) % 2:
             return self._builder.case(branches, self._node(children[-1]))
-        return self._builder.case(branches, self._builder.literal(None, self._builder.type_of(branches[0][1])))
+        return self._builder.case(branches, self._builder.literal(None, self._builder.get_type_of(branches[0][1])))
 
     def _within(self, condition: int, value: int) -> int:
         """Return a value if a condition is true, else null."""
@@ -539,7 +539,7 @@ class Expression:
 
     def _Concat(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         made = [self._node(child) for child in self._children(at)]
-        if any(self._builder.type_of(value) != TEXT for value in made):
+        if any(self._builder.get_type_of(value) != TEXT for value in made):
             raise Unknown("Concat of something else than texts")
         return self._builder.call("concat", TEXT, *made)
 
@@ -560,7 +560,7 @@ class Expression:
     def _ConcatWs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         separator, *texts = [self._node(child) for child in self._children(at)]
         if (
-            any(self._builder.type_of(text) != TEXT for text in texts)
+            any(self._builder.get_type_of(text) != TEXT for text in texts)
             or not isinstance(self._constant(separator), str)
             or not texts
         ):
@@ -576,13 +576,13 @@ class Expression:
 
     def _part(self, at: int, text: int, start: int, count: int) -> int:
         first, length = self._constant(start), self._constant(count)
-        if self._builder.type_of(text) != TEXT or not isinstance(first, int) or not isinstance(length, int) or length < 0:
+        if self._builder.get_type_of(text) != TEXT or not isinstance(first, int) or not isinstance(length, int) or length < 0:
             raise Unknown(f"{get_short_class_name(self._trees[at])} but of a constant part of a text")
         return self._builder.call("part", TEXT, text, start, count)
 
     def _Length(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
-        kind = self._builder.type_of(value)
+        kind = self._builder.get_type_of(value)
         if kind not in (TEXT, pa.binary()):
             raise Unknown(f"Length of {kind}")
         return self._builder.call("count_of_characters" if kind == TEXT else "count_of_bytes", _INT, value)
@@ -610,20 +610,20 @@ class Expression:
 
     def _GetMapValue(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value, key = map(self._node, self._children(at))
-        kind = self._builder.type_of(value)
+        kind = self._builder.get_type_of(value)
         if not pa.types.is_map(kind) or kind.key_type != TEXT or not isinstance(self._constant(key), str):
             raise Unknown("GetMapValue but of a constant text")
         return self._builder.call("entry", kind.item_type, value, key)
 
     def _Size(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
-        if not pa.types.is_list(self._builder.type_of(value)) or bool(self._shown().apply(at).legacySizeOfNull()):
+        if not pa.types.is_list(self._builder.get_type_of(value)) or bool(self._shown().apply(at).legacySizeOfNull()):
             raise Unknown("Size but of an array")
         return self._builder.call("count_of_items", _INT, value)
 
     def _ParseToDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value = self._node(at + 1)
-        kind = self._builder.type_of(value)
+        kind = self._builder.get_type_of(value)
         if kind == pa.date32():
             return value
         if kind != INSTANT or self._trees[at]["num-children"] != 1:
@@ -634,7 +634,7 @@ class Expression:
         moment, pattern = map(self._node, self._children(at))
         said = self._constant(pattern)
         # An empty pattern, or one for the legacy parser, has another meaning.
-        if self._builder.type_of(moment) != INSTANT or not said or parse_pattern(said) is None:
+        if self._builder.get_type_of(moment) != INSTANT or not said or parse_pattern(said) is None:
             raise Unknown(f"DateFormatClass {said!r}")
         return self._builder.call("formatted", TEXT, moment, pattern)
 
@@ -648,21 +648,21 @@ class Expression:
         return self._beginning(day, unit, (pa.date32(),), units)
 
     def _beginning(self, value: int, unit: int, kinds: tuple[pa.DataType, ...], units: tuple[str, ...]) -> int:
-        kind, name = self._builder.type_of(value), str(self._constant(unit)).lower()
+        kind, name = self._builder.get_type_of(value), str(self._constant(unit)).lower()
         if kind not in kinds or name not in units:
             raise Unknown(f"the beginning of {name!r} of {kind}")
         return self._builder.call("beginning_of", kind, value, self._builder.literal(_UNITS[name], TEXT))
 
     def _of_days(self, at: int, function: str) -> int:
         values = [self._node(child) for child in self._children(at)]
-        first, second = map(self._builder.type_of, values)
+        first, second = map(self._builder.get_type_of, values)
         if first != pa.date32() or second not in ((pa.date32(),) if function == "days_between" else _SIZES[:3]):
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {first} and {second}")
         return self._builder.call(function, _INT if function == "days_between" else pa.date32(), *values)
 
     def _extreme(self, at: int, function: str) -> int:
         values = [self._node(child) for child in self._children(at)]
-        kinds = {self._builder.type_of(value) for value in values}
+        kinds = {self._builder.get_type_of(value) for value in values}
         (kind,) = kinds if len(kinds) == 1 else (pa.null(),)
         if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or kind in _MOMENT):
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {', '.join(sorted(map(str, kinds)))}")
@@ -681,7 +681,7 @@ class Expression:
     def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
         text, part = map(self._node, self._children(at))
         said = self._constant(part)
-        if {self._builder.type_of(text), self._builder.type_of(part)} != {TEXT} or said is None or not fits(said):
+        if {self._builder.get_type_of(text), self._builder.get_type_of(part)} != {TEXT} or said is None or not fits(said):
             raise Unknown(f"{get_short_class_name(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
 
@@ -693,7 +693,7 @@ class Expression:
 
     def _of_sign(self, at: int, function: str) -> int:
         value = self._node(at + 1)
-        kind = self._builder.type_of(value)
+        kind = self._builder.get_type_of(value)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return self._builder.call(function, kind, value)
         # The smallest integer has no opposite.
@@ -703,7 +703,7 @@ class Expression:
 
     def _arithmetic(self, at: int, function: str) -> int:
         left, right = map(self._node, self._children(at))
-        kinds, mode = [self._builder.type_of(side) for side in (left, right)], self._mode(at)
+        kinds, mode = [self._builder.get_type_of(side) for side in (left, right)], self._mode(at)
         t = pa.types
         if all(map(t.is_decimal, kinds)):
             return self._of_decimals(at, function, left, right)
@@ -718,7 +718,7 @@ class Expression:
         raise Unknown(get_short_class_name(self._trees[at]))
 
     def _of_decimals(self, at: int, function: str, left: int, right: int) -> int:
-        first, second = self._builder.type_of(left), self._builder.type_of(right)
+        first, second = self._builder.get_type_of(left), self._builder.get_type_of(right)
         scale = first.scale + second.scale if function == "times" else max(first.scale, second.scale)
         whole = max(first.precision - first.scale, second.precision - second.scale)
         precision = first.precision + second.precision + 1 if function == "times" else whole + scale + 1
@@ -740,8 +740,8 @@ class Expression:
         if function != "ratio" and (by_constant := self._by_constant(at)) is not None:
             return by_constant
         value, by = map(self._node, self._children(at))
-        kind = self._builder.type_of(value)
-        if not fits(kind) or self._builder.type_of(by) != kind or self._mode(at) != "ANSI":
+        kind = self._builder.get_type_of(value)
+        if not fits(kind) or self._builder.get_type_of(by) != kind or self._mode(at) != "ANSI":
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {kind}")
         return self._builder.call(function, kind, value, by)
 
@@ -753,8 +753,8 @@ class Expression:
 
     def _by_number(self, at: int, function: str) -> int:
         value, by = map(self._node, self._children(at))
-        kind, number = self._builder.type_of(value), self._constant(by)
-        if not pa.types.is_integer(kind) or self._builder.type_of(by) != kind or not isinstance(number, int) or number < 1:
+        kind, number = self._builder.get_type_of(value), self._constant(by)
+        if not pa.types.is_integer(kind) or self._builder.get_type_of(by) != kind or not isinstance(number, int) or number < 1:
             raise Unknown(f"{get_short_class_name(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
@@ -774,7 +774,7 @@ class Expression:
 
     def _compared(self, at: int, function: str) -> int:
         made = [self._node(child) for child in self._children(at)]
-        kinds = {self._builder.type_of(value) for value in made}
+        kinds = {self._builder.get_type_of(value) for value in made}
         if len(kinds) > 1 or not all(map(is_plain, kinds)):
             raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
         return self._builder.call(function, _BOOLEAN, *made)
@@ -795,7 +795,7 @@ class Expression:
 
     def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         value, wanted = self._node(at + 1), convert_type(tree["dataType"])
-        had = self._builder.type_of(value)
+        had = self._builder.get_type_of(value)
         if had == wanted:
             return value
         if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):

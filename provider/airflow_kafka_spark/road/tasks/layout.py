@@ -88,7 +88,7 @@ class RowLayout:
         """Return the layout of the columns of two formats, and of metadata columns."""
         import pyarrow as pa
 
-        of_value, of_key = value.arrow_schema(), key.arrow_schema() if key else pa.schema([])
+        of_value, of_key = value.get_arrow_schema(), key.get_arrow_schema() if key else pa.schema([])
         by_name: dict[str, pa.Field] = {f.name: f for f in of_value}
         by_name |= {f.name: f for f in of_key}
         by_name |= {column: pa.field(column, get_metadata_type(name)) for name, column in metadata}

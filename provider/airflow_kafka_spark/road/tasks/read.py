@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import END, OFFSET
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.hooks.tasks.memory import keep_freed_memory
+from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
 from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
@@ -81,10 +81,10 @@ class ReadTask(CheckedOnExecutors):
         return self.layout.row_schema.append(pa.field(END, pa.string()))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for split in self.splits_of(batches):
+        for split in self.iterate_splits(batches):
             yield from self.read(split)
 
-    def splits_of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
+    def iterate_splits(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
         """Yield the splits of the numbers that Spark passes to this task."""
         for batch in batches:
             for at in batch.column(0).to_pylist():

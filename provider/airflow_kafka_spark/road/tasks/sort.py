@@ -29,7 +29,7 @@ class Origin(ABC):
     """Returns the original records of rows, and the position at which they were read."""
 
     @abstractmethod
-    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+    def get_columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
         """Return key, value, headers and timestamp of rows as they were read, as :func:`make_dead_letters` takes them.
 
         :param rows: rows after all transforms.
@@ -54,7 +54,7 @@ class RecordOrigin(Origin):
 
     find: Callable[[pa.RecordBatch], Columns] | None = None
 
-    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+    def get_columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
         if self.find is not None:
             return self.find(rows)
         return {part: rows.column(ORIGINAL[part]) for part in ("key", "value", "headers", "timestamp")}
@@ -71,7 +71,7 @@ class RowOrigin(Origin):
     source: str = ""
     window: str = ""
 
-    def columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
+    def get_columns_of(self, rows: pa.RecordBatch, encoded: pa.RecordBatch | None) -> Columns:
         names, count = rows.schema.names, rows.num_rows
         if GIVEN["value"] in names:
             given = {part: rows.column(column) for part, column in GIVEN.items()}
@@ -154,16 +154,16 @@ class Sorter:
         return rows
 
     def _add_bad(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> None:
-        self.account.add_bad(self._bad_records(rows, why), lambda: self._letters(rows, why, encoded))
+        self.account.add_bad(self._make_bad_records(rows, why), lambda: self._letters(rows, why, encoded))
 
-    def _bad_records(self, rows: pa.RecordBatch, why: list[tuple[str, str]]) -> list[BadRecord]:
+    def _make_bad_records(self, rows: pa.RecordBatch, why: list[tuple[str, str]]) -> list[BadRecord]:
         offsets = rows.column(OFFSET).to_pylist()
         return [
             BadRecord(*self.account.topic_partition, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)
         ]
 
     def _letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
-        return make_dead_letters(self._bad_records(rows, why), self.origin.columns_of(rows, encoded))
+        return make_dead_letters(self._make_bad_records(rows, why), self.origin.get_columns_of(rows, encoded))
 
 
 _NONE_ROUTED = pa.RecordBatch.from_pylist([], schema=ROUTED)

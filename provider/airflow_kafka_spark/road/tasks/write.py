@@ -138,7 +138,7 @@ class WriteTask(CheckedOnExecutors):
             if (rows := self.read.read_from_spark(batches)) is not None:
                 yield self.write(rows)
         else:
-            for split in self.read.splits_of(batches):
+            for split in self.read.iterate_splits(batches):
                 yield self.write(self.read.read(split))
 
     def write(self, rows: SplitRows) -> str:

@@ -98,6 +98,9 @@ class DataFile:
         return {"path": self.path, "bytes": self.bytes, "rows": self.rows, "partition": dict(self.partition)}
 
 
+_UPGRADE = "Upgrade `deltalake` on the Airflow worker, or use a table without that feature"
+
+
 @dataclass(frozen=True)
 class DeltaLog:
     """The log of one table.
@@ -108,7 +111,7 @@ class DeltaLog:
     store: TableStore
 
     @contextmanager
-    def answering(self, doing: str) -> Iterator[None]:
+    def translate_errors(self, doing: str) -> Iterator[None]:
         """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A handle that is loaded still sends requests.
 
         :param doing: for messages.
@@ -118,7 +121,8 @@ class DeltaLog:
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(self.store.location.uri, doing, store_error(error)) from error
+            remedy = _UPGRADE if ": Unsupported: " in str(error) else None
+            raise SinkUnavailable(self.store.location.uri, doing, store_error(error), remedy) from error
 
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.
@@ -130,7 +134,7 @@ class DeltaLog:
         from deltalake.exceptions import TableNotFoundError
 
         options = dict(self.store.storage_options)
-        with self.answering(doing), suppress(TableNotFoundError):
+        with self.translate_errors(doing), suppress(TableNotFoundError):
             return DeltaTable(self.store.location.path_or_uri, storage_options=options, without_files=False)
         return None
 

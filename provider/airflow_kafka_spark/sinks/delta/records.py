@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
 from airflow_kafka_spark.hooks.storage import store_error
@@ -33,7 +33,7 @@ from airflow_kafka_spark.sinks.storage.attempts import (
 )
 from airflow_kafka_spark.sinks.storage.store import TableStore, make_pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, parse_recorded_window
-from airflow_kafka_spark.windows.model import Window
+from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -81,7 +81,7 @@ class Records:
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
             raise SinkUnavailable(self.store.location.uri, "reading the record of a window", error) from error
-        return self._load(text, directory) if text is not None else self._in_history(table, pipeline, number)
+        return self._load(text, directory) if text is not None else self._find_in_history(table, pipeline, number)
 
     def keep(self, pipeline: str, version: PipelineVersion, durable: bool = False) -> WindowRecord | None:
         """Copy the record of the attempt that has committed a version to the records of windows.
@@ -184,14 +184,19 @@ class Records:
         except ValueError as error:
             raise WindowConflict(name, f"{self.store.full(name)} cannot be understood: {error}", "a record") from error
 
-    def _in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
+    def _find_in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
         """Return the record that is in the information of a commit, without its files: for a table that was copied without the
         directory of records."""
-        for commit in table.history():
-            found = commit.get(METADATA)
-            if isinstance(found, dict) and (found.get("pipeline"), found.get("number")) == (pipeline, number):
-                return WindowRecord(parse_recorded_window(found))
-        return None
+        found = (f for f in list_commits(table) if (f["pipeline"], f["number"]) == (pipeline, number))
+        return next((WindowRecord(parse_recorded_window(facts)) for facts in found), None)
+
+
+def list_commits(table: DeltaTable) -> Iterator[Mapping[str, Any]]:
+    """Yield what the commits of windows say about them, the newest first, as far as the log holds them."""
+    for commit in table.history():
+        found = commit.get(METADATA)
+        if isinstance(found, dict) and "pipeline" in found and "number" in found:
+            yield found
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,12 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
             raise WindowConflict(f"{pipeline}#{number}", what, "a record in `_airflow`")
         return found
 
-    def files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
+    def list_windows(self) -> Iterator[Applied]:
+        with self.records.log.translate_errors("reading the history"):
+            commits = list(list_commits(self.table))
+        yield from map(parse_recorded_window, commits)
+
+    def list_files_of(self, window: Window, found: WindowRecord) -> list[DataFile]:
         import pyarrow as pa
 
         paths = pa.table(self.table.get_add_actions(flatten=True)).column("path").to_pylist()
@@ -238,7 +248,7 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
             raise WindowConflict(str(window), what, REPLACED)
         return files
 
-    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
 
         return list_table_files(self.records.store, self.table, upsert)[0]

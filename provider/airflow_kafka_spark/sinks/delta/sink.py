@@ -79,18 +79,18 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
 
         return find_delta_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of location, connection and table."""
         from airflow_kafka_spark.sinks.delta.validation import find_table_problems
 
         return find_table_problems(self)
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: the table takes no removals (``delta.appendOnly``), or an upsert would overwrite
         newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
         from airflow_kafka_spark.sinks.delta.validation import find_removal_problems
 
-        return [*find_removal_problems(self), *super().replay_problems()]
+        return [*find_removal_problems(self), *super().find_replay_problems()]
 
     @contextmanager
     def load_table(self, doing: str) -> Iterator[LoadedDelta | None]:
@@ -98,7 +98,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         from airflow_kafka_spark.sinks.delta.records import Records
 
         log = DeltaLog(self.store)
-        with log.answering(doing):
+        with log.translate_errors(doing):
             yield Records(log).load(doing)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:

@@ -56,8 +56,8 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
     table, found = _open(sink)
     options = [
         *_find_column_problems(sink, schema, table),
-        *sink.row_problems(shape.schema),
-        *sink.problems(),
+        *sink.find_row_problems(shape.schema),
+        *sink.find_problems(),
         *_find_property_problems(sink),
     ]
     if table is not None:
@@ -68,14 +68,14 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
 
 
 def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.target_problems`."""
+    """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.find_target_problems`."""
     table, found = _open(sink)
     found += _find_table_problems(sink, table) if table is not None else ()
-    return [*found, *sink.problems(), *_find_property_problems(sink)]
+    return [*found, *sink.find_problems(), *_find_property_problems(sink)]
 
 
 def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return why the table takes no removals. See :meth:`.DeltaSink.replay_problems`."""
+    """Return why the table takes no removals. See :meth:`.DeltaSink.find_replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
         return []
@@ -111,7 +111,8 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     except ConnectionInvalid as error:
         return None, [Problem.of("sink.conn_id", error)]
     except KafkaSparkError as error:
-        return None, [Problem.of("sink.path", error, "Check path, `conn_id` and its rights")]
+        is_too_new = "Unsupported: " in error.found
+        return None, [Problem.of("sink.path", error, None if is_too_new else "Check path, `conn_id` and its rights")]
 
 
 def _find_right_problems(directory: Path) -> Iterator[Problem]:

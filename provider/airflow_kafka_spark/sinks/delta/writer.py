@@ -34,7 +34,7 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
     """Begin an attempt. See :meth:`.DeltaSink.begin`."""
     records = Records(DeltaLog(sink.store))
     rows = sink.add_own_columns(shape)
-    with records.log.answering(f"beginning window {window}"):
+    with records.log.translate_errors(f"beginning window {window}"):
         table = open_table(sink, records.log, rows.schema)
         base = records.sweep(window.pipeline)
         return DeltaWindowWriter(sink, window, splits, rows, records, base, table)
@@ -85,7 +85,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def filled(self) -> tuple[str, ...]:
         return tuple(name for name in self.options.key if name in self.partition_by)
 
-    def data_writer(
+    def make_data_writer(
         self, columns: pa.Schema | None, of_rows: bool = False, attempt: TableAttempt | None = None
     ) -> DeltaSplitWriter:
         import pyarrow as pa
@@ -100,7 +100,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)
         return DeltaSplitWriter(
             DeltaTarget(
-                **self.common_target(file_schema, of_rows, attempt),
+                **self.make_common_target(file_schema, of_rows, attempt),
                 partition_columns=self.partition_by,
                 partition_fields=tuple(physical[name] for name in self.partition_by),
                 statistics=statistics,
@@ -182,7 +182,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             for group in groups:
                 known = [file.file.rows for file in group]
                 rows = sum(known) if all(known) else None
-                joined = compaction.join_files(self.data_writer(schema, attempt=attempt), group, rows, self.window.number)
+                joined = compaction.join_files(self.make_data_writer(schema, attempt=attempt), group, rows, self.window.number)
                 added += [DataFile.of(file) for file in joined]
             removed = [file.file for group in groups for file in group]
             faults.reached("sink.compacting")

@@ -200,7 +200,7 @@ class FilesTable:
     directory: Path
     window_column: str
 
-    def window_path(self, window: Window) -> Path:
+    def get_window_path(self, window: Window) -> Path:
         """Return the directory that a window has once it is published."""
         return self.directory / make_window_directory(self.window_column, window)
 
@@ -210,12 +210,12 @@ class FilesTable:
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = self._read_record(self.window_path(window), window.pipeline)
+        record = self._read_record(self.get_window_path(window), window.pipeline)
         if record:
-            refuse_other(record.applied, window, str(self.window_path(window)))
+            refuse_other(record.applied, window, str(self.get_window_path(window)))
         return record
 
-    def newest_record(self, pipeline: str) -> WindowRecord | None:
+    def find_newest_record(self, pipeline: str) -> WindowRecord | None:
         """Return the record of the pipeline's window with the highest number, or None without any."""
         named = re.compile(re.escape(f"{escape(self.window_column)}={make_pipeline_slug(pipeline)}") + r"-(\d{10,})")
         try:
@@ -227,7 +227,7 @@ class FilesTable:
             raise SinkUnavailable(self.directory.as_uri(), "looking for the last window", error) from error
         return self._read_record(Path(max(found)[1]), pipeline) if found else None
 
-    def latest_record(self, pipeline: str) -> WindowRecord | None:
+    def find_latest_record(self, pipeline: str) -> WindowRecord | None:
         """Return the record of the window that was published last, of any data interval of the pipeline, or None without any.
 
         The columns of the next window are compared with it.
@@ -235,7 +235,7 @@ class FilesTable:
         :param pipeline: the pipeline's name, or the name of one of its intervals.
         """
         common = remove_interval(pipeline)
-        if common == pipeline and (newest := self.newest_record(pipeline)):
+        if common == pipeline and (newest := self.find_newest_record(pipeline)):
             return newest
         # In `<pipeline>.<interval>.to.<sink>` the interval lies before the name of the sink.
         begins = f"{escape(self.window_column)}={make_pipeline_slug(common.partition(ROUTED)[0]).partition('~')[0]}"

@@ -151,15 +151,15 @@ class ManifestTable:
             refuse_other(record.applied, window, self.store.location.uri)
         return record
 
-    def newest_record(self, pipeline: str) -> WindowRecord | None:
+    def find_newest_record(self, pipeline: str) -> WindowRecord | None:
         """Return the record of the pipeline's window with the highest number, or None without any.
 
         :raises SinkUnavailable: the store did not answer.
         """
-        newest = self.newest_commit(pipeline)
+        newest = self.find_newest_commit(pipeline)
         return self.find(pipeline, newest.newest, newest) if newest.newest else None
 
-    def latest_record(self, pipeline: str) -> WindowRecord | None:
+    def find_latest_record(self, pipeline: str) -> WindowRecord | None:
         """Return format and columns of the window that was committed last, of any data interval of the pipeline, or None without
         any. A window that is committed at the same moment may be missing.
 
@@ -177,12 +177,12 @@ class ManifestTable:
         :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
         :raises SinkUnavailable: the store did not answer.
         """
-        newest = newest or self.newest_commit(pipeline)
+        newest = newest or self.find_newest_commit(pipeline)
         if newest.record and newest.record.applied.number == number:
             return newest.record
         if number > newest.newest:
             return None
-        directory = self._window_directory(pipeline, number)
+        directory = self._get_window_directory(pipeline, number)
         try:
             names = self.store.names(directory)
             replays = [int(found[1]) for name in names if (found := _REPLAY.fullmatch(name))]
@@ -193,7 +193,7 @@ class ManifestTable:
 
     # --- log ----------------------------------------------------------------------------------------------------------
 
-    def newest_commit(self, pipeline: str) -> Commit:
+    def find_newest_commit(self, pipeline: str) -> Commit:
         """Return the newest entry in the log of a pipeline, and write the object of its window if its attempt has not.
 
         The cost does not depend on the number of entries: those before the one that ``newest`` names are not listed.
@@ -203,9 +203,9 @@ class ManifestTable:
         log = self._log(pipeline)
         try:
             known = int(self.store.get(f"{log}/{_NEWEST}") or 0)
-            found = self._entries(log, f"{known - 1:020d}.json") if known else []
-            # Somebody may have removed entries by hand.
-            found = found or self._entries(log, "")
+            found = self._list_entries(log, f"{known - 1:020d}.json") if known else []
+            # Entries may have been removed by hand.
+            found = found or self._list_entries(log, "")
             if not found:
                 return Commit(0)
             text = self.store.get(f"{log}/{max(found):020d}.json")
@@ -221,7 +221,7 @@ class ManifestTable:
             raise self._unavailable("looking for the last window", error) from error
         return commit
 
-    def _entries(self, log: str, after: str) -> list[int]:
+    def _list_entries(self, log: str, after: str) -> list[int]:
         """Return the sequence numbers of the entries whose names sort after a name."""
         return [int(match[1]) for name in self.store.names_after(log, after) if (match := _ENTRY.fullmatch(name))]
 
@@ -244,7 +244,7 @@ class ManifestTable:
         if commit.record is None:
             return
         applied, text = commit.record.applied, commit.record.dump()
-        directory = self._window_directory(applied.pipeline, applied.number)
+        directory = self._get_window_directory(applied.pipeline, applied.number)
         path = f"{directory}/{applied.replay}.json"
         if not self.store.exists(path):
             self.complete(commit.record)
@@ -279,7 +279,7 @@ class ManifestTable:
         """
         left = sorted(markers)
         for _ in range(_TRIES):
-            newest = self.newest_commit(pipeline)
+            newest = self.find_newest_commit(pipeline)
             try:
                 # An attempt whose sequence number is taken cannot commit any more.
                 if any(parse_sequence(marker) > newest.sequence for marker in left):
@@ -302,7 +302,7 @@ class ManifestTable:
         text = self.store.get(f"{ATTEMPTS}/{marker}/{BEGUN}")
         if text is not None:
             note = json.loads(text)
-            path = f"{self._window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
+            path = f"{self._get_window_directory(note['pipeline'], note['window'])}/{note['replay']}.json"
             committed = self.store.get(path)
             named = {file["path"] for file in self._load(committed, path).files} if committed is not None else set()
             self.remove_unnamed(note["data"], marker, named)
@@ -313,29 +313,29 @@ class ManifestTable:
 
     def _remove_replaced(self, pipeline: str, number: int, replay: int) -> None:
         """Remove the files and the records of a window that a replay has replaced."""
-        directory = self._window_directory(pipeline, number)
+        directory = self._get_window_directory(pipeline, number)
         for name in self.store.names(directory):
             found = _REPLAY.fullmatch(name)
             if found and int(found[1]) < replay and (text := self.store.get(f"{directory}/{name}")) is not None:
                 self.store.remove_files([file["path"] for file in self._load(text, directory).files])
                 self.store.remove(f"{directory}/{name}")
 
-    def files_of(self, directory: str, marker: str) -> list[str]:
+    def list_files_of(self, directory: str, marker: str) -> list[str]:
         """Return the data files that an attempt has written below a directory.
 
         :raises OSError: the store did not answer.
         """
         of = f"-{make_attempt_id(marker)}-"
-        return [path for path in self.store.files_below(directory) if of in path.rpartition("/")[2]]
+        return [path for path in self.store.list_files_below(directory) if of in path.rpartition("/")[2]]
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
         """Remove the data files that an attempt has written below a directory, except for named ones.
 
         :raises OSError: the store did not answer.
         """
-        self.store.remove_files([path for path in self.files_of(directory, marker) if path not in named])
+        self.store.remove_files([path for path in self.list_files_of(directory, marker) if path not in named])
 
-    def data_directory(self, window: Window) -> str:
+    def get_data_directory(self, window: Window) -> str:
         """Return the directory of a window's data files, which all attempts at it share."""
         return f"{DATA}/{make_window_directory(self.window_column, window)}"
 
@@ -347,7 +347,7 @@ class ManifestTable:
 
     # --- readers ------------------------------------------------------------------------------------------------------
 
-    def visible_records(self, pipelines: Sequence[str] = ()) -> list[WindowRecord]:
+    def list_visible_records(self, pipelines: Sequence[str] = ()) -> list[WindowRecord]:
         """Return the records of all windows that readers see, in the order of pipelines and windows.
 
         :param pipelines: names of pipelines; none for all.
@@ -356,7 +356,7 @@ class ManifestTable:
         try:
             newest: dict[tuple[str, str], int] = {}
             slugs = {make_pipeline_slug(name) for name in pipelines}
-            for path in self.store.files_below(WINDOWS):
+            for path in self.store.list_files_below(WINDOWS):
                 slug, _, rest = path.removeprefix(f"{WINDOWS}/").partition("/")
                 number, _, name = rest.partition("/")
                 replay = _REPLAY.fullmatch(name)
@@ -374,7 +374,7 @@ class ManifestTable:
     def _log(self, pipeline: str) -> str:
         return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/log"
 
-    def _window_directory(self, pipeline: str, number: int) -> str:
+    def _get_window_directory(self, pipeline: str, number: int) -> str:
         return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{number:010d}"
 
     def _latest(self, pipeline: str) -> str:
@@ -413,18 +413,18 @@ class ListedTable(ManifestTable):
             action = f"Remove the newest entry of {log} and the objects below {directory}: the window is then written again"
             raise OSError(f"{error}. {action}") from error
 
-    def files_of(self, directory: str, marker: str) -> list[str]:
-        return list(self._uploads_of(directory, marker).values())
+    def list_files_of(self, directory: str, marker: str) -> list[str]:
+        return list(self._list_uploads_of(directory, marker).values())
 
-    def _uploads_of(self, directory: str, marker: str) -> dict[str, str]:
+    def _list_uploads_of(self, directory: str, marker: str) -> dict[str, str]:
         of = f"-{make_attempt_id(marker)}-"
         return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
         # Those of a commit are completed by now. One whose answer was lost was begun twice, under one path.
-        self.uploads.abort(self._uploads_of(directory, marker))
+        self.uploads.abort(self._list_uploads_of(directory, marker))
 
-    def data_directory(self, window: Window) -> str:
+    def get_data_directory(self, window: Window) -> str:
         return make_window_directory(self.window_column, window)
 
     def split_writer(self, target: ObjectsTarget) -> SplitWriter:
@@ -456,7 +456,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
     """
 
     def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
-        marker, directory = base.marker(window.pipeline), table.data_directory(window)
+        marker, directory = base.marker(window.pipeline), table.get_data_directory(window)
         super().__init__(TableAttempt(window, marker, table.store, table.store, directory))
         self.sink, self.table, self.shape, self.base = sink, table, shape, base
         try:
@@ -492,7 +492,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         commit: Commit | None = None
         error: str | OSError = "others commit all the time"
         for again in range(_FAILURES + 1):
-            newest = table.newest_commit(window.pipeline)
+            newest = table.find_newest_commit(window.pipeline)
             found = newest.record if newest.attempt == self.marker else table.record(window, newest)
             if found is not None and found.applied.replay >= window.replay:
                 return self._finish(found)
@@ -523,14 +523,14 @@ class ManifestWindowWriter(AttemptWindowWriter):
         window, sink = self.window, self.sink
         files = list_files(results)
         try:
-            there = self.table.files_of(self.attempt.directory, self.marker) if files else ()
+            there = self.table.list_files_of(self.attempt.directory, self.marker) if files else ()
             suspect = "a lifecycle rule of the bucket"
             self.attempt.refuse_missing([file["path"] for file in files], sink.uri, suspect, there)
         except OSError as error:
             raise SinkUnavailable(sink.uri, f"committing window {window}", error) from error
         rows = sum(int(result.token.get("rows", 0)) for result in results)
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
-        latest = self.table.latest_record(window.pipeline)
+        latest = self.table.find_latest_record(window.pipeline)
         columns = merge_columns(latest.columns if latest else {}, self.shape.schema)
         applied = Applied.of(window, rows)
         record = WindowRecord(applied, tuple(files), sink.format, tuple(sink.partition_by), facts, columns)
@@ -568,13 +568,13 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
     """
     table = ManifestTable(open_objects(TableLocation.parse(path, OBJECT_STORES), conn_id), "")
     store, by_partition, count = table.store, defaultdict[str, list[str]](list), 0
-    for record in table.visible_records(pipelines):
+    for record in table.list_visible_records(pipelines):
         for file in record.files:
             directories = file["path"].removeprefix(f"{DATA}/").split("/")[1:-1]
             by_partition["/".join([SYMLINKS, *directories])].append(f"{store.location.path_or_uri}/{file['path']}\n")
             count += 1
     try:
-        there = [name for name in store.files_below(SYMLINKS) if name.endswith("/manifest")]
+        there = [name for name in store.list_files_below(SYMLINKS) if name.endswith("/manifest")]
         for name in {*there, *(f"{directory}/manifest" for directory in by_partition)}:
             store.make(name.rpartition("/")[0])
             store.put(name, "".join(by_partition.get(name.rpartition("/")[0], ())))
@@ -598,5 +598,5 @@ def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str]
     :raises SinkUnavailable: the store did not answer.
     """
     store = open_objects(TableLocation.parse(path, OBJECT_STORES), conn_id)
-    records = ManifestTable(store, "").visible_records(pipelines)
+    records = ManifestTable(store, "").list_visible_records(pipelines)
     return [f"{store.location.path_or_uri}/{file['path']}" for record in records for file in record.files]

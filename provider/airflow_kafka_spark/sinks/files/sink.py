@@ -110,7 +110,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
         return find_files_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of the directory, of the rights to it, and of format, compression and options."""
         from airflow_kafka_spark.sinks.files.validation import find_target_problems
 
@@ -121,7 +121,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
         :raises WindowConflict: its directory has no record, or another pipeline's.
         """
-        newest = find_records(self).newest_record(pipeline)
+        newest = find_records(self).find_newest_record(pipeline)
         return newest.applied if newest else None
 
     def applied(self, window: Window) -> Applied | None:
@@ -133,7 +133,7 @@ class FilesSink(FilesSinkOptions, Sink):
         record = find_records(self).record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return a problem if windows are published by renaming, and the file system cannot exchange two directories in one step
         (this is tried beside the table, where nothing is left), or if readers list them in S3."""
         if self.visibility == "listing":
@@ -236,7 +236,7 @@ class FilesWindowWriter(WindowWriter):
             self._lock.release()
 
     def _refuse_conflict(self) -> None:
-        newest = self.sink.table.newest_record(self.window.pipeline)
+        newest = self.sink.table.find_newest_record(self.window.pipeline)
         refuse_gap(newest.applied if newest else None, self.window, str(self.sink.directory))
 
     def _gather(self, results: Sequence[SplitResult]) -> WindowRecord:
@@ -262,13 +262,13 @@ class FilesWindowWriter(WindowWriter):
         window = self.window
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied.of(window, rows)
-        latest = self.sink.table.latest_record(window.pipeline)
+        latest = self.sink.table.find_latest_record(window.pipeline)
         columns = merge_columns(latest.columns if latest else {}, self.shape.schema)
         return WindowRecord(applied, tuple(files), self.sink.format, tuple(self.sink.partition_by), facts, columns)
 
     def _publish(self) -> None:
         self.sink.directory.mkdir(parents=True, exist_ok=True)
-        target = self.sink.table.window_path(self.window)
+        target = self.sink.table.get_window_path(self.window)
         if self.window.replay and target.exists():
             # The old directory takes the attempt's place and is removed with it.
             exchange_directories(self.attempt / PUBLISH, target)

@@ -38,7 +38,7 @@ def find_files_sink_problems(sink: FilesSinkOptions, shape: Shape) -> list[Probl
 
 def find_target_problems(sink: FilesSinkOptions) -> list[Problem]:
     """Return the problems of the directory and of the options, independent of the rows. See
-    :meth:`.FilesSink.target_problems`."""
+    :meth:`.FilesSink.find_target_problems`."""
     import pyarrow as pa
 
     return [*_find_location_problems(sink), *_find_file_problems(sink, pa.schema([]))]
@@ -143,7 +143,7 @@ def _find_neighbour_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[P
     """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
     directory = Path(sink.location.path) if sink.location.is_local else None
     try:
-        latest = find_records(sink).latest_record(shape.pipeline)
+        latest = find_records(sink).find_latest_record(shape.pipeline)
         names = os.listdir(directory) if directory and directory.exists() else []
     except (KafkaSparkError, OSError) as error:
         action = getattr(error, "action", "")

@@ -104,6 +104,9 @@ def find_catalog_access(conn_id: str) -> CatalogAccess:
         options["uri"] = f"{scheme}://{user}{password}@{rest}"
     if kind in ("rest", "sql") and "uri" not in options:
         raise ConnectionInvalid(conn_id, f"it has no host, which is the URI of a {kind} catalog")
+    if kind == "rest" and not options["uri"].startswith(("http://", "https://")):
+        what = f"its host is `{options['uri']}`; expected the URL of a REST catalog"
+        raise ConnectionInvalid(conn_id, what, "Begin it with `https://`, or set `type` in the extra for another catalog")
     return CatalogAccess(conn_id, name, options)
 
 
@@ -160,6 +163,7 @@ class IcebergStore(TableStore):
 
 def _get_request_message(text: str) -> str:
     """Return the message of an error without the retries that the client of a REST catalog names."""
+    text = text.partition("\n(Background on this error at:")[0]  # SQLAlchemy's
     cause = _REQUEST.search(text)
     return f"{cause['host']}:{cause['port']}: {cause['why']}" if cause else text
 
@@ -281,11 +285,11 @@ class IcebergTable:
         """Return the table's location."""
         return IcebergStore.of(table.location(), table.io.properties)
 
-    def data_store(self, table: Table) -> IcebergStore:
+    def get_data_store(self, table: Table) -> IcebergStore:
         """Return where data files lie."""
         return IcebergStore.of(table.properties.get("write.data.path", f"{table.location()}/data"), table.io.properties)
 
-    def metadata_store(self, table: Table) -> IcebergStore:
+    def get_metadata_store(self, table: Table) -> IcebergStore:
         """Return where manifests lie."""
         metadata = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
         return IcebergStore.of(metadata, table.io.properties)

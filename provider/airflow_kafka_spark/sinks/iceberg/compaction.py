@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
-from airflow_kafka_spark.sinks.iceberg.snapshots import PipelineSnapshots, find_head, make_commit, make_snapshot_id, tag_name
+from airflow_kafka_spark.sinks.iceberg.snapshots import (
+    NewSnapshot,
+    PipelineSnapshots,
+    find_head,
+    make_commit,
+    make_snapshot_id,
+    tag_name,
+)
 from airflow_kafka_spark.sinks.iceberg.table import make_table_columns
 from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, make_marker_name
 from airflow_kafka_spark.windows.model import Window
@@ -63,7 +70,7 @@ class Compaction:
         if state.tag != self.base:
             raise Fenced(pipeline, "compacting")
         snapshot_id = make_snapshot_id()
-        data = self.lake.data_store(table)
+        data = self.lake.get_data_store(table)
         attempt = TableAttempt(self.window, make_marker_name(pipeline, snapshot_id), self.lake.store(table), data)
         try:
             attempt.begin(base=self.base)
@@ -71,9 +78,9 @@ class Compaction:
             for group in groups:
                 added += self._join(table, group, attempt)
             faults.reached("sink.compacting")
-            commit = make_commit(
-                table, snapshot_id, state.summary(pipeline), self.branch, tag_name(pipeline), added, removed, rewrites=True
-            )
+            summary, tag = state.summary(pipeline), tag_name(pipeline)
+            snapshot = NewSnapshot(snapshot_id, summary, self.branch, tag, added, removed, rewrites=True)
+            commit = make_commit(table, snapshot)
             if (error := self.lake.try_commit(table, commit.requirements, commit.updates)) is not None:
                 raise error
             faults.reached("sink.compacted")
@@ -93,7 +100,7 @@ class Compaction:
         writer = IcebergSplitWriter(IcebergTarget(**common, **describe_layout(table, columns)))
         files, rows = [IcebergFile(table, task, {}) for task in group], sum(task.file.record_count for task in group)
         made = compaction.join_files(writer, files, rows, self.window.number)
-        store = self.lake.data_store(table)
+        store = self.lake.get_data_store(table)
         return [make_data_file(file, store.named(file["path"]), table.metadata.default_spec_id) for file in made]
 
 

@@ -40,7 +40,7 @@ class IcebergSinkOptions(LakeSinkOptions):
 
         return IcebergTable(find_catalog_access(self.conn_id), self.table, self.uri)
 
-    def table_spec(self, table: Table) -> FileSpec:
+    def make_table_spec(self, table: Table) -> FileSpec:
         """Return the codec and options that tasks write Parquet files with.
 
         :param table: its properties name a codec where the sink's options do not.

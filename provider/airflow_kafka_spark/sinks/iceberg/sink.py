@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
 from airflow_kafka_spark.sinks.lake.sink import LakeSink
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
-from airflow_kafka_spark.windows.model import Split, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
+from airflow_kafka_spark.windows.times import get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.iceberg.snapshots import LoadedIceberg
@@ -88,7 +89,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
 
         return find_iceberg_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of connection, catalog and table."""
         from airflow_kafka_spark.sinks.iceberg.validation import find_table_problems
 
@@ -107,6 +108,41 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
                 raise
             except Exception as error:  # each catalog and store has errors of its own
                 raise lake.unavailable(doing, error) from error
+
+    def applied(self, window: Window) -> Applied | None:
+        """Return the record of the window, or None if it is not committed.
+
+        The record of a data interval that was planned long ago may have expired with its tag. Then the files of the interval show
+        that it was committed.
+
+        :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
+        :raises WindowConflict: a window of this number is there, but of other offsets; or whether it was committed is unknown.
+        """
+        from airflow_kafka_spark.sinks.iceberg.snapshots import INTERVAL_TAG_DAYS, WINDOW
+
+        found, planned = super().applied(window), to_milliseconds(parse_iso(window.planned_at)) if window.planned_at else 0
+        is_old = get_current_milliseconds() - planned > INTERVAL_TAG_DAYS * 86_400_000
+        if found is not None or window.interval is None or window.replay or window.after == ELSEWHERE or not is_old:
+            return found
+        with self.load_table(f"looking for files of window {window}") as table:
+            if table is None or table.has_history_since(planned):
+                return None
+            if rows := table.count_rows(window.pipeline):
+                return Applied.of(window, rows)
+        what = f"it was planned at {window.planned_at}, and the snapshots since then have expired, perhaps with its own"
+        error = WindowConflict(str(window), what, f"its record in a snapshot (`{WINDOW}`), or files that it has written")
+        error.action = (
+            "Look for its rows in the table. If they are there, set the state of the task to success. If not, "
+            "`airflow kafka-spark rebind <pipeline> --not-running --why ...`, and run the task again"
+        )
+        raise error
+
+    def has_lost(self, window: Window) -> bool:
+        """Return True if the table has no record of a window, and has all snapshots since the window was planned."""
+        if super().applied(window) is not None:
+            return False
+        with self.load_table(f"looking for window {window}") as table:
+            return table is None or table.has_history_since(to_milliseconds(parse_iso(window.planned_at)))
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
         """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.

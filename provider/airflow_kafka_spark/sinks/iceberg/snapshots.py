@@ -9,9 +9,10 @@ what they were when the table was loaded, so an attempt that was overtaken can c
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import make_data_directory, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import make_commit_metadata, parse_recorded_window
 from airflow_kafka_spark.windows.interval import remove_interval
-from airflow_kafka_spark.windows.model import Applied, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Window
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -63,17 +64,19 @@ class Recorded:
     :param applied: the window that was written.
     :param snapshot_id: the snapshot that has added its files. Another one may carry a copy of the record.
     :param text: the record as it is stored.
+    :param branch: the branch to which it was committed; empty if unknown.
     """
 
     applied: Applied
     snapshot_id: int
     text: str
+    branch: str = ""
 
     @classmethod
-    def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int) -> Recorded:
+    def of(cls, window: Window, rows: int, deleted: int, snapshot_id: int, branch: str) -> Recorded:
         """Return the record of a window that is going to be committed."""
-        text = json.dumps({**make_commit_metadata(window, rows, deleted), "snapshot": snapshot_id}, ensure_ascii=False)
-        return cls.load(text)
+        place = {"snapshot": snapshot_id, "branch": branch}
+        return cls.load(json.dumps({**make_commit_metadata(window, rows, deleted), **place}, ensure_ascii=False))
 
     @classmethod
     def load(cls, text: str) -> Recorded:
@@ -83,7 +86,7 @@ class Recorded:
         """
         try:
             found = json.loads(text)
-            return cls(parse_recorded_window(found), found["snapshot"], text)
+            return cls(parse_recorded_window(found), found["snapshot"], text, found.get("branch", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise WindowConflict("of a snapshot's summary", f"`{text[:200]}` cannot be understood", "a record") from error
 
@@ -100,18 +103,22 @@ class PipelineSnapshots:
     records: Mapping[int, Recorded]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, pipeline: str) -> PipelineSnapshots:
+    def of(cls, metadata: TableMetadata, pipeline: str, branch: str | None = None) -> PipelineSnapshots:
         """Return the state that a table's metadata shows.
 
+        :param branch: leaves out records of other branches, unless this branch has their snapshots. Default: all records.
         :raises WindowConflict: a record cannot be understood.
         """
         records: dict[int, Recorded] = {}
+        here = {snapshot.snapshot_id for snapshot in list_ancestors(metadata, branch)} if branch is not None else set()
         for snapshot in metadata.snapshots:
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
             if summary.get(PIPELINE) != pipeline:
                 continue
             for text in {summary[key] for key in (WINDOW, NEWEST) if key in summary}:
                 found = Recorded.load(text)
+                if branch is not None and found.branch not in ("", branch) and found.snapshot_id not in here:
+                    continue
                 known = records.get(found.applied.number)
                 if known is None or known.applied.replay < found.applied.replay:
                     records[found.applied.number] = found
@@ -172,10 +179,41 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def find(self, pipeline: str, number: int) -> Recorded | None:
         return self.state(pipeline).find(number)
 
+    def find_window(self, window: Window) -> Recorded | None:
+        if window.after != ELSEWHERE:
+            return super().find_window(window)
+        return PipelineSnapshots.of(self.table.metadata, window.pipeline, self.branch).find(window.number)
+
     def newest(self, pipeline: str) -> Recorded | None:
         return self.state(pipeline).newest
 
-    def files_of(self, window: Window, found: Recorded) -> list[DataFile]:
+    def list_windows(self) -> Iterator[Applied]:
+        for snapshot in sorted(self.table.metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms, reverse=True):
+            summary = snapshot.summary.additional_properties if snapshot.summary else {}
+            if PIPELINE in summary and (text := summary.get(WINDOW) or summary.get(NEWEST)):
+                yield Recorded.load(text).applied
+
+    def has_history_since(self, instant: int) -> bool:
+        """Return True if no snapshot of the branch has expired that is younger than an instant.
+
+        :param instant: milliseconds since the epoch.
+        """
+        *_, oldest = (None, *list_ancestors(self.table.metadata, self.branch))
+        # Some programs remove the parent of a snapshot with the parent itself.
+        return oldest is None or oldest.timestamp_ms <= instant or (oldest.sequence_number or 0) <= 1
+
+    def count_rows(self, pipeline: str) -> int:
+        """Return the number of rows in the data files that a pipeline has written to the branch, without those that others have
+        rewritten.
+
+        :raises Exception: the store did not answer.
+        """
+        first = make_data_directory(make_marker_name(pipeline, 0))
+        directories = re.compile(re.escape(first.removesuffix("0" * 20)) + r"\d{20}")
+        files = list_data_files(self.table, [self.table.metadata.snapshot_by_name(self.branch)], directories)
+        return sum(file.record_count for file in files)
+
+    def list_files_of(self, window: Window, found: Recorded) -> list[DataFile]:
         if not found.applied.written:
             return []
         directory = make_data_directory(make_marker_name(window.pipeline, found.snapshot_id))
@@ -189,7 +227,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
             raise WindowConflict(str(window), what, REPLACED)
         return files
 
-    def files_with(self, upsert: Upsert) -> Sequence[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Sequence[TableFile]:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
 
         return list_table_files(
@@ -198,6 +236,15 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
 
     def flush(self) -> None:
         self.lake.flush(self.table, self.table.metadata_location)
+
+
+def list_ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
+    """Yield the snapshots of a branch, the newest first, up to the first one that has expired."""
+    snapshot = metadata.snapshot_by_name(branch)
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = metadata.snapshot_by_id(parent) if parent is not None else None
 
 
 # --- commits ------------------------------------------------------------------------------------------------------------
@@ -228,22 +275,32 @@ def find_head(metadata: TableMetadata, branch: str) -> int | None:
     return found.snapshot_id if found else None
 
 
-def make_commit(
-    table: Table,
-    snapshot_id: int,
-    summary: Mapping[str, str],
-    branch: str | None,
-    tag: str | None = None,
-    added: Sequence[DataFile] = (),
-    removed: Sequence[DataFile] = (),
-    rewrites: bool = False,
-) -> SnapshotCommit:
+@dataclass(frozen=True)
+class NewSnapshot:
+    """A snapshot that is going to be committed.
+
+    :param id: its id, which stays unchanged when the commit is tried again.
+    :param summary: its summary.
+    :param branch: the branch that gets it; None for a snapshot that only the tag names.
+    :param tag: a tag that names it, too; default none.
+    :param added: the data files that it adds; default none.
+    :param removed: the data files that it removes; default none.
+    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
+    """
+
+    id: int
+    summary: Mapping[str, str]
+    branch: str | None
+    tag: str | None = None
+    added: Sequence[DataFile] = ()
+    removed: Sequence[DataFile] = ()
+    rewrites: bool = False
+
+
+def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
     """Write the manifests of a snapshot, and return the commit that makes it visible.
 
     :param table: the table as it was loaded. The commit requires that branch, tag and partition spec have not changed since.
-    :param branch: the branch that gets the snapshot; None for a snapshot that only the tag names.
-    :param tag: a tag that names the snapshot, too.
-    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
     :raises Exception: catalog or store did not answer.
     """
     from pyiceberg.table import Transaction
@@ -259,24 +316,25 @@ def make_commit(
             return self._table.metadata
 
     metadata = table.metadata
-    update = Look(table).update_snapshot(snapshot_properties=dict(summary), branch=branch)
+    update = Look(table).update_snapshot(snapshot_properties=dict(snapshot.summary), branch=snapshot.branch)
+    added, removed = snapshot.added, snapshot.removed
     producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
     if isinstance(producer, _MergeAppendFiles):
         # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
         producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
-    producer._snapshot_id, producer.commit_uuid = snapshot_id, _make_commit_uuid(snapshot_id)
+    producer._snapshot_id, producer.commit_uuid = snapshot.id, _make_commit_uuid(snapshot.id)
     for file in added:
         producer.append_data_file(file)
     for file in removed:
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [_complete_snapshot(updates[0], metadata, rewrites)]
-    for name, kind in ((branch, SnapshotRefType.BRANCH), (tag, SnapshotRefType.TAG)):
+    changes = [_complete_snapshot(updates[0], metadata, snapshot.rewrites)]
+    for name, kind in ((snapshot.branch, SnapshotRefType.BRANCH), (snapshot.tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
-            changes.append(set_ref(metadata, name, kind, snapshot_id))
+            changes.append(set_ref(metadata, name, kind, snapshot.id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
     return SnapshotCommit(tuple(requirements), tuple(changes), written)
 
@@ -337,20 +395,21 @@ def list_metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
     return {snapshot.manifest_list, *(manifest.manifest_path for manifest in snapshot.manifests(table.io))}
 
 
-def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str) -> list[DataFile]:
+def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str | re.Pattern[str]) -> list[DataFile]:
     """Return the data files of snapshots that lie in a directory, each once.
 
-    :param directory: its name.
+    :param directory: its name, or a pattern of names.
     :raises Exception: the store did not answer.
     """
     from pyiceberg.manifest import ManifestContent
 
     manifests = {m.manifest_path: m for s in snapshots if s is not None for m in s.manifests(table.io)}
+    inside = re.compile(f"/{directory.pattern if isinstance(directory, re.Pattern) else re.escape(directory)}/")
     found: dict[str, DataFile] = {}
     for manifest in manifests.values():
         if manifest.content == ManifestContent.DATA:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if f"/{directory}/" in entry.data_file.file_path:
+                if inside.search(entry.data_file.file_path):
                     found[entry.data_file.file_path] = entry.data_file
     return list(found.values())
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
-from airflow_kafka_spark.sinks.iceberg.snapshots import find_head, make_commit, make_snapshot_id, require_ref, set_ref
+from airflow_kafka_spark.sinks.iceberg.snapshots import (
+    NewSnapshot,
+    find_head,
+    make_commit,
+    make_snapshot_id,
+    require_ref,
+    set_ref,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +62,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
                     raise lake.unavailable(doing, f"it has no columns `{names}`, and `auto_evolve` is False")
                 error = _add_columns(lake, table, schema) or error
             elif not table.metadata.snapshots:
-                empty = make_commit(table, make_snapshot_id(), {}, MAIN)
+                empty = make_commit(table, NewSnapshot(make_snapshot_id(), {}, MAIN))
                 error = lake.try_commit(table, empty.requirements, empty.updates) or error
             elif find_head(table.metadata, sink.branch) is None and (start := find_head(table.metadata, MAIN)) is not None:
                 absent = require_ref(sink.branch, None)

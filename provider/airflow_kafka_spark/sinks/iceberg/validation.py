@@ -30,12 +30,12 @@ _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
     if importlib.util.find_spec("pyiceberg") is None:
-        return [_make_uninstalled_problem(), *sink.problems(), *_find_property_problems(sink)]
+        return [_make_uninstalled_problem(), *sink.find_problems(), *_find_property_problems(sink)]
     schema = sink.add_own_columns(shape).schema
     options = [
         *_find_column_problems(sink, schema),
-        *sink.row_problems(shape.schema),
-        *sink.problems(),
+        *sink.find_row_problems(shape.schema),
+        *sink.find_problems(),
         *_find_property_problems(sink),
     ]
     table, found = _open(sink)
@@ -48,8 +48,8 @@ def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[P
 
 
 def find_table_problems(sink: IcebergSinkOptions) -> list[Problem]:
-    """Return the problems of connection, catalog, table and options. See :meth:`.IcebergSink.target_problems`."""
-    options = [*sink.problems(), *_find_property_problems(sink)]
+    """Return the problems of connection, catalog, table and options. See :meth:`.IcebergSink.find_target_problems`."""
+    options = [*sink.find_problems(), *_find_property_problems(sink)]
     if importlib.util.find_spec("pyiceberg") is None:
         return [_make_uninstalled_problem(), *options]
     table, found = _open(sink)
@@ -81,7 +81,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
         except KafkaSparkError as error:
             return None, [Problem.of("sink.conn_id", error, "Check the connection, and the rights that it gives")]
         try:
-            store = lake.data_store(table)
+            store = lake.get_data_store(table)
             there = store.exists("")
             local = Path(store.location.path) if there and store.location.is_local else None
             if local and (problem := find_unwritable_problem("sink.table", local)):

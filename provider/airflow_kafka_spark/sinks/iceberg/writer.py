@@ -1,9 +1,18 @@
-"""One attempt at one window of an Iceberg table, on the driver."""
+"""One attempt at one window of an Iceberg table, on the driver: fences earlier attempts, and removes what they have left.
+
+::
+
+    <metadata>/<first half of an id>-*.avro               manifests of an attempt
+
+The name of an attempt ends with the id of the snapshot that it is going to commit.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +20,32 @@ from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, IcebergTable
 from airflow_kafka_spark.sinks.iceberg.compaction import Compaction
-from airflow_kafka_spark.sinks.iceberg.fencing import Attempts
 from airflow_kafka_spark.sinks.iceberg.snapshots import (
+    FENCED,
     LoadedIceberg,
+    NewSnapshot,
+    PipelineSnapshots,
     Recorded,
     find_head,
+    is_referenced,
+    list_data_files,
     list_metadata_files,
     make_commit,
+    make_manifest_prefix,
     make_snapshot_id,
     tag_name,
 )
 from airflow_kafka_spark.sinks.iceberg.table import make_file_columns, make_table_columns, match_columns, open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
-from airflow_kafka_spark.sinks.storage.attempts import TableAttempt, make_marker_name
+from airflow_kafka_spark.sinks.storage.attempts import (
+    ATTEMPTS,
+    BEGUN,
+    TableAttempt,
+    keep_only,
+    make_data_directory,
+    make_marker_name,
+    sweep_attempts,
+)
 from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.sinks.storage.window_record import TableChange
 from airflow_kafka_spark.windows.model import Split, Window
@@ -37,6 +59,124 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
     from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter
     from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
+
+
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts at one table.
+
+    :param lake: the table.
+    """
+
+    lake: IcebergTable
+
+    def sweep(self, pipeline: str) -> int | None:
+        """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
+
+        :return: the snapshot that the pipeline's tag names, behind which the new attempt commits.
+        :raises SinkUnavailable: catalog or store did not answer.
+        """
+        store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
+        return sweep_attempts(store, pipeline, self.fence)
+
+    def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
+        """Remove ended attempts of a pipeline.
+
+        A snapshot without data takes the pipeline's tag further, so that none of them can commit. No branch gets it. It is left
+        out if all of them have committed or were overtaken.
+
+        :param markers: their names, listed before this is called.
+        :return: the snapshot that the tag names afterwards.
+        :raises SinkUnavailable: catalog or store did not answer.
+        """
+        left = set(markers)
+        waiting: set[str] = set()
+        error: Exception | None = None
+        fence = make_snapshot_id()
+        for _ in range(_TRIES):
+            table = self.lake.loaded("looking for earlier attempts")
+            state = PipelineSnapshots.of(table.metadata, pipeline)
+            committed = {marker for marker in left if table.snapshot_by_id(parse_snapshot_id(marker)) is not None}
+            for marker in committed:
+                self.finish(table, marker)
+            left -= committed
+            bases = {marker: self._base(table, marker) for marker in left}
+            # The tag never returns to a snapshot that it has left.
+            if state.tag == fence or all(base not in (None, state.tag or 0) for base in bases.values()):
+                for marker in left:
+                    self.remove(table, marker, sure=marker in waiting)
+                return state.tag
+            # The fence requires that the tag is still where it was when they began.
+            waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
+            try:
+                summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
+                commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=tag_name(pipeline)))
+                error = self.lake.try_commit(table, commit.requirements, commit.updates)
+            except Exception as failed:  # each catalog and store has errors of its own
+                error = failed
+        raise self.lake.unavailable("fencing earlier attempts", error or "")
+
+    def finish(self, table: Table, marker: str) -> None:
+        """Remove what a committed attempt has left: files of tasks whose result was not used, and its note. Never raises; the
+        next attempt removes what is left.
+
+        :param table: the table, loaded after the commit.
+        """
+        directory, snapshot_id = make_data_directory(marker), parse_snapshot_id(marker)
+        data = self.lake.get_data_store(table)
+        try:
+            files = list_data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
+            keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
+            self._remove_manifests(table, snapshot_id)
+        except Exception as error:  # each store has errors of its own
+            log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hidden(str(error)))
+            return
+        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+
+    def remove(self, table: Table, marker: str, sure: bool = False) -> None:
+        """Remove an attempt that can no longer commit. Never raises; the next attempt removes what is left.
+
+        :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
+            it has committed, and its snapshot has expired since.
+        """
+        directory = make_data_directory(marker)
+        try:
+            if sure or not is_referenced(table, directory):
+                self.lake.get_data_store(table).remove_all(directory)
+                self._remove_manifests(table, parse_snapshot_id(marker))
+        except Exception as error:  # each store has errors of its own
+            log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
+            return
+        # The note goes last: without it, nothing would find the rest.
+        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+
+    def _base(self, table: Table, marker: str) -> int | None:
+        """Return the snapshot that the pipeline's tag named when an attempt began, 0 if there was no tag; None if unknown."""
+        try:
+            text = self.lake.store(table).get(f"{ATTEMPTS}/{marker}/{BEGUN}")
+            return int(json.loads(text)["base"]) if text else None
+        except (ValueError, KeyError, TypeError):
+            return None
+        except OSError as error:
+            raise self.lake.unavailable("looking for earlier attempts", error) from error
+
+    def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
+        """Remove the manifests that were written for tries of a commit that failed."""
+        named = list_metadata_files(table, snapshot_id)
+        store = self.lake.get_metadata_store(table)
+        begins = make_manifest_prefix(snapshot_id)
+        kept = {path.rpartition("/")[2] for path in named or ()}
+        for name in store.names(""):
+            if name.startswith(begins) and name not in kept:
+                store.remove(name)
+
+
+def parse_snapshot_id(marker: str) -> int:
+    """Return the id of the snapshot that an attempt commits."""
+    return int(marker.rpartition("-")[2])
 
 
 def begin_attempt(sink: IcebergSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
@@ -80,9 +220,9 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         self.written: list[str] = []
         self.tried: tuple[str, ...] = ()
         self.added: list[str] = []
-        self.data = lake.data_store(table)
+        self.data = lake.get_data_store(table)
         attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
-        super().__init__(sink, sink.uri, splits, shape, attempt, sink.table_spec(table), {"base": base or 0})
+        super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_table_spec(table), {"base": base or 0})
 
     def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
         return self.lake.unavailable(doing, error)
@@ -98,15 +238,15 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
     def row_schema(self) -> pa.Schema:
-        return self._row_columns()[0]
+        return self._make_row_columns()[0]
 
-    def _row_columns(self) -> tuple[pa.Schema, Schema]:
+    def _make_row_columns(self) -> tuple[pa.Schema, Schema]:
         try:
             return make_file_columns(self.shape.schema, self.table.metadata)
         except ValueError as error:  # another writer has removed a column since
             raise self.lake.unavailable(f"beginning window {self.window}", error) from error
 
-    def data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
+    def make_data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
         """Return a writer of data files.
 
         :param columns: the table whose columns they get; None: the columns of the window's rows.
@@ -114,9 +254,9 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import describe_layout
 
-        file_schema, written = self._row_columns() if columns is None else make_table_columns(columns.metadata)
+        file_schema, written = self._make_row_columns() if columns is None else make_table_columns(columns.metadata)
         return IcebergSplitWriter(
-            IcebergTarget(**self.common_target(file_schema, of_rows), **describe_layout(self.table, written))
+            IcebergTarget(**self.make_common_target(file_schema, of_rows), **describe_layout(self.table, written))
         )
 
     # --- commit ---------------------------------------------------------------------------------------------------------
@@ -156,10 +296,11 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]
         added = [make_data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
-        record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id)
+        record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id, self.branch)
         summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
-        commit = make_commit(table.table, self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
+        commit = make_commit(table.table, snapshot)
         self.written += commit.written
         self.tried = commit.written
         if self.attempt.home.location.is_local:

@@ -70,6 +70,7 @@ class KafkaSink:
     """
 
     template_fields: ClassVar[Sequence[str]] = ("topic", "topic_config", "producer_config", "conn_id")
+    used_by: ClassVar[str] = "KafkaToKafkaOperator and SourceToKafkaOperator"
 
     topic: str | None = None
     value: Format | None = None
@@ -102,7 +103,7 @@ class KafkaSink:
 
     # --- validate ---
 
-    def problems(
+    def find_problems(
         self, columns: Sequence[str] | None, *, connect: Collection[str] = (), transformed: bool = False
     ) -> list[Problem]:
         """Return what is wrong with the options, without asking a server other than a schema registry.
@@ -111,7 +112,7 @@ class KafkaSink:
         :param connect: those whose values carry their schema.
         :param transformed: True if transforms change these columns, so that only Spark knows what is written.
         """
-        problems = [*self._topic_problems(), *self._producer_problems()]
+        problems = [*self._find_topic_problems(), *self._find_producer_problems()]
         used: dict[str, Sequence[str | None]] = {
             "key": self.key_columns,
             "value_columns": self.value_columns or (),
@@ -130,13 +131,13 @@ class KafkaSink:
             return problems
         written = tuple(self.value_columns or columns or ())
         if self._keeps_schemas(self.value_writer, written, connect):
-            problems += self.value_writer.connect_problems("sink.value")
+            problems += self.value_writer.find_connect_problems("sink.value")
         elif columns is not None or self.value_columns:
-            problems += self.value_writer.encoding_problems("sink.value", written)
+            problems += self.value_writer.find_encoding_problems("sink.value", written)
         if self._keeps_schemas(self.key_writer, self.key_columns, connect):
-            problems += self.key_writer.connect_problems("sink.key_format")
+            problems += self.key_writer.find_connect_problems("sink.key_format")
         elif self.key_columns:
-            problems += self.key_writer.encoding_problems("sink.key", self.key_columns)
+            problems += self.key_writer.find_encoding_problems("sink.key", self.key_columns)
         return problems
 
     @staticmethod
@@ -152,7 +153,7 @@ class KafkaSink:
         parts = ((self.value_writer, tuple(self.value_columns or ())), (self.key_writer, self.key_columns))
         return any(self._keeps_schemas(format, columns, connect) for format, columns in parts)
 
-    def _topic_problems(self) -> list[Problem]:
+    def _find_topic_problems(self) -> list[Problem]:
         problems = []
         if bool(self.topic) == bool(self.topic_column):
             given = "both are given" if self.topic else "none is given"
@@ -164,9 +165,9 @@ class KafkaSink:
             problems.append(
                 Problem("sink.auto_create", "it creates `topic`, not the topics of a column", "Create those beforehand")
             )
-        return [*problems, *self._size_problems()]
+        return [*problems, *self._find_size_problems()]
 
-    def _size_problems(self) -> Iterator[Problem]:
+    def _find_size_problems(self) -> Iterator[Problem]:
         for name, value in (("partitions", self.partitions), ("replication_factor", self.replication_factor)):
             if value != -1 and value < 1:
                 yield Problem(f"sink.{name}", f"it is {value}; expected a whole number from 1, or -1 for the brokers' default")
@@ -175,9 +176,12 @@ class KafkaSink:
     def _has_valid_name(self) -> bool:
         return isinstance(self.topic, str) and TOPIC_NAME.fullmatch(self.topic) is not None
 
-    def _producer_problems(self) -> list[Problem]:
+    def _find_producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
         problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
+        for name in sorted({"bootstrap.servers", "metadata.broker.list"} & set(self.producer_config)):
+            what = f"`{name}` would lead to other brokers than `kafka_conn_id`: exactly-once needs one cluster"
+            problems.append(Problem("sink.producer_config", what, "Leave it out"))
         acks = str(self.producer_config.get("acks", "all"))
         if acks not in ("all", "-1"):
             problems.append(
@@ -186,9 +190,9 @@ class KafkaSink:
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
             problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
-        return problems or self._client_problems()
+        return problems or self._find_client_problems()
 
-    def _client_problems(self) -> list[Problem]:
+    def _find_client_problems(self) -> list[Problem]:
         """Return why the producers of tasks would not take their settings: a client is made, which connects to no broker."""
         if not self.producer_config:
             return []
@@ -205,7 +209,7 @@ class KafkaSink:
             ]
         return []
 
-    def server_problems(self, hook: KafkaHook, *, keyless: bool = False) -> list[Problem]:
+    def find_server_problems(self, hook: KafkaHook, *, keyless: bool = False) -> list[Problem]:
         """Return what the brokers refuse: a topic that is missing and is not or cannot be created, records without keys for a
         compacted topic, a transaction timeout that is too long. Changes nothing.
 
@@ -215,7 +219,7 @@ class KafkaSink:
         try:
             if self._has_valid_name:
                 is_there = bool(hook.describe_topics([str(self.topic)], missing="omit"))
-                problems += [] if is_there else self._missing_topic_problems(hook)
+                problems += [] if is_there else self._find_missing_topic_problems(hook)
                 if keyless and "compact" in (hook.cleanup_policy(str(self.topic)) if is_there else self._planned_policy):
                     found = f"topic `{self.topic}` is compacted (`cleanup.policy`) and takes no record without a key"
                     problems.append(Problem("sink.key", found, "Name the column of the key, or a topic that is not compacted"))
@@ -233,11 +237,11 @@ class KafkaSink:
         """The ``cleanup.policy`` of a topic that is created."""
         return str(self.topic_config.get("cleanup.policy", "")) if self.auto_create else ""
 
-    def _missing_topic_problems(self, hook: KafkaHook) -> Iterator[Problem]:
+    def _find_missing_topic_problems(self, hook: KafkaHook) -> Iterator[Problem]:
         """Yield why a topic that is missing cannot be created."""
         if not self.auto_create:
             yield Problem("sink.topic", f"topic `{self.topic}` does not exist", "Create it, or set `auto_create=True`")
-        elif not list(self._size_problems()) and (
+        elif not list(self._find_size_problems()) and (
             error := hook.check_new_topic(str(self.topic), self.partitions, self.replication_factor, self.topic_config)
         ):
             refused = isinstance(error, KafkaRefused)
@@ -307,13 +311,13 @@ class KafkaSink:
             self.value_writer.encode(names).alias("value"),
         ]
         if self.topic_column:
-            columns.append(self.topic_of_row().alias("topic"))
+            columns.append(self.make_topic_column().alias("topic"))
         if self.partition:
-            columns.append(self.partition_of_row().alias("partition"))
+            columns.append(self.make_partition_column().alias("partition"))
         if self.timestamp:
-            columns.append(self.milliseconds_of_row(frame).alias("timestamp"))
+            columns.append(self.make_timestamp_column(frame).alias("timestamp"))
         if self.headers:
-            columns.append(self.headers_of_row().alias("headers"))
+            columns.append(self.make_headers_column().alias("headers"))
         if END in frame.columns:
             columns.append(F.col(END))
         return frame.select(*columns)
@@ -327,10 +331,12 @@ class KafkaSink:
         from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
 
         kinds = dict(columns)
-        value = self._part_encoder(self.value_writer, [(name, kinds[name]) for name in self.value_columns or kinds])
+        value = self._make_part_encoder(self.value_writer, [(name, kinds[name]) for name in self.value_columns or kinds])
         of_key = [(name, kinds[name]) for name in self.key_columns]
-        key = self._part_encoder(self.key_writer, of_key) if of_key else None
-        headers = {header: self._part_encoder(String(), [(column, kinds[column])]) for header, column in self.headers.items()}
+        key = self._make_part_encoder(self.key_writer, of_key) if of_key else None
+        headers = {
+            header: self._make_part_encoder(String(), [(column, kinds[column])]) for header, column in self.headers.items()
+        }
         if value is None:
             return "its values are written by Spark only"
         if self.key_columns and key is None:
@@ -343,26 +349,26 @@ class KafkaSink:
             return f"column `{self.headers[min(missing)]}` is written as a header by Spark only"
         return RecordEncoder(key, value, self.topic_column, self.partition, self.timestamp, known)
 
-    def _part_encoder(self, format: Format, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def _make_part_encoder(self, format: Format, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         if len(columns) == 1 and columns[0][1] == "connect":
-            return format.connect_encoder(columns[0][0], self.topic_column)
+            return format.make_connect_encoder(columns[0][0], self.topic_column)
         return format.encoder([(name, "binary" if kind == "connect" else kind) for name, kind in columns])
 
     # --- topic, partition, time and headers of a row, as Spark expressions ---
 
-    def topic_of_row(self) -> Column:
+    def make_topic_column(self) -> Column:
         """Return the topic, of type string."""
         from pyspark.sql import functions as F
 
         return make_spark_column(self.topic_column).cast("string") if self.topic_column else F.lit(self.topic)
 
-    def partition_of_row(self) -> Column:
+    def make_partition_column(self) -> Column:
         """Return the partition, of type int; null where the key decides."""
         from pyspark.sql import functions as F
 
         return (make_spark_column(self.partition) if self.partition else F.lit(None)).cast("int")
 
-    def milliseconds_of_row(self, frame: DataFrame) -> Column:
+    def make_timestamp_column(self, frame: DataFrame) -> Column:
         """Return milliseconds since the epoch, of type bigint; null for the time of writing."""
         from pyspark.sql import functions as F
 
@@ -374,7 +380,7 @@ class KafkaSink:
             return F.unix_millis(column.cast("timestamp"))
         return column.cast("bigint")
 
-    def headers_of_row(self) -> Column:
+    def make_headers_column(self) -> Column:
         """Return the headers, an array of structs of name and bytes."""
         from pyspark.sql import functions as F
 
@@ -402,7 +408,7 @@ def make_struct_encoders(records: StructType, value: Format | None, key: Format 
     :raises EncodedBySpark: only Spark can encode a column.
     """
     return {
-        part: format.struct_encoder(columns) if format.encodes_in_tasks else _make_column_encoder(format, columns)
+        part: format.make_struct_encoder(columns) if format.encodes_in_tasks else _make_column_encoder(format, columns)
         for part, format, columns in _list_structs(records, value, key)
     }
 
@@ -418,7 +424,7 @@ def find_struct_problems(records: StructType, value: Format | None, key: Format 
         problem
         for _, format, columns in _list_structs(records, value, key)
         if format.encodes_in_tasks
-        for problem in format.column_problems(columns)
+        for problem in format.find_column_problems(columns)
     ]
 
 

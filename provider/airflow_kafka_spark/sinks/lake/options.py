@@ -67,7 +67,7 @@ class LakeSinkOptions:
 
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
-    def problems(self) -> Iterator[Problem]:
+    def find_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with mode, key, compression, options and ``optimize``."""
         import pyarrow as pa
 
@@ -92,7 +92,7 @@ class LakeSinkOptions:
         elif error := try_writing(spec, pa.schema([("a", pa.int64())])):
             yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")
 
-    def row_problems(self, schema: pa.Schema) -> Iterator[Problem]:
+    def find_row_problems(self, schema: pa.Schema) -> Iterator[Problem]:
         """Yield what is wrong with the columns of the rows, as far as key and offsets need them.
 
         :param schema: the rows' columns.

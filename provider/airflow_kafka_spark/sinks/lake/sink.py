@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -36,10 +36,10 @@ class TableRecord(Protocol):
 
 
 RecordT = TypeVar("RecordT", bound=TableRecord)
-FileT = TypeVar("FileT")
+LoadedFileT = TypeVar("LoadedFileT")
 
 
-class LoadedTable(ABC, Generic[RecordT, FileT]):
+class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
     """The table as it was loaded once. Nothing that was committed since shows in it."""
 
     @property
@@ -55,6 +55,11 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         :raises SinkUnavailable: the store did not answer.
         """
 
+    def find_window(self, window: Window) -> RecordT | None:
+        """Return the record of a window in this target, as :meth:`find`. If a ``rebind`` has given it this target, a record of
+        the target before does not count, although one table may have both."""
+        return self.find(window.pipeline, window.number)
+
     @abstractmethod
     def newest(self, pipeline: str) -> RecordT | None:
         """Return the record of the window with the highest number.
@@ -64,7 +69,15 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         """
 
     @abstractmethod
-    def files_of(self, window: Window, found: RecordT) -> Sequence[FileT]:
+    def list_windows(self) -> Iterator[Applied]:
+        """Yield the windows of all pipelines that the table's commits name, the newest commit first, as far as they are kept.
+
+        :raises WindowConflict: a record cannot be understood.
+        :raises SinkUnavailable: the store did not answer.
+        """
+
+    @abstractmethod
+    def list_files_of(self, window: Window, found: RecordT) -> Sequence[LoadedFileT]:
         """Return the files of a window that a replay removes.
 
         :param found: the record of the window.
@@ -72,7 +85,7 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
         """
 
     @abstractmethod
-    def files_with(self, upsert: Upsert) -> Iterable[TableFile]:
+    def find_files_with(self, upsert: Upsert) -> Iterable[TableFile]:
         """Return the files that may hold a key of an upsert, by their partition values and statistics."""
 
     @abstractmethod
@@ -95,8 +108,8 @@ class LoadedTable(ABC, Generic[RecordT, FileT]):
 
         if column not in self.columns:
             return False
-        deletion = Upsert.deletion(window, column, text)
-        return deletion.is_met(self.files_with(deletion))
+        deletion = Upsert.make_deletion(window, column, text)
+        return deletion.is_met(self.find_files_with(deletion))
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises SinkUnavailable: catalog or store did not answer.
         """
 
-    def window_replay_problems(self, replay: Window) -> list[Problem]:
+    def find_window_replay_problems(self, replay: Window) -> list[Problem]:
         """Return a problem if the table has no record of the window, or if others have rewritten its files, and no row names the
         window in ``window_column``. An upsert finds the rows by their keys."""
         if self.upserts:
@@ -125,24 +138,36 @@ class LakeSink(LakeSinkOptions, KeyedSink):
             if table is None:
                 return [make_unknown_window_problem(replay, self.uri)]
             try:
-                found = table.find(replay.pipeline, replay.number)
+                found = table.find_window(replay)
                 if found is None:
                     return (
                         [] if table.names_window(replay, self.window_column) else [make_unknown_window_problem(replay, self.uri)]
                     )
                 if found.applied.replay < replay.replay:
-                    table.files_of(replay, found)
+                    table.list_files_of(replay, found)
             except WindowConflict as error:
                 return [] if table.names_window(replay, self.window_column) else [make_rewritten_window_problem(error)]
         return []
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return the topics that rows name in the column for topics, if ``offset_columns`` is set."""
         if not (self.upserts and self.offset_columns):
             return []
         with self.load_table(f"looking for rows of {', '.join(sorted(topics))}") as table:
             column = OFFSET_COLUMNS[0]
             return [topic for topic in sorted(topics) if table is not None and table.has_row(window, column, topic)]
+
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the window of each of some topics that any pipeline has committed last, if ``offset_columns`` is set."""
+        if not (self.upserts and self.offset_columns and topics):
+            return {}
+        found: dict[str, Applied] = {}
+        with self.load_table(f"looking for windows of {', '.join(sorted(topics))}") as table:
+            for applied in table.list_windows() if table is not None else ():
+                found |= dict.fromkeys((applied.topic_ids.keys() & topics) - found.keys(), applied)
+                if len(found) == len(topics):
+                    break
+        return found
 
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the window of the pipeline with the highest number that the table's record has.
@@ -160,7 +185,7 @@ class LakeSink(LakeSinkOptions, KeyedSink):
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
         with self.load_table(f"looking for window {window}") as table:
-            found = table.find(window.pipeline, window.number) if table is not None else None
+            found = table.find_window(window) if table is not None else None
             if table is None or found is None:
                 return None
             refuse_other(found.applied, window, self.uri)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
-from airflow_kafka_spark.sinks.lake.sink import FileT, LoadedTable, RecordT
+from airflow_kafka_spark.sinks.lake.sink import LoadedFileT, LoadedTable, RecordT
 from airflow_kafka_spark.sinks.storage.attempts import AttemptWindowWriter, TableAttempt
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
@@ -39,7 +39,7 @@ TryCommit = Callable[[], "Exception | None"]
 """Tries one commit and returns None if it is committed. After an error the outcome is unknown."""
 
 
-class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
+class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT]):
     """One attempt: files that no commit names yet, and the commit that names them.
 
     :param attempt: the attempt, not begun yet.
@@ -80,10 +80,10 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
 
     def split_writer(self) -> SplitWriter:
         if not self.options.upserts:
-            return self.data_writer(None, of_rows=True)
+            return self.make_data_writer(None, of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, make_staged_schema
 
-        common = self.common_target(make_staged_schema(self.row_schema()), of_rows=True)
+        common = self.make_common_target(make_staged_schema(self.row_schema()), of_rows=True)
         return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
 
     @abstractmethod
@@ -96,14 +96,14 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         return ()
 
     @abstractmethod
-    def data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
+    def make_data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
         """Return a writer of data files.
 
         :param columns: what :meth:`merge` gives to :meth:`.Upsert.merge`; None: the columns of the window's rows.
         :param of_rows: True: the rows have no columns yet that say where they came from.
         """
 
-    def common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
+    def make_common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
         """Return the parameters of a :class:`.StoreTarget`.
 
         :param attempt: the attempt that writes; None: this one.
@@ -146,7 +146,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         tried: tuple[object, object] | None = None
         for again in range(_TRIES):
             table = self.load()
-            found = table.find(window.pipeline, window.number)
+            found = table.find_window(window)
             if found is not None:
                 refuse_other(found.applied, window, self.uri)
                 if found.applied.replay >= window.replay:
@@ -160,7 +160,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
             self.refuse_overtaken(table)
             if not window.replay:
                 newest = table.newest(window.pipeline)
-                refuse_gap(newest.applied if newest is not None else None, window, self.uri)
+                # A record of this window that was not found is of another target.
+                is_other = newest is not None and newest.applied.number != window.number
+                refuse_gap(newest.applied if newest is not None and is_other else None, window, self.uri)
             self.attempt.refuse_missing((str(file["path"]) for file in files), self.uri, self.suspect)
             if self.options.upserts:
                 upsert = upsert or self._upsert(results)
@@ -168,7 +170,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
                 removed = [file.file for file in merged.removed]
                 change = TableChange(merged.added, removed, merged.written, merged.deleted)
             else:
-                kept, gone = self._replaced(table, found)
+                kept, gone = self._plan_replacement(table, found)
                 change = TableChange([*files, *kept], gone, sum(int(result.token.get("rows", 0)) for result in results))
             record, try_commit = self.prepare(table, change)
             faults.reached("sink.in_transaction")
@@ -206,7 +208,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         """Write the files of an upsert for the table as it was loaded."""
 
     @abstractmethod
-    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], FileT]) -> tuple[RecordT, TryCommit]:
+    def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], LoadedFileT]) -> tuple[RecordT, TryCommit]:
         """Write what a commit needs before it is tried. Return the window's record, and the commit."""
 
     @abstractmethod
@@ -250,9 +252,11 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         key, guarded = tuple(self.options.key), self.options.offset_columns
-        return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.data_writer)
+        return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.make_data_writer)
 
-    def _replaced(self, table: TableT, found: RecordT | None) -> tuple[Sequence[Mapping[str, Any]], Sequence[FileT]]:
+    def _plan_replacement(
+        self, table: TableT, found: RecordT | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[LoadedFileT]]:
         """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
         it removes.
 
@@ -261,7 +265,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         column = self.options.window_column if self.window.replay else None
         try:
             if found is not None:
-                return [], table.files_of(self.window, found)
+                return [], table.list_files_of(self.window, found)
         except WindowConflict:
             if not column:
                 raise
@@ -270,8 +274,8 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, FileT]):
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 
         if self._deletion is None:
-            self._deletion = Upsert.deletion(
-                self.window, column, str(self.window), self.attempt.data, self.splits, self.data_writer
+            self._deletion = Upsert.make_deletion(
+                self.window, column, str(self.window), self.attempt.data, self.splits, self.make_data_writer
             )
         merged = self.merge(table, self._deletion)
         if found is not None and not merged.deleted:

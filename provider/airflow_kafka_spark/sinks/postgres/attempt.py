@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from airflow_kafka_spark.sinks.postgres.server import SinkServer, Table, make_lo
 from airflow_kafka_spark.sinks.postgres.sql import Merge, StagedSplit
 from airflow_kafka_spark.windows.codec import ranges_from_json, ranges_to_json
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
-from airflow_kafka_spark.windows.model import Applied, Split, TopicPartition, Window
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, TopicPartition, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -52,6 +52,14 @@ def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: st
     return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
 
 
+def find_last_records_of(
+    connection: psycopg.Connection, windows: Name, target: Name, topics: Iterable[str]
+) -> dict[str, Applied]:
+    """Return the window of each of some topics that any pipeline has written last into a target."""
+    found = fetch_rows(connection, sql.select_last_windows_of(windows, target, topics))
+    return {topic: applied for topic, pipeline, *row in found if (applied := _parse_recorded(pipeline, [tuple(row)]))}
+
+
 def find_record(connection: psycopg.Connection, windows: Name, window: Window) -> Applied | None:
     """Return the row of this window, or None. A replay that is not applied yet has none.
 
@@ -63,6 +71,13 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
         return None
     refuse_other(found, window, str(windows))
     return found if found.replay >= window.replay else None
+
+
+def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window | Applied, target: Name) -> str:
+    """Return the table that has the rows of a recorded window, if that is another one than the target; else an empty text. Tables
+    of one schema have one record of windows."""
+    found = fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target))
+    return found[0][0] if found else ""
 
 
 def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
@@ -248,20 +263,32 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
         key = make_pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
-        _clear(connection, key, stage_schema, server.lock_timeout)
+        earlier = _EarlierSessions(connection, key, server.lock_timeout)
+        _clear(earlier, stage_schema)
         clear_abandoned(connection, stage_schema)
         _create_missing(connection, sink, name, windows, markers, shape)
         if sink.auto_evolve:
             # Before anything is staged, and never undone: if this attempt is killed, the next one finds the columns.
             add_missing_columns(connection, sink, name, shape)
+        if window.after == ELSEWHERE:
+            # It is moved again, because the rows of the earlier target stay there.
+            run(connection, sql.delete_window_elsewhere(windows, window.pipeline, window.number, name))
         token = uuid4().hex[:8]
         if find_record(connection, windows, window) is None:
             refuse_conflict(connection, windows, window)
             # Take over before comparing, so that no task of an earlier attempt can add a marker afterwards.
-            _take_over(connection, sink, markers, window, key, int(token, 16), server.lock_timeout)
+            owner = int(token, 16) if sink.atomic == "split" else None
+            _take_over(earlier, markers, window.pipeline, owner)
+            has_markers = has_table(connection, markers)
+            if window.after == ELSEWHERE and has_markers:
+                run(connection, sql.delete_splits_elsewhere(markers, window.pipeline, window.number, name))
             if not window.replay:
                 _refuse_open_markers(connection, windows, markers, window, splits)
                 _compare_markers(connection, sink, markers, window, splits, tolerates=shape.tolerates)
+            if sink.atomic == "split":
+                run(connection, sql.name_target(markers, window.pipeline, window.number, name))
+            elif has_markers:
+                run(connection, sql.unname_target(markers, window.pipeline, window.number))
         target = read_table(connection, name)
         if target is None:
             raise SinkRejected(str(name), str(window), "there is no such table", "Create it, or set `auto_create=True`")
@@ -279,44 +306,76 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
 # --- earlier attempts ----------------------------------------------------------------------------------------------------
 
 
-def _clear(connection: psycopg.Connection, key: str, schema: str, patience: float) -> None:
+@dataclass(frozen=True)
+class _EarlierSessions:
+    """The sessions of earlier attempts of a pipeline, which may hold locks that a new attempt needs.
+
+    :param connection: the session of the new attempt.
+    :param key: the pipeline's key, which is part of the names of sessions.
+    :param patience: seconds for which the new attempt waits for a lock.
+    """
+
+    connection: psycopg.Connection
+    key: str
+    patience: float
+
+    def end(self, deadline: float) -> None:
+        """End these sessions. Return when none is left, or at the deadline."""
+        from psycopg import errors
+
+        asked: set[int] = set()
+        not_ours: set[int] = set()
+        query = sql.select_sessions(make_application_name(self.key))
+        while others := {pid for (pid,) in fetch_rows(self.connection, query)} - not_ours:
+            for pid in others - asked:
+                asked.add(pid)
+                try:
+                    run(self.connection, sql.terminate(pid))
+                except errors.InsufficientPrivilege:
+                    # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
+                    not_ours.add(pid)
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL)
+
+    def run_with_short_locks(self, deadline: float, step: Callable[[], _Result]) -> _Result:
+        """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
+        attempts and run it again.
+
+        :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
+        """
+        from psycopg import errors
+
+        while True:
+            try:
+                with self.connection.transaction():
+                    # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is
+                    # ended.
+                    run(self.connection, sql.set_lock_timeout(min(self.patience, 1.0)))
+                    return step()
+            except errors.LockNotAvailable:
+                if time.monotonic() > deadline:
+                    raise
+                self.end(deadline)
+
+
+def _clear(earlier: _EarlierSessions, schema: str) -> None:
     """End the sessions of earlier attempts in any state, and drop their tables.
 
     A paused attempt that wakes up finds its session closed; a task of it that opens a new one finds its registry gone.
     """
 
     def drop_some() -> bool:
-        left = [Name(schema, row[0]) for row in fetch_rows(connection, sql.select_tables_like(schema, make_stage_prefix(key)))]
+        found = fetch_rows(earlier.connection, sql.select_tables_like(schema, make_stage_prefix(earlier.key)))
+        left = [Name(schema, row[0]) for row in found]
         if left:
-            run(connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
+            run(earlier.connection, sql.drop_tables(left[:_DROPPED_AT_ONCE]))
         return len(left) > _DROPPED_AT_ONCE
 
-    deadline = time.monotonic() + patience
-    _end_sessions(connection, key, deadline)
-    while _run_with_short_locks(connection, key, patience, deadline, drop_some):
-        _end_sessions(connection, key, deadline)
-
-
-def _run_with_short_locks(
-    connection: psycopg.Connection, key: str, patience: float, deadline: float, step: Callable[[], _Result]
-) -> _Result:
-    """Run a step in a transaction of its own. While another session holds a lock that it needs, end the sessions of earlier
-    attempts and run it again.
-
-    :raises psycopg.errors.LockNotAvailable: the lock is still held after the deadline.
-    """
-    from psycopg import errors
-
-    while True:
-        try:
-            with connection.transaction():
-                # A short timeout: a session of an earlier attempt may have begun since, and holds its locks until it is ended.
-                run(connection, sql.set_lock_timeout(min(patience, 1.0)))
-                return step()
-        except errors.LockNotAvailable:
-            if time.monotonic() > deadline:
-                raise
-            _end_sessions(connection, key, deadline)
+    deadline = time.monotonic() + earlier.patience
+    earlier.end(deadline)
+    while earlier.run_with_short_locks(deadline, drop_some):
+        earlier.end(deadline)
 
 
 def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
@@ -344,44 +403,18 @@ def create_stage_registry(connection: psycopg.Connection, registry: Name) -> Non
         run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.select_server_time())[0][0]))
 
 
-def _end_sessions(connection: psycopg.Connection, key: str, deadline: float) -> None:
-    from psycopg import errors
-
-    asked: set[int] = set()
-    not_ours: set[int] = set()
-    while others := {pid for (pid,) in fetch_rows(connection, sql.select_sessions(make_application_name(key)))} - not_ours:
-        for pid in others - asked:
-            asked.add(pid)
-            try:
-                run(connection, sql.terminate(pid))
-            except errors.InsufficientPrivilege:
-                # A session of another role. If it holds a lock that is needed here, the lock timeout reports it.
-                not_ours.add(pid)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(_POLL)
-
-
-def _take_over(
-    connection: psycopg.Connection,
-    sink: PostgresSinkOptions,
-    markers: Name,
-    window: Window,
-    key: str,
-    owner: int,
-    patience: float,
-) -> None:
-    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one. With ``atomic="window"`` no task
-    may.
+def _take_over(earlier: _EarlierSessions, markers: Name, pipeline: str, owner: int | None) -> None:
+    """Make this attempt the only one whose tasks may commit splits of the pipeline one by one.
 
     A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
     returns.
+
+    :param owner: the attempt; None with ``atomic="window"``: then no task may.
     """
-    if not has_table(connection, markers):
+    if not has_table(earlier.connection, markers):
         return
-    pipeline = window.pipeline
-    statement = sql.set_owner(markers, pipeline, owner) if sink.atomic == "split" else sql.remove_owner(markers, pipeline)
-    _run_with_short_locks(connection, key, patience, time.monotonic() + patience, lambda: run(connection, statement))
+    statement = sql.remove_owner(markers, pipeline) if owner is None else sql.set_owner(markers, pipeline, owner)
+    earlier.run_with_short_locks(time.monotonic() + earlier.patience, lambda: run(earlier.connection, statement))
 
 
 def drop_attempt_tables(connection: psycopg.Connection, attempt: WindowAttempt) -> None:

@@ -50,7 +50,7 @@ class PostgresSinkOptions:
 
         return read_connection(self.conn_id, self.lock_timeout)
 
-    def problems(self) -> Iterator[Problem]:
+    def find_problems(self) -> Iterator[Problem]:
         """Yield the problems of the options, each alone and in combination."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:

@@ -19,6 +19,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
+    is_login_refused,
     quote_literal,
     read_server,
     run,
@@ -84,11 +85,19 @@ class SinkServer(PostgresServer):
             )
         if state == "55000" or state[:2] in ("42", "44", "0A", "0L", "28") or is_refusal(error):
             return SinkRejected(place, window, detail, _find_action(state))
-        return SinkUnavailable(place, doing, detail)
+        remedy = _REMEDIES.get(state) or (_LOGIN if is_login_refused(detail) else None)
+        return SinkUnavailable(place, doing, detail, remedy)
 
 
 _KNOWN = re.compile(r"(0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX)...")
 """The classes of PostgreSQL's own error codes. Other codes were chosen by a function (``ERRCODE``)."""
+
+
+_REMEDIES = {
+    "53100": "Make room on the server's disk, or in the tablespace",
+    "53400": "Raise the limit of the server that the message names",
+}
+_LOGIN = "Correct the connection's login, or let the server accept it from this machine"
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -209,6 +218,7 @@ class ServerFacts:
     :param standby: True if the server is a standby.
     :param read_only: True if transactions are read-only by default.
     :param may_create_temporary: True if the role may create temporary tables.
+    :param sessions: maximum number of sessions of the role, or in the database for a role that is no superuser; None without one.
     """
 
     version: int
@@ -217,6 +227,7 @@ class ServerFacts:
     standby: bool
     read_only: bool
     may_create_temporary: bool
+    sessions: int | None = None
 
 
 def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
@@ -225,7 +236,9 @@ def read_server_facts(connection: psycopg.Connection) -> ServerFacts:
         connection,
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text, "
         "pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
-        "has_database_privilege(current_database(), 'TEMPORARY')",
+        "has_database_privilege(current_database(), 'TEMPORARY'), "
+        "(SELECT least(nullif(rolconnlimit, -1), nullif(datconnlimit, -1)) FROM pg_catalog.pg_roles, pg_catalog.pg_database "
+        "WHERE rolname = session_user AND datname = current_database() AND NOT rolsuper)",
     )
     return ServerFacts(*found[0])
 

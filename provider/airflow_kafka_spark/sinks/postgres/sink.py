@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import (
@@ -20,10 +20,7 @@ from airflow_kafka_spark.hooks.databases import (
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
-from airflow_kafka_spark.windows.model import Applied, Split, Window
-
-if TYPE_CHECKING:
-    import psycopg
+from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
 
 
 @dataclass(frozen=True)
@@ -149,13 +146,13 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         return find_postgres_sink_problems(self, shape)
 
-    def target_problems(self) -> list[Problem]:
+    def find_target_problems(self) -> list[Problem]:
         """Return the problems of options, connection, server, table, the key's index, and rights."""
         from airflow_kafka_spark.sinks.postgres.validation import find_postgres_sink_problems
 
         return find_postgres_sink_problems(self, None)
 
-    def replay_problems(self) -> list[Problem]:
+    def find_replay_problems(self) -> list[Problem]:
         """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
         not delete."""
         where, wrong = "on_rerun", []
@@ -163,9 +160,9 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
             wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
-        return [*(Problem(where, *why) for why in wrong), *super().replay_problems()]
+        return [*(Problem(where, *why) for why in wrong), *super().find_replay_problems()]
 
-    def topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
+    def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return the topics that rows name in the column for topics, if the table has all columns for offsets.
 
         :raises SinkUnavailable: the server cannot be reached.
@@ -183,6 +180,20 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             query = f"SELECT EXISTS (SELECT 1 FROM {name} WHERE {column} = "
             return [topic for topic in sorted(topics) if fetch_rows(connection, f"{query}{quote_literal(topic)})")[0][0]]
 
+    def find_last_windows(self, topics: Collection[str]) -> Mapping[str, Applied]:
+        """Return the newest row of ``airflow_windows`` for each of some topics, of any pipeline that writes into this table.
+
+        :raises SinkUnavailable: the server cannot be reached.
+        """
+        from airflow_kafka_spark.sinks.postgres import attempt as record
+
+        if self.mode != "upsert" or not topics:
+            return {}
+        with self.server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
+
     def last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.
 
@@ -191,8 +202,10 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for the last window of", pipeline) as connection:
-            windows = self._windows(connection)
-            return record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
+            return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -204,8 +217,13 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for window", str(window)) as connection:
-            windows = self._windows(connection)
-            return record.find_record(connection, windows, window) if record.has_table(connection, windows) else None
+            name = resolve(connection, *parse_name(self.table))
+            windows = Name(name.schema, self.windows_table)
+            if not record.has_table(connection, windows):
+                return None
+            if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):
+                return None
+            return record.find_record(connection, windows, window)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.
@@ -224,9 +242,6 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
-
-    def _windows(self, connection: psycopg.Connection) -> Name:
-        return Name(resolve(connection, *parse_name(self.table)).schema, self.windows_table)
 
 
 def _make_path(*parts: str) -> str:

@@ -157,16 +157,47 @@ def select_window(windows: Name, pipeline: str, number: int) -> str:
     return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
 
 
+def _is_elsewhere(there: str, target: Name) -> str:
+    """Return the condition that a record is of another table than the target. A table that is gone counts as renamed to it."""
+    return f"{there} <> {quote_literal(str(target))} AND to_regclass({there}) IS NOT NULL"
+
+
+def _is_window(pipeline: str, number: int) -> str:
+    return f"pipeline = {quote_literal(pipeline)} AND number = {quote_literal(number)}"
+
+
+def select_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
+    """Select the table that has the window's rows, if that is another one than the target."""
+    return f"SELECT target FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
+
+
+def delete_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
+    """Delete the row of a window whose rows are in another table than the target."""
+    return f"DELETE FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
+
+
 def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
     """Select the pipeline's row with the highest number, other than ``but``."""
     others = "" if but is None else f"AND number <> {quote_literal(but)} "
     return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
+def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -> str:
+    """Select the newest row of a target, of any pipeline, with each of some topics: the topic and the pipeline come first."""
+    names = ", ".join(map(quote_literal, topics))
+    return (
+        f"SELECT DISTINCT ON (topic) topic, pipeline, {_WINDOW_COLUMNS} "
+        f"FROM {windows} AS w, jsonb_object_keys(topic_ids) AS topic "
+        f"WHERE target = {quote_literal(str(target))} AND topic IN ({names}) ORDER BY topic, applied_at DESC"
+    )
+
+
+# Through JSON: a table that was created before replays existed has no such column, and is only read here.
+_WINDOW_COLUMNS = "number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer, cluster_id"
+
+
 def _select_windows(windows: Name) -> str:
-    # Through JSON: a table that was created before replays existed has no such column, and is only read here.
-    replay = "(to_jsonb(w)->>'replay')::integer"
-    return f"SELECT number, ranges, written, deleted, topic_ids, {replay}, cluster_id FROM {windows} AS w"
+    return f"SELECT {_WINDOW_COLUMNS} FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:
@@ -189,8 +220,9 @@ def create_splits(splits: Name) -> str:
 
 
 OWNER = "number = 0"
-"""The owner's row of the splits table; the other rows are of windows, which are numbered from 1. Its ``end_offset`` names the
-attempt whose tasks may commit splits of the pipeline's windows."""
+"""The owner's row of the splits table; the rows of splits have the number of their window, from 1. Its ``end_offset`` names the
+attempt whose tasks may commit splits of the pipeline's windows. A row with the negative number of a window has, as its topic, the
+table that has the window's splits."""
 
 DEFERRED = -1
 """Used instead of the number of rows of a split that is left to the driver. No task may commit this split any more."""
@@ -267,6 +299,16 @@ def remove_owner(splits: Name, pipeline: str, owner: int | None = None) -> str:
     return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER}{mine}"
 
 
+def leave_splits(splits: Name, pipeline: str, number: int, owner: int) -> str:
+    """Remove an attempt as the owner, and the row that names the table of its window's splits if there are no splits. Does
+    nothing if a later attempt is the owner, which has named its table."""
+    return (
+        f"WITH left_owner AS ({remove_owner(splits, pipeline, owner)} RETURNING 1) "
+        f"{unname_target(splits, pipeline, number)} AND EXISTS (SELECT 1 FROM left_owner) "
+        f"AND NOT EXISTS (SELECT 1 FROM {splits} WHERE {_is_window(pipeline, number)})"
+    )
+
+
 def lock_owner(splits: Name, pipeline: str) -> str:
     """Select the attempt whose tasks may commit splits. It stays the owner until this transaction ends."""
     return f"SELECT end_offset FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND {OWNER} FOR SHARE"
@@ -276,6 +318,27 @@ def delete_old_splits(splits: Name, pipeline: str, number: int) -> str:
     """Delete the rows of earlier windows, of deferred splits, and of the owner."""
     old = f"number < {quote_literal(number)} OR rows = {DEFERRED}"
     return f"DELETE FROM {splits} WHERE pipeline = {quote_literal(pipeline)} AND ({old})"
+
+
+def name_target(splits: Name, pipeline: str, number: int, target: Name) -> str:
+    """Insert the row that names the table of a window's splits, unless it is there."""
+    values = ", ".join(quote_literal(value) for value in (pipeline, -number, str(target), 0, 0, 0))
+    return (
+        f"INSERT INTO {splits} (pipeline, number, topic, partition, start_offset, end_offset) VALUES ({values}) "
+        "ON CONFLICT (pipeline, number, topic, partition, start_offset) DO NOTHING"
+    )
+
+
+def unname_target(splits: Name, pipeline: str, number: int) -> str:
+    """Delete the row that names the table of a window's splits."""
+    return f"DELETE FROM {splits} WHERE {_is_window(pipeline, -number)}"
+
+
+def delete_splits_elsewhere(splits: Name, pipeline: str, number: int, target: Name) -> str:
+    """Delete the rows of a window whose splits are in another table than the target."""
+    there = f"SELECT 1 FROM {splits} WHERE {_is_window(pipeline, -number)} AND {_is_elsewhere('topic', target)}"
+    window = f"{_is_window(pipeline, number)} OR {_is_window(pipeline, -number)}"
+    return f"DELETE FROM {splits} WHERE ({window}) AND EXISTS ({there})"
 
 
 def delete_deferred_splits(splits: Name, pipeline: str, number: int) -> str:
@@ -504,7 +567,7 @@ class Merge:
         """
         changed = [name for name in self.names if name not in self.key]
         update = "UPDATE SET " + ", ".join(f"{quote(name)} = last.{quote(name)}" for name in changed)
-        matched = f"{self._guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
+        matched = f"{self._make_guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
         # ONLY: rows of tables that inherit from the target are not in its index, so ON CONFLICT does not find them.
         return (
             f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key} "
@@ -519,7 +582,7 @@ class Merge:
         """
         assert self.tombstone
         dead = f"last.{quote(self.tombstone)}"
-        guard = self._guard("last", " AND ")
+        guard = self._make_guard("last", " AND ")
         return (
             f"WITH last AS MATERIALIZED ({self._last(stages)}), "
             f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {self._same_key}{guard} RETURNING 1), "
@@ -566,7 +629,7 @@ class Merge:
         changed = [name for name in self.names if name not in self.key]
         if changed:
             assignments = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in changed)
-            action = f"DO UPDATE SET {assignments}{self._guard('excluded', ' WHERE ')}"
+            action = f"DO UPDATE SET {assignments}{self._make_guard('excluded', ' WHERE ')}"
         else:
             action = "DO NOTHING"
         return (
@@ -574,7 +637,7 @@ class Merge:
             f"ON CONFLICT ({_list(self.key)}) {action}"
         )
 
-    def _guard(self, new: str, word: str) -> str:
+    def _make_guard(self, new: str, word: str) -> str:
         if not self.guarded:
             return ""
         topic, partition, offset = map(quote, OFFSET_COLUMNS)

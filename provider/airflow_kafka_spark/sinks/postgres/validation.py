@@ -48,7 +48,7 @@ def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) 
 
     :param shape: None if the rows are not known: then their columns are not compared with the table's.
     """
-    found = [*sink.problems(), *(_find_shape_problems(sink, shape) if shape else ())]
+    found = [*sink.find_problems(), *(_find_shape_problems(sink, shape) if shape else ())]
     columns = None if shape is None else [c for c in map(_try_stage_column, shape.schema) if c is not None]
     tolerates = shape is not None and shape.tolerates
     unchecked = [Unchecked(name, "sink.conn_id") for name in ("sink.table", *(("sink.key",) if sink.key else ()))]
@@ -64,13 +64,13 @@ def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) 
     try:
         connection = server.connect()
     except psycopg.Error as error:
-        told = _format_message(server, error)
-        what = f"connection `{sink.conn_id}` does not lead to a database: {told}"
+        message = _format_message(server, error)
+        what = f"connection `{sink.conn_id}` does not lead to a database: {message}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(told)), *unchecked]
+        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(message)), *unchecked]
     try:
         with connection:
-            return [*found, *_TargetValidation(sink, columns, connection, tolerates).problems()]
+            return [*found, *_TargetValidation(sink, columns, connection, tolerates).find_problems()]
     except psycopg.Error as error:
         what = f"the catalog of {server.where} cannot be read: {_format_message(server, error)}"
         return [*found, Problem("sink.conn_id", what, choose_action(what, "")), *unchecked]
@@ -135,29 +135,29 @@ class _TargetValidation:
     tolerates: bool
     facts: ServerFacts | None = None
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         from airflow_kafka_spark.sinks.postgres.server import read_server_facts, read_table
 
         facts = self.facts = read_server_facts(self.connection)
         if facts.version < OLDEST * 10_000:
             what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
             return [Problem("sink.conn_id", what), Unchecked("sink.table", "sink.conn_id")]
-        found = list(self._server_problems(facts))
+        found = list(self._find_server_problems(facts))
         try:
             schema, table = parse_name(self.sink.table)
         except ValueError:
             return [*found, *self._waiting()]
         name = resolve(self.connection, schema, table)
         target = read_table(self.connection, name)
-        found += self._schema_problems(name, facts.role, creates=target is None)
+        found += self._find_schema_problems(name, facts.role, creates=target is None)
         if target is None:
-            return found + list(self._creation_problems(name))
+            return found + list(self._find_creation_problems(name))
         if target.kind in _KINDS:
             what = f"{name} is {_KINDS[target.kind]}; expected a table"
             return [*found, Problem("sink.table", what, "Name the table itself"), *self._waiting()]
-        of_rows = () if self.columns is None else (self._column_problems, self._filled_problems)
+        of_rows = () if self.columns is None else (self._find_column_problems, self._find_filled_problems)
         checks: tuple[Callable[[Table], Iterator[Problem]], ...] = (
-            self._table_problems, *of_rows, self._key_problems, self._right_problems
+            self._find_table_problems, *of_rows, self._find_key_problems, self._find_right_problems
         )  # fmt: skip
         return found + [problem for check in checks for problem in check(target)]
 
@@ -168,7 +168,7 @@ class _TargetValidation:
         if self.sink.key:
             yield Unchecked("sink.key", "sink.table")
 
-    def _server_problems(self, facts: ServerFacts) -> Iterator[Problem]:
+    def _find_server_problems(self, facts: ServerFacts) -> Iterator[Problem]:
         where = f"connection `{self.sink.conn_id}`"
         if facts.standby:
             yield Problem("sink.conn_id", f"{where} leads to a standby, which takes no writes", "Connect to the primary")
@@ -178,13 +178,19 @@ class _TargetValidation:
                 f"transactions of {where} are read-only",
                 f"Set `default_transaction_read_only = off` for role {quote(facts.role)}, or where database or server set it",
             )
+        # A session that marks the attempt as alive, one that merges stages, and one of a Spark task.
+        needed = 2 if self.sink.atomic == "split" else 3
+        if facts.sessions is not None and facts.sessions < needed:
+            what = f"role `{facts.role}` may have {facts.sessions} sessions at a time in this database; the sink needs {needed}"
+            grant = f"ALTER ROLE {quote(facts.role)} CONNECTION LIMIT {needed}, or the limit of the database"
+            yield Problem("sink.conn_id", what, f"{grant}; for each further core of Spark, one more")
         if self.sink.atomic == "split" and not facts.may_create_temporary:
             what = f'role `{facts.role}` may not create temporary tables, which `atomic="split"` can need'
             yield Problem("sink.conn_id", what, f"GRANT TEMPORARY ON DATABASE ... TO {quote(facts.role)}")
 
     # --- schemas ---
 
-    def _schema_problems(self, name: Name, role: str, *, creates: bool) -> list[Problem]:
+    def _find_schema_problems(self, name: Name, role: str, *, creates: bool) -> list[Problem]:
         from airflow_kafka_spark.sinks.postgres.server import read_table
 
         needed: dict[str, list[str]] = {}
@@ -221,7 +227,7 @@ class _TargetValidation:
 
     # --- a table that is not there yet ---
 
-    def _creation_problems(self, name: Name) -> Iterator[Problem]:
+    def _find_creation_problems(self, name: Name) -> Iterator[Problem]:
         if not self.sink.auto_create:
             hint = hint_at_similar_table(self.connection, name)
             action = "Create it, correct `table`, or set `auto_create=True`"
@@ -241,7 +247,7 @@ class _TargetValidation:
 
     # --- a table that is there ---
 
-    def _table_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_table_problems(self, table: Table) -> Iterator[Problem]:
         if not table.logged:
             what = f"{table.name} is UNLOGGED: a crash of the server would empty it, though its windows are remembered"
             yield Problem("sink.table", what, f"ALTER TABLE {table.name} SET LOGGED")
@@ -249,7 +255,7 @@ class _TargetValidation:
             what = f"a row-level security policy on {table.name} applies to the connection's role"
             yield Problem("sink.table", what, "Give the role BYPASSRLS, or let it own the table")
 
-    def _column_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_column_problems(self, table: Table) -> Iterator[Problem]:
         columns = self.columns or ()
         yield from find_missing_column_problems(self.sink, columns, table, self.facts.role if self.facts else "")
         for column in columns:
@@ -262,10 +268,10 @@ class _TargetValidation:
             elif target is not None and (reason := explain_misfit(column, target)):
                 yield make_changed_type_problem(column, table, reason)
 
-    def _filled_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_filled_problems(self, table: Table) -> Iterator[Problem]:
         """Yield problems of the columns that the sink fills, and of required columns that get no value."""
         filled = {*(c.name for c in self.columns or ()), *sql.OFFSET_COLUMNS, self.sink.window_column}
-        yield from self._window_column_problems(table)
+        yield from self._find_window_column_problems(table)
         for name, kind in zip(sql.OFFSET_COLUMNS, sql.OFFSET_TYPES, strict=True):
             target = table.columns.get(name)
             if target is None and self.sink.offset_columns and not self.sink.auto_evolve:
@@ -278,7 +284,7 @@ class _TargetValidation:
                 what = f"{table.name} takes no NULL in it and has no default, and the rows do not have it"
                 yield Problem(f"sink.table column `{name}`", what, "Add it to the schema, or give it a default")
 
-    def _window_column_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_window_column_problems(self, table: Table) -> Iterator[Problem]:
         name = self.sink.window_column
         if name is None:
             return
@@ -291,7 +297,7 @@ class _TargetValidation:
         elif target.base not in ("text", "character varying"):
             yield Problem("sink.window_column", f"`{name}` is {target.type}; the sink fills it with text")
 
-    def _key_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_key_problems(self, table: Table) -> Iterator[Problem]:
         key = frozenset(self.sink.key)
         if self.sink.mode != "upsert" or not key or not key <= table.columns.keys():
             return
@@ -307,7 +313,7 @@ class _TargetValidation:
         what = f"{table.name} has no {index}; it has: {has}"
         yield Problem("sink.key", what, f"CREATE UNIQUE INDEX ON {table.name} ({columns})")
 
-    def _right_problems(self, table: Table) -> Iterator[Problem]:
+    def _find_right_problems(self, table: Table) -> Iterator[Problem]:
         needed = {"INSERT"}
         if self.sink.mode == "upsert":
             needed |= {"SELECT", "UPDATE"}

@@ -29,7 +29,7 @@ from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.attempt import WindowAttempt, create_stage_registry, drop_attempt_tables
 from airflow_kafka_spark.sinks.postgres.server import format_message, is_refusal
 from airflow_kafka_spark.sinks.postgres.sql import StagedSplit
-from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, Split, SplitResult
+from airflow_kafka_spark.windows.model import TASK_PUT, Applied, BadRecord, OffsetRange, Split, SplitResult
 
 if TYPE_CHECKING:
     import psycopg
@@ -349,21 +349,21 @@ class RefusedRowFinder:
                 if not is_refusal(error):
                     raise
                 if self.count >= MAX_REFUSED:
-                    raise self._too_many(error) from None
+                    raise self._make_too_many_error(error) from None
                 middle = (low + high) // 2
                 if high - low > 1:
                     # The lower half is on top: it comes first.
                     left += [(middle, high), (low, middle)]
                 else:
-                    known[low] = self._why(error)
+                    known[low] = self._describe_refusal(error)
         return written
 
-    def _too_many(self, error: BaseException) -> SinkRejected:
-        detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._why(error)}"
+    def _make_too_many_error(self, error: BaseException) -> SinkRejected:
+        detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._describe_refusal(error)}"
         action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`"
         return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
 
-    def _why(self, error: BaseException) -> str:
+    def _describe_refusal(self, error: BaseException) -> str:
         """Return the server's message, shortened, because it may contain a whole value."""
         said = self.attempt.server.scrub(format_message(error))
         return said if len(said) <= MAX_REASON else f"{said[:MAX_REASON]}..."
@@ -398,8 +398,8 @@ class DriverWriter(WindowWriter):
         """Return how many rows the tasks themselves have written into the target, and deleted there."""
         return 0, 0
 
-    def refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
-        """Return the records that the table refuses, as :meth:`WindowWriter.refused_records`. Staged rows are put into the
+    def find_refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
+        """Return the records that the table refuses, as :meth:`WindowWriter.find_refused_records`. Staged rows are put into the
         target, in the transaction that :meth:`commit` commits.
 
         :raises SinkRejected: too many rows are refused.
@@ -503,7 +503,7 @@ class DriverWriter(WindowWriter):
         if not is_refusal(error) and self._is_superseded():
             return Fenced(window.pipeline, f"committing window {window.number}")
         found = attempt.server.explain(error, str(window), f"committing window {window}", str(attempt.target))
-        if isinstance(found, SinkRejected) and (column := self._column_at_fault(error)) is not None:
+        if isinstance(found, SinkRejected) and (column := self._find_column_at_fault(error)) is not None:
             return SinkRejected(found.sink, found.window, f"column `{column}`: {found.detail}", found.action)
         return found
 
@@ -517,7 +517,7 @@ class DriverWriter(WindowWriter):
                 return not record.has_table(connection, self.attempt.registry)
         return False
 
-    def _column_at_fault(self, error: psycopg.Error) -> str | None:
+    def _find_column_at_fault(self, error: psycopg.Error) -> str | None:
         return find_failing_column(self.attempt, error) if self.stages else None
 
     # --- life ---
@@ -553,7 +553,7 @@ class DriverWriter(WindowWriter):
         except KafkaSparkError as failure:
             log.info("Stages of window %s are left to the next attempt: %s", self.attempt.window, failure)
 
-    def stage_writer(self) -> SplitWriter:
+    def make_stage_writer(self) -> SplitWriter:
         """Return a writer for tasks that load stages."""
         from airflow_kafka_spark.sinks.postgres.tasks.write import StageWriter
 
@@ -571,7 +571,7 @@ class StagedWindowWriter(DriverWriter):
         self.overlap = _MergeThread(self.transaction) if overlap else None
 
     def split_writer(self) -> SplitWriter:
-        return self.stage_writer()
+        return self.make_stage_writer()
 
     def _begin(self) -> bool:
         return self.overlap.stop() if self.overlap else super()._begin()
@@ -650,12 +650,13 @@ class SplitsWindowWriter(DriverWriter):
 
     def __init__(self, attempt: WindowAttempt) -> None:
         super().__init__(attempt, stages=False)
+        self._kept: tuple[OffsetRange, ...] = ()
 
     def split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.postgres.tasks.write import SplitAtomicWriter
 
         if self.stages:
-            return self.stage_writer()
+            return self.make_stage_writer()
         attempt = self.attempt
         return SplitAtomicWriter(
             attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.owner, attempt.tolerates
@@ -682,15 +683,19 @@ class SplitsWindowWriter(DriverWriter):
 
     def _found(self) -> Mapping[int, int]:
         index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in self.attempt.splits}
-        found = {index[marker[:4]]: marker.rows for marker in self._markers() if marker[:4] in index}
+        found = {index[marker[:4]]: marker.rows for marker in self._read_markers() if marker[:4] in index}
         staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
         return {**found, **staged}
 
+    def list_kept_ranges(self) -> Sequence[OffsetRange]:
+        return self._kept
+
     def _written(self) -> tuple[int, int]:
-        markers = self._markers()
+        markers, mine = self._read_markers(), {s.range for s in self.attempt.splits}
+        self._kept = tuple(r for r in (OffsetRange(*marker[:4]) for marker in markers) if r not in mine)
         return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)
 
-    def _markers(self) -> list[sql.SplitRow]:
+    def _read_markers(self) -> list[sql.SplitRow]:
         """Return the markers of splits that are in the target."""
         window = self.attempt.window
         found = fetch_rows(self.transaction.session, sql.select_splits(self.attempt.markers, window.pipeline, window.number))
@@ -719,7 +724,7 @@ class SplitsWindowWriter(DriverWriter):
         # From here on its tasks commit nothing. If the server cannot be reached now, the next attempt does this.
         with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
             run(connection, "SET lock_timeout = '2s'")
-            run(connection, sql.remove_owner(attempt.markers, window.pipeline, attempt.owner))
+            run(connection, sql.leave_splits(attempt.markers, window.pipeline, window.number, attempt.owner))
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
         applied, window = super()._apply(results), self.attempt.window

@@ -143,7 +143,7 @@ class TableAttempt:
         :raises OSError: the store did not answer.
         """
         if there is None:
-            there = self.data.files_below(self.directory)
+            there = self.data.list_files_below(self.directory)
         found = set(there)
         if gone := [path for path in files if path not in found]:
             if not self.home.exists(f"{ATTEMPTS}/{self.marker}/{BEGUN}"):
@@ -212,7 +212,7 @@ def keep_only(data: TableStore, directory: str, files: Iterable[str]) -> None:
     if not named:
         data.remove_all(directory)
         return
-    for path in data.files_below(directory):
+    for path in data.list_files_below(directory):
         if path not in named:
             data.remove(path)
     data.remove_empty(directory)

@@ -64,7 +64,7 @@ class ObjectTableStore(TableStore):
 
     @cached_property
     def _objects(self) -> obstore.store.ObjectStore:
-        return self.bucket_access.object_store(self.location.bucket)
+        return self.bucket_access.make_object_store(self.location.bucket)
 
     def _key(self, path: str) -> str:
         prefix = self.location.path.partition("/")[2]
@@ -118,13 +118,13 @@ class ObjectTableStore(TableStore):
 
     def names_after(self, directory: str, name: str) -> list[str]:
         begin = f"{self._key(directory)}/"
-        return [found["path"].removeprefix(begin) for found in self._listed(begin, f"{begin}{name}" if name else None)]
+        return [found["path"].removeprefix(begin) for found in self._list_objects(begin, f"{begin}{name}" if name else None)]
 
-    def files_below(self, directory: str) -> list[str]:
+    def list_files_below(self, directory: str) -> list[str]:
         root = len(self._key("")) + 1
-        return [found["path"][root:] for found in self._listed(f"{self._key(directory)}/")]
+        return [found["path"][root:] for found in self._list_objects(f"{self._key(directory)}/")]
 
-    def _listed(self, prefix: str, offset: str | None = None) -> Iterator[obstore.ObjectMeta]:
+    def _list_objects(self, prefix: str, offset: str | None = None) -> Iterator[obstore.ObjectMeta]:
         import obstore
 
         with _raise_as_os_errors():
@@ -170,7 +170,7 @@ class ObjectTableStore(TableStore):
 
     def remove_all(self, path: str) -> None:
         try:
-            self._delete([found["path"] for found in self._listed(f"{self._key(path)}/")])
+            self._delete([found["path"] for found in self._list_objects(f"{self._key(path)}/")])
         except OSError as error:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
 

@@ -260,7 +260,7 @@ class TableStore:
         """
         self.names("")
 
-    def files_below(self, directory: str) -> list[str]:
+    def list_files_below(self, directory: str) -> list[str]:
         """Return the paths of all files in a directory and in those within it.
 
         :raises OSError: the store did not answer.

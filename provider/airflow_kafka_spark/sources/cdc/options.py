@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from airflow_kafka_spark.errors import Problem
@@ -16,9 +16,10 @@ Snapshot = Literal["initial", "never", "only", "when_needed"]
 MOST_CHUNKS = 100
 OPERATIONS = ("c", "u", "d", "t")
 TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
+_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def prefix_problems(prefix: object) -> Iterator[Problem]:
+def find_prefix_problems(prefix: object) -> Iterator[Problem]:
     """Yield a problem if a text cannot be the prefix of the names of topics."""
     if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
         action = "Use letters, digits, `.`, `_` and `-`"
@@ -63,6 +64,27 @@ def parse_table_name(name: str, schema: str) -> tuple[str, str]:
     """
     given, table = parse_name(name)
     return given or schema, table
+
+
+def format_topic(prefix: str, table: tuple[str, str]) -> str:
+    """Return the topic of a table's events.
+
+    :param table: its schema (or database) and its name.
+    """
+    return f"{prefix}.{_NOT_IN_TOPICS.sub('_', '.'.join(table))}"
+
+
+def find_topic_problems(prefix: str, tables: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    """Yield the tables whose events would be in the topic of another table."""
+    first: dict[str, tuple[str, str]] = {}
+    for table in sorted(tables):
+        other = first.setdefault(format_topic(prefix, table), table)
+        if other != table:
+            names, topic = [".".join(map(repr, name)) for name in (other, table)], format_topic(prefix, table)
+            found = (
+                f"{names[0]} and {names[1]} would have the same topic, `{topic}`, in which their rows would replace each other"
+            )
+            yield Problem("source.tables", found, "Rename one, or capture it by another pipeline with another `topic_prefix`")
 
 
 def find_operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:

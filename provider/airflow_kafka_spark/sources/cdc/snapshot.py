@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot, mark_caught_up
 from airflow_kafka_spark.windows.model import IF_GIVEN_UP, PUBLISHED_IN_PART
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,19 @@ class SnapshotState:
             return self
         return replace(self, tables=mark_caught_up(self.tables), behind="")
 
+    def only(self, is_wanted: Callable[[TableSnapshot], bool]) -> SnapshotState:
+        """Return the state without the tables that the options or the publication no longer name."""
+        kept = tuple(table for table in self.tables if is_wanted(table))
+        for table in self.tables:
+            if table not in kept:
+                log.warning("Table %s is not captured any more: the rest of its snapshot is left out", table.shown)
+        return self if kept == self.tables else replace(self, tables=kept)
+
+    def add(self, more: SnapshotState) -> SnapshotState:
+        """Return the state with the tables of a snapshot of which nothing is read, behind those that are left."""
+        progress = self.progress if self.tables else more.progress
+        return replace(self, tables=(*self.tables, *more.tables), progress=progress)
+
     @property
     def filter(self) -> list[dict[str, Any]]:
         """Return the state that decides which events a window of the log leaves out; empty if it leaves out none."""
@@ -79,6 +93,17 @@ class SnapshotState:
         tables = tuple(TableSnapshot.from_json(table) for table in value.get("tables", ()))
         repeats = bool(value.get("repeats") or position.get(PUBLISHED_IN_PART))
         return cls(tables, value.get("behind", ""), repeats, PassProgress.from_json(value.get("progress")))
+
+
+def note_tables(named: frozenset[TableName] | None) -> dict[str, Any]:
+    """Return the part of a position that stores which tables the options name, for :func:`find_added_tables`."""
+    return {} if named is None else {"known": [list(table) for table in sorted(named)]}
+
+
+def find_added_tables(position: Mapping[str, Any], named: frozenset[TableName] | None) -> frozenset[TableName]:
+    """Return the tables that the options name now, and did not when a window was planned; none if either names no tables."""
+    known = position.get("known")
+    return frozenset() if named is None or known is None else named - {(schema, table) for schema, table in known}
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,7 @@ class LogWindowPlanner(Protocol):
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]: ...
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int | None: ...
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None: ...
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader: ...
 
@@ -68,9 +68,9 @@ class LogSource(RowSource):
         """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.position_after`."""
         return self._windows().position_after(splits, position, tokens)
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int | None:
-        """Return the present number of bytes of the log after a window. See :meth:`RowSource.bytes_behind`."""
-        return self._windows().bytes_behind(position)
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
+        """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
+        return self._windows().count_bytes_behind(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
@@ -86,7 +86,7 @@ class LogSource(RowSource):
         task = ReadSplits(self._windows().reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
         return numbers.mapInArrow(cast(Any, task), SPARK_SCHEMA)
 
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+    def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`."""
         return spark.createDataFrame([], SPARK_SCHEMA)
 

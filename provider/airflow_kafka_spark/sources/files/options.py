@@ -105,30 +105,30 @@ class FilesSourceOptions:
 
     # --- validation ---
 
-    def option_problems(self) -> list[Problem]:
+    def find_option_problems(self) -> list[Problem]:
         """Return all that is wrong with the options, including a directory that cannot be listed."""
         columns: tuple[Column, ...] = ()
-        found = [*self._path_problems(), *self._number_problems(), *self._choice_problems()]
+        found = [*self._find_path_problems(), *self._find_number_problems(), *self._find_choice_problems()]
         is_known = self.format in FORMATS
         try:
             columns = parse_ddl(self.schema) if self.schema is not None else ()
         except SchemaInvalid as error:
             found.append(Problem("source.schema", str(error)))
         else:
-            found += self._schema_problems(columns) if is_known else ()
+            found += self._find_schema_problems(columns) if is_known else ()
         if is_known:
-            return [*found, *self._reader_option_problems(columns)]
+            return [*found, *self._find_reader_option_problems(columns)]
         return [*found, *([Unchecked("source.options", "source.format")] if self.options else [])]
 
-    def _path_problems(self) -> Iterator[Problem]:
+    def _find_path_problems(self) -> Iterator[Problem]:
         try:
             store = open_store(self.path, self.conn_id)
         except ValueError as error:
             yield Problem("source.path", str(error), "Name a directory, as an absolute path or as a URI")
             return
-        yield from store.problems(self.conn_id)
+        yield from store.find_problems(self.conn_id)
 
-    def _number_problems(self) -> Iterator[Problem]:
+    def _find_number_problems(self) -> Iterator[Problem]:
         whole = (
             ("split_bytes", self.split_bytes, MIN_SPLIT_BYTES),
             ("max_files", self.max_files, 1),
@@ -143,7 +143,7 @@ class FilesSourceOptions:
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
                 yield Problem(f"source.{name}", f"it is {seconds!r}; expected seconds, from 0")
 
-    def _choice_problems(self) -> Iterator[Problem]:
+    def _find_choice_problems(self) -> Iterator[Problem]:
         if self.format not in FORMATS:
             yield Problem("source.format", f"`{self.format}` is not known; expected one of {', '.join(FORMATS)}")
         if self.on_change not in get_args(OnChange):
@@ -154,7 +154,7 @@ class FilesSourceOptions:
             advice = "To look into directories below set `recursive=True`"
             yield Problem("source.glob", f"{glob!r} is not a pattern of file names (`*`, `?`, `[...]`)", advice)
 
-    def _schema_problems(self, columns: tuple[Column, ...]) -> Iterator[Problem]:
+    def _find_schema_problems(self, columns: tuple[Column, ...]) -> Iterator[Problem]:
         if self.schema is None:
             if self.format in FORMATS_WITH_SCHEMA:
                 yield Problem(
@@ -173,7 +173,7 @@ class FilesSourceOptions:
             if self.format == "csv" and isinstance(column.type, (Array, Map, Struct)):
                 yield Problem("source.schema", f"`{column.name}` is {column.type}, which csv cannot hold", "Read it as string")
 
-    def _reader_option_problems(self, columns: tuple[Column, ...]) -> Iterator[Problem]:
+    def _find_reader_option_problems(self, columns: tuple[Column, ...]) -> Iterator[Problem]:
         known = {name.lower(): name for name in _KNOWN_OPTIONS[self.format]}
         for name in self.options:
             if not isinstance(name, str):

@@ -39,6 +39,9 @@ _PARTITION_FILE = re.compile(r"path: (\S+), range: (\d+)-(\d+), partition values
 _FAILED_READ = re.compile(r"\[FAILED_READ_FILE\.(\w+)\].*?\bfile:? (\S+?)\.?\s", re.S)
 _MALFORMED = re.compile(r"(Malformed records are detected in record parsing: .*?)\s*\n?Parse Mode", re.S)
 _HEADER = re.compile(r"CSV header does not conform to the schema\.\s*(Header:[^\n]*)\s*(Schema:[^\n]*)")
+_OTHER_COUNT = re.compile(
+    r"Number of column in CSV header is not equal to number of fields in the schema:\s*(Header length[^\n]*)"
+)
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+(?:Exception|Error): )?([^\n]+)")
 _SHOWN = 300
 
@@ -145,7 +148,7 @@ class SparkFileReader:
     def _load(self, spark: SparkSession, files: Sequence[ListedFile]) -> DataFrame:
         # In the order that split_files() takes them: Spark keeps it among slices of one length.
         names = [file.name for file in sort_like_spark(files)]
-        reader = spark.read.format(self.format).options(**self.options).options(**self.store.hadoop_options(names))
+        reader = spark.read.format(self.format).options(**self.options).options(**self.store.make_hadoop_options(names))
         if self.schema:
             reader = reader.schema(self.schema)
         try:
@@ -216,6 +219,9 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
     kind, name = failed[1], urllib.parse.unquote(failed[2])
     if header := _HEADER.search(text):
         detail, action = f"its header is not the schema's: {header[1]}. {header[2]}", "Correct the file, or the order in `schema`"
+    elif count := _OTHER_COUNT.search(text):
+        detail = f"its header has another number of columns than the schema: {count[1].strip()}"
+        action = "Correct the file, `schema`, or the option `delimiter`"
     elif malformed := _MALFORMED.search(text):
         detail = malformed[1][:_SHOWN]
         action = "Correct the file, `schema` or `options`. To see such records rather than to stop at them, see `mode` there"
@@ -300,7 +306,7 @@ class FilesSource(FilesSourceOptions, RowSource):
 
     def validate(self) -> list[Problem]:
         """Return all that is wrong with options, schema, directory and the right to list it."""
-        return self.option_problems()
+        return self.find_option_problems()
 
     def origin(self) -> Endpoint:
         """Return the directory and the server of its object store: two servers may have buckets of one name.

@@ -130,7 +130,7 @@ class FileStore(ABC):
         return ""
 
     @abstractmethod
-    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+    def find_problems(self, conn_id: str | None) -> Iterator[Problem]:
         """Yield why the directory cannot be listed.
 
         :param conn_id: the source's connection.
@@ -157,7 +157,7 @@ class FileStore(ABC):
         :raises OSError: it cannot be read.
         """
 
-    def hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
+    def make_hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
         """Return the options with which Spark's reader can open these files."""
         return {}
 
@@ -181,7 +181,7 @@ class LocalStore(FileStore):
     def root(self) -> str:
         return f"file:{self.directory}"
 
-    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+    def find_problems(self, conn_id: str | None) -> Iterator[Problem]:
         if conn_id:
             yield Problem("source.conn_id", "a mounted directory needs no connection", "Leave it out")
         directory = self.directory
@@ -218,7 +218,7 @@ class LocalStore(FileStore):
     def open(self, name: str) -> IO[bytes]:
         return open(os.path.join(self.directory, name), "rb")
 
-    def hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
+    def make_hadoop_options(self, names: Iterable[str]) -> dict[str, str]:
         if not any(":" in name for name in names):
             return {}
         # Hadoop's default local file system looks for a checksum file beside each file, and takes `a:b` in its name for a scheme.
@@ -288,7 +288,7 @@ class ObjectStore(FileStore):
             host = host.rpartition("@")[2]
         return f"{rename(scheme)}://{host}{slash}{path}"
 
-    def problems(self, conn_id: str | None) -> Iterator[Problem]:
+    def find_problems(self, conn_id: str | None) -> Iterator[Problem]:
         scheme = self.path.partition("://")[0]
         kind, package = _FSSPEC_SCHEMES.get(scheme, scheme), "`apache-airflow-providers-amazon[s3fs]`"
         if missing := find_provider_problem("source.conn_id", kind, conn_id, package):
@@ -304,7 +304,7 @@ class ObjectStore(FileStore):
             yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", action)
 
     def files(self, selection: FileSelection) -> Iterator[ListedFile]:
-        for name, file in self._listed(recursive=selection.recursive):
+        for name, file in self._list_objects(recursive=selection.recursive):
             if selection.matches(name):
                 yield file
 
@@ -312,7 +312,7 @@ class ObjectStore(FileStore):
         names = tuple(names)
         if len(names) > _MAX_SINGLE_REQUESTS:
             wanted = set(names)
-            found = self._listed(recursive=any("/" in name for name in names))
+            found = self._list_objects(recursive=any("/" in name for name in names))
             return {name: file for name, file in found if name in wanted}
         fs, base = self._place
         fs.invalidate_cache()
@@ -331,7 +331,7 @@ class ObjectStore(FileStore):
         opened: IO[bytes] = fs.open(f"{base}/{name}", "rb")
         return opened
 
-    def _listed(self, *, recursive: bool) -> Iterator[tuple[str, ListedFile]]:
+    def _list_objects(self, *, recursive: bool) -> Iterator[tuple[str, ListedFile]]:
         fs, base = self._place
         fs.invalidate_cache()
         for info in _list_recursively(fs, base) if recursive else fs.ls(base, detail=True):

@@ -370,7 +370,7 @@ class WindowPlanner:
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
         now = time.time()
-        seen = self._seen_files(position)
+        seen = self._read_seen_files(position)
         before = int((now - self.options.min_age) * 1e6) if self.options.min_age else None
         files = list_files(self.options, self.store)
         reselected = self._is_reselected(position)
@@ -382,7 +382,7 @@ class WindowPlanner:
         rows = self._count_rows(taken)
         lateness = self.options.allowed_lateness
         try:
-            unselected = self._every_file if reselected else tuple
+            unselected = self._list_every_file if reselected else tuple
             seen = seen.after_window(listing, taken, int((now - lateness) * 1e6), unselected)
         except TooManyFiles as error:
             raise self._rejected(
@@ -402,7 +402,7 @@ class WindowPlanner:
         selection = (self.options.glob, self.options.recursive)
         return bool(position.get("reselected")) or (position["glob"], position["recursive"]) != selection
 
-    def _every_file(self) -> list[ListedFile]:
+    def _list_every_file(self) -> list[ListedFile]:
         """Return the files that any options may select.
 
         :raises SourceUnavailable: the directory cannot be listed.
@@ -419,7 +419,7 @@ class WindowPlanner:
             **seen.dump(),
         }
 
-    def _seen_files(self, position: Mapping[str, Any] | None) -> SeenFiles:
+    def _read_seen_files(self, position: Mapping[str, Any] | None) -> SeenFiles:
         if not position:
             return SeenFiles()
         if position.get("version") != 1:

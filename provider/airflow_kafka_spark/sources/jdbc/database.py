@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeV
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
@@ -50,6 +51,7 @@ class SourceColumn:
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
     :param problem: why it cannot be read, empty if it can.
     :param readable: True if the role may read it.
+    :param collation: the order of its texts if that is not the database's and ``literal`` does not name it.
     """
 
     name: str
@@ -64,14 +66,16 @@ class SourceColumn:
     task: str = "{c}"
     problem: str = ""
     readable: bool = True
+    collation: str = ""
 
     @property
     def ordered_as(self) -> str:
         """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
-        return _SAME_ORDER.get(self.literal, self.literal)
+        order = SAME_ORDER.get(self.literal, self.literal)
+        return f"{order} {self.collation}" if order and self.collation else order
 
 
-_SAME_ORDER = {
+SAME_ORDER = {
     **dict.fromkeys(("smallint", "integer", "bigint", "numeric", "oid", "real", "double precision", "double"), "number"),
     "character varying": "text",
 }
@@ -203,14 +207,14 @@ class DatabaseSession(ABC):
         planner does not know. Does nothing by default."""
 
     @abstractmethod
-    def estimated_rows(self, relation: str) -> int:
+    def estimate_rows(self, relation: str) -> int:
         """Return the number of rows that the server's planner estimates, without reading the table.
 
         :param relation: the text after FROM, with its conditions.
         """
 
     @abstractmethod
-    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+    def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
 
     @abstractmethod
@@ -233,26 +237,26 @@ class DatabaseSession(ABC):
         """
 
     @abstractmethod
-    def server_problems(self) -> Iterator[Problem]:
+    def find_server_problems(self) -> Iterator[Problem]:
         """Yield the problems of the server itself, such as its version."""
 
     @abstractmethod
-    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+    def find_cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
         """Yield the reasons why the values of an incrementing column may decrease, as far as the catalog shows."""
 
     @abstractmethod
-    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+    def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
         """Return why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will not."""
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
         return ""
 
-    def foreign_encoding(self) -> str:
+    def find_foreign_encoding(self) -> str:
         """Return the encoding in which the database computes with texts; empty if that is UTF-8."""
         return ""
 
-    def task_read_obstacle(self) -> str:
+    def find_task_read_obstacle(self) -> str:
         """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
@@ -340,7 +344,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """The role or user of the connection, as GRANT takes it."""
 
     @abstractmethod
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return the problems of the connection that can be found without connecting."""
 
     @abstractmethod
@@ -348,14 +352,14 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """Open a session without running a statement."""
 
     @abstractmethod
-    def driver_errors(self) -> tuple[type[Exception], ...]:
+    def list_driver_errors(self) -> tuple[type[Exception], ...]:
         """Return the errors that the Python driver raises."""
 
     @abstractmethod
     def describe_error(self, error: Exception) -> tuple[str, bool]:
         """Return the message of a driver's error without secrets, and whether the server would refuse the statement again."""
 
-    def shown_cause(self, error: Exception) -> BaseException | None:
+    def get_shown_cause(self, error: Exception) -> BaseException | None:
         """Return the error if a traceback may show it, else None: it may quote the password."""
         return None
 
@@ -367,29 +371,33 @@ class SourceDatabase(ABC, Generic[ServerT]):
         :raises SourceUnavailable: the server cannot be reached, or broke off.
         :raises SourceRejected: the server refused a statement.
         """
+        is_open = False
         try:
             session = self.open_session()
             try:
                 session.begin(self.session_statement)
+                is_open = True
                 yield session
             finally:
                 session.close()
-        except self.driver_errors() as error:
+        except self.list_driver_errors() as error:
             detail, is_refused = self.describe_error(error)
-            cause = self.shown_cause(error)
+            cause = self.get_shown_cause(error)
             if is_refused:
                 raise SourceRejected(self.server.where, f"{doing}: {detail}") from cause
+            if not is_open and detail == SESSION_ENDED:
+                detail = "the connection was closed before the login, as by a server of another kind"
             raise SourceUnavailable(self.server.where, doing, detail) from cause
 
     @abstractmethod
-    def jdbc_url(self) -> str:
+    def make_jdbc_url(self) -> str:
         """Return the URL of the JDBC driver, without credentials."""
 
     @abstractmethod
-    def jdbc_properties(self) -> dict[str, str]:
+    def make_jdbc_properties(self) -> dict[str, str]:
         """Return the properties of the JDBC driver, with the password."""
 
-    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+    def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         """Return the statements that wait until a session may read.
 
         With ``max_sessions``, one of them takes one of that many locks. The server releases it whenever the session ends.
@@ -398,13 +406,13 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
     def begin_and_wait(self, limits: ReadLimits) -> str:
         """Return one statement that begins a session, and waits."""
-        return "; ".join([self.session_statement, *self.waiting_statements(limits)])
+        return "; ".join([self.session_statement, *self.list_waiting_statements(limits)])
 
-    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+    def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         """Yield why the server cannot limit the reading of tasks."""
         return iter(())
 
-    def spark_reader(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
+    def make_reader_options(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
         """Return how Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
@@ -414,7 +422,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         if limits.wait:
             begin = self.begin_and_wait(limits)
         settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
-        return JdbcReaderOptions(self.jdbc_url(), self.driver, {**self.jdbc_properties(), **settings})
+        return JdbcReaderOptions(self.make_jdbc_url(), self.driver, {**self.make_jdbc_properties(), **settings})
 
     def split_reader(
         self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits

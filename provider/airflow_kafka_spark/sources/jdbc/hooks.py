@@ -38,7 +38,7 @@ class DatabaseHook(BaseHook):
         try:
             database = open_database(self.conn_id)
             with database.session("testing the connection") as session:
-                if problems := list(session.server_problems()):
+                if problems := list(session.find_server_problems()):
                     return False, " ".join(map(str, problems))
         except ImportError as error:
             return False, str(make_missing_driver_problem(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.databases import describe_driver_message
+from airflow_kafka_spark.hooks.databases import describe_driver_message, require_address
 from airflow_kafka_spark.sources.jdbc.database import (
     LOCK_SECONDS,
     SPARK_MAX_PRECISION,
@@ -184,13 +184,13 @@ class MysqlSession(DatabaseSession):
             cursor.execute(statement)
             yield from cursor
 
-    def estimated_rows(self, relation: str) -> int:
+    def estimate_rows(self, relation: str) -> int:
         with self.connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN SELECT 1 FROM {relation}")
             at = [field[0].lower() for field in cursor.description].index("rows")
             return max((int(row[at] or 0) for row in cursor.fetchall()), default=0)
 
-    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+    def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         return column.literal if " " in column.literal else f"unknown, of {self.server.where}"
 
     def now(self) -> datetime:
@@ -208,7 +208,7 @@ class MysqlSession(DatabaseSession):
         """True if the server is MySQL, not MariaDB."""
         return self._version[0] == "MySQL"
 
-    def server_problems(self) -> Iterator[Problem]:
+    def find_server_problems(self) -> Iterator[Problem]:
         product, version = self._version
         if version < OLDEST[product]:
             found, wanted = (".".join(map(str, numbers)) for numbers in (version, OLDEST[product]))
@@ -260,11 +260,11 @@ class MysqlSession(DatabaseSession):
 
     # --- cursors ---
 
-    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+    def find_cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
         # AUTO_INCREMENT only grows.
         return iter(())
 
-    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+    def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
         # The catalog's counter may be a day old: it proves nothing.
         return ""
 
@@ -333,7 +333,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     default_schema: ClassVar[str] = ""
     session_statement: ClassVar[str] = "SET SESSION TRANSACTION READ ONLY"
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         return []
 
     def open_session(self) -> MysqlSession:
@@ -341,9 +341,9 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
 
     def begin_and_wait(self, limits: ReadLimits) -> str:
         # The driver sends one statement.
-        return f"BEGIN NOT ATOMIC {self.session_statement}; {' '.join(self.waiting_statements(limits))} END"
+        return f"BEGIN NOT ATOMIC {self.session_statement}; {' '.join(self.list_waiting_statements(limits))} END"
 
-    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+    def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         if limits.max_sessions is None:
             return []
         taken = f"GET_LOCK(CONCAT('{LOCK_NAME}', slot), 0) = 1"
@@ -352,7 +352,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
             f"DO SLEEP({LOCK_SECONDS}); END LOOP;"
         ]
 
-    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+    def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         assert isinstance(session, MysqlSession)
         if limits.max_replica_lag is not None:
             found = "a statement of MariaDB and MySQL cannot ask for the lag of replicas"
@@ -361,7 +361,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
             found = "MySQL has no statement that waits for one of several locks"
             yield Problem("source.max_sessions", found, "Limit the cores of Spark with `spark_conf`")
 
-    def driver_errors(self) -> tuple[type[Exception], ...]:
+    def list_driver_errors(self) -> tuple[type[Exception], ...]:
         import pymysql
 
         return pymysql.Error, OSError
@@ -376,19 +376,19 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         passing = code == 0 or 2000 <= code < 3000 or code in (1040, 1053, 1205, 1213, 1317, 1927, 1969, 3024)
         return describe_driver_message(detail), not passing
 
-    def shown_cause(self, error: Exception) -> BaseException | None:
+    def get_shown_cause(self, error: Exception) -> BaseException | None:
         return error if isinstance(error, OSError) else None
 
     @property
     def role(self) -> str:
         return f"'{self.server.user}'"
 
-    def jdbc_url(self) -> str:
+    def make_jdbc_url(self) -> str:
         # With a URL of this scheme Spark quotes names in backticks; in double quotes they would be texts.
         database = urllib.parse.quote(self.server.database, safe="")
         return f"jdbc:mysql://{bracket_ipv6(self.server.host)}:{self.server.port}/{database}?permitMysqlScheme=true"
 
-    def jdbc_properties(self) -> dict[str, str]:
+    def make_jdbc_properties(self) -> dict[str, str]:
         properties = {
             "sessionVariables": TIME_ZONE,
             "sslMode": self.server.tls,
@@ -410,6 +410,10 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         raise ConnectionInvalid(conn_id, "it leads to a socket file; the JDBC driver connects by TCP", "Give it a host name")
     if extra.get("iam"):
         raise ConnectionInvalid(conn_id, "its extra asks for a login by short-lived tokens", "Use a login with a password")
+    timeout = extra.get("connect_timeout", 10)
+    if not str(timeout).isdecimal():
+        raise ConnectionInvalid(conn_id, f"`connect_timeout` in its extra is `{timeout}`; expected seconds, a whole number")
+    require_address(conn_id, connection.host or "localhost", connection.port or 3306)
     tls, ca = _find_tls_mode(conn_id, extra.get("ssl_mode"), extra.get("ssl"))
     unknown = quote_names(sorted(set(extra) - _IGNORED - {"unix_socket", "iam", "ssl_mode", "ssl"}))
     if unknown:
@@ -423,7 +427,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         database=connection.schema or "",
         user=connection.login or "",
         password=connection.password or "",
-        connect_timeout=int(extra.get("connect_timeout", 10)),
+        connect_timeout=int(timeout),
         tls=tls,
         ca=ca,
     )

@@ -98,11 +98,13 @@ class JdbcSourceOptions:
 
     # --- validation ---
 
-    def option_problems(self) -> list[Problem]:
+    def find_option_problems(self) -> list[Problem]:
         """Return the problems of the options, without asking the server."""
-        return list(chain(self.relation_problems(), self._mode_problems(), self._list_problems(), self._number_problems()))
+        return list(
+            chain(self.find_relation_problems(), self._find_mode_problems(), self._list_problems(), self._find_number_problems())
+        )
 
-    def relation_problems(self) -> Iterator[Problem]:
+    def find_relation_problems(self) -> Iterator[Problem]:
         """Yield the problems of ``table`` and ``query``."""
         if (self.table is None) == (self.query is None):
             given = "both are given" if self.table is not None else "neither is given"
@@ -115,7 +117,7 @@ class JdbcSourceOptions:
             except ValueError as error:
                 yield Problem("source.table", str(error), 'Write `table`, `schema.table` or `"My schema"."my.table"`')
 
-    def _mode_problems(self) -> Iterator[Problem]:
+    def _find_mode_problems(self) -> Iterator[Problem]:
         mode = self.effective_mode
         if mode not in get_args(ReadMode):
             yield Problem("source.mode", f"it is {mode!r}; expected one of {', '.join(get_args(ReadMode))}")
@@ -150,7 +152,7 @@ class JdbcSourceOptions:
         except (ValueError, OSError, KeyError, TypeError):
             yield Problem("source.db_timezone", f"{self.db_timezone!r} is not a time zone; expected one as `Europe/Berlin`")
 
-    def _number_problems(self) -> Iterator[Problem]:
+    def _find_number_problems(self) -> Iterator[Problem]:
         counts = {"split_records": self.split_records, "fetchsize": self.fetchsize}
         limits = {"max_records": self.max_records, "max_sessions": self.max_sessions}
         for option, value in {**counts, **limits}.items():

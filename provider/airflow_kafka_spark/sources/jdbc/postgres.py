@@ -13,7 +13,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
@@ -169,11 +169,11 @@ class PostgresSession(DatabaseSession):
         )
         self.rows(f"SELECT {settings}")
 
-    def estimated_rows(self, relation: str) -> int:
+    def estimate_rows(self, relation: str) -> int:
         plan = self.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
         return int(plan[0]["Plan"]["Plan Rows"])
 
-    def text_order(self, relation: Relation, column: SourceColumn) -> str:
+    def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         if not relation.writers:
             return f"unknown, of {self.server.where}"
         ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=quote_literal(column.name)))
@@ -190,7 +190,7 @@ class PostgresSession(DatabaseSession):
 
     # --- the catalog ---
 
-    def server_problems(self) -> Iterator[Problem]:
+    def find_server_problems(self) -> Iterator[Problem]:
         version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
         if version < OLDEST * 10_000:
             what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
@@ -214,7 +214,7 @@ class PostgresSession(DatabaseSession):
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
         sql = f"({query.strip().rstrip(';')}\n) AS __query"
-        attributes = [(*field, False, 0, True) for field in self._describe(f"SELECT * FROM {sql}")]
+        attributes = [(*field, False, 0, True, None) for field in self._describe(f"SELECT * FROM {sql}")]
         names = [row[0] for row in attributes]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -240,65 +240,88 @@ class PostgresSession(DatabaseSession):
     def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
         """Return the columns by name.
 
-        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, and the right to read.
+        :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, the right to read, and
+            the collation (None: that of the database).
         :param usage: True if the role may use the schema.
         """
+        # Operators of other schemas are not found, and others may stand in for them: `>` of text for that of citext.
+        visible = ", ".join(quote_literal(name) for name in self.rows("SELECT current_schemas(true)")[0][0])
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
             # So that names of types mean the same in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
-            types = self.rows(_TYPES.format(oids=quote_literal(f"{{{oids}}}"), modifiers=quote_literal(f"{{{modifiers}}}")))
+            lists = {"oids": quote_literal(f"{{{oids}}}"), "modifiers": quote_literal(f"{{{modifiers}}}")}
+            types = self.rows(_TYPES.format(**lists, visible=visible))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
-        for (name, _, _, required, dimensions, readable), facts in zip(attributes, types, strict=True):
-            columns[name] = describe_column(
+        for (name, _, _, required, dimensions, readable, collation), facts in zip(attributes, types, strict=True):
+            column = describe_column(
                 name, facts, required=required, dimensions=dimensions, readable=readable and usage, micros=micros
             )
+            columns[name] = replace(column, collation=collation or "")
         return columns
 
     # --- cursors ---
 
-    def cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
-        for name, increment, cycles, _ in self._sequences(relation, column):
+    def find_cursor_problems(self, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+        for name, increment, cycles, _ in self._read_sequences(relation, column):
             what = "runs downwards" if increment < 0 else "begins again when it is used up (CYCLE)" if cycles else ""
             if what:
                 found = f"its sequence {name} {what}; expected values that only grow"
                 yield Problem("source.incrementing_column", f"`{column.name}`: {found}", "Use a timestamp, or bulk")
 
-    def sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        for name, _, _, last in self._sequences(relation, column):
+    def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
+        for name, _, _, last in self._read_sequences(relation, column):
             if last is not None and last < int(value):
                 return f"sequence {name} of `{column.name}` is at {last}, and rows up to {value} were read: it was set back"
         return ""
 
-    def _sequences(self, relation: Relation, column: SourceColumn) -> list[tuple]:
+    def _read_sequences(self, relation: Relation, column: SourceColumn) -> list[tuple]:
         """Return the sequences that belong to the column: name, increment, CYCLE, and the last value if that may be seen."""
         if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
             return []
         return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=quote_literal(column.name)))
 
-    def task_read_obstacle(self) -> str:
+    def find_task_read_obstacle(self) -> str:
         if importlib.util.find_spec("adbc_driver_postgresql") is None:
             return "adbc-driver-postgresql is not installed"
         release = importlib.metadata.version("adbc-driver-postgresql")
         if tuple(map(int, re.findall(r"\d+", release)[:2])) < OLDEST_ADBC:
             return f"adbc-driver-postgresql {release} is older than {'.'.join(map(str, OLDEST_ADBC))}"
-        encoding = self.foreign_encoding()
+        encoding = self.find_foreign_encoding()
         return f"the database's texts are in {encoding}" if encoding else ""
 
-    def foreign_encoding(self) -> str:
+    def find_foreign_encoding(self) -> str:
         encoding = self.connection.info.parameter_status("server_encoding") or ""
         return "" if encoding == "UTF8" else encoding
 
     # --- writers ---
 
     def find_hidden_writers(self, relation: Relation) -> str:
-        if relation.is_foreign:
-            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        tables, is_foreign = relation.writers, relation.is_foreign
         if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
             return "the server is a standby, which does not show the transactions that write on its primary"
+        if not tables and not is_foreign:
+            tables, is_foreign = self._list_scanned_tables(relation)
+        if is_foreign:
+            return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
+        if tables and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, tables)))):
+            return f"a subscription writes {relation.name}, and this server does not show the transactions of its publisher"
         return ""
+
+    def _list_scanned_tables(self, relation: Relation) -> tuple[tuple[int, ...], bool]:
+        """Return the tables that a view or a query reads, and True if one of them is a foreign table."""
+        names, kinds = set(), set()
+        left = [self.rows(f"EXPLAIN (VERBOSE, FORMAT JSON) SELECT * FROM {relation.sql}")[0][0][0]["Plan"]]
+        while left:
+            node = left.pop()
+            left += node.get("Plans", ())
+            kinds.add(node["Node Type"])
+            if "Relation Name" in node:
+                names.add(f"({quote_literal(node['Schema'])}, {quote_literal(node['Relation Name'])})")
+        found = self.rows(_OIDS.format(names=", ".join(sorted(names)))) if names else ()
+        return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         tables = f"relation IN ({', '.join(map(str, relation.writers))})" if relation.writers else "relation >= 16384"
@@ -328,9 +351,16 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE n.nspname = {schema} AND c.relname = {table} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """
 
+# From the catalog: a view may read tables of schemas that the role may not use.
+_OIDS = """
+SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE (n.nspname, c.relname) IN ({names})
+"""
+
 _ATTRIBUTES = """
 SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attnotnull OR t.typnotnull, a.attndims,
-    has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+    has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
+    (SELECT c.collname::text FROM pg_catalog.pg_collation c WHERE c.oid = a.attcollation AND a.attcollation <> 100)
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
@@ -341,6 +371,13 @@ WITH RECURSIVE tree AS (
     SELECT {oid}::oid AS oid, 0 AS depth
     UNION ALL SELECT i.inhrelid, tree.depth + 1 FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid)
 SELECT tree.oid::bigint, c.relkind = 'f' FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid ORDER BY tree.depth, tree.oid
+"""
+
+# A publisher may send rows of partitions as those of a partitioned table above them.
+_SUBSCRIPTIONS = """
+SELECT 1 FROM pg_catalog.pg_subscription_rel WHERE srrelid IN (
+    SELECT unnest(ARRAY[{tables}])::oid
+    UNION ALL SELECT relid::oid FROM unnest(ARRAY[{tables}]) AS t, pg_catalog.pg_partition_ancestors(t::oid::regclass)) LIMIT 1
 """
 
 # The primary key first, then the index of the fewest columns. A key is unique at any time and takes no NULL; rows are in their
@@ -372,7 +409,9 @@ SELECT format_type(d.oid, d.modifier), format_type(t.oid, -1), b.modifier, t.typ
     coalesce(format_type(e.oid, -1), ''), coalesce(e.typtype::text, ''),
     t.typtype = 'e' OR t.oid IN (1042, 1043) OR EXISTS (
         SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
-        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid)
+        JOIN pg_catalog.pg_amop a ON a.amopfamily = o.opcfamily AND a.amoplefttype = t.oid AND a.amoprighttype = t.oid
+        JOIN pg_catalog.pg_operator p ON p.oid = a.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = p.oprnamespace
+        WHERE m.amname = 'btree' AND o.opcdefault AND o.opcintype = t.oid AND p.oprname = '>' AND n.nspname IN ({visible}))
 FROM declared d JOIN base b ON b.place = d.place
 JOIN pg_catalog.pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
@@ -415,7 +454,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
 
         return {name: str(value) for name, value in conninfo_to_dict(self.server.conninfo).items() if value is not None}
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         where = f"connection `{self.conn_id}`"
         unknown = sorted(set(self._options) - set(_PROPERTIES))
         found = [
@@ -433,7 +472,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         connection = psycopg.connect(self.server.named(APPLICATION), autocommit=True, prepare_threshold=None)
         return PostgresSession(connection, self.server)
 
-    def driver_errors(self) -> tuple[type[Exception], ...]:
+    def list_driver_errors(self) -> tuple[type[Exception], ...]:
         import psycopg
 
         return (psycopg.Error,)
@@ -448,14 +487,14 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         refused = (error.sqlstate or "")[:2] in REFUSED_SQLSTATES or is_login_refused(message)
         return describe_driver_message(self.server.scrub(message)), refused
 
-    def shown_cause(self, error: Exception) -> BaseException | None:
+    def get_shown_cause(self, error: Exception) -> BaseException | None:
         return self.server.cause(error)
 
     @property
     def role(self) -> str:
         return quote(self._options.get("user") or "public")
 
-    def jdbc_url(self) -> str:
+    def make_jdbc_url(self) -> str:
         options = self._options
         hosts = (options.get("host") or "localhost").split(",")
         ports = (options.get("port") or "5432").split(",")
@@ -463,13 +502,13 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         addresses = ",".join(f"{bracket_ipv6(host)}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"jdbc:postgresql://{addresses}/{urllib.parse.quote(self.server.database, safe='')}"
 
-    def jdbc_properties(self) -> dict[str, str]:
+    def make_jdbc_properties(self) -> dict[str, str]:
         properties = {_PROPERTIES[name]: value for name, value in self._options.items() if _PROPERTIES.get(name)}
         if "targetServerType" in properties:
             properties["targetServerType"] = _TARGETS.get(properties["targetServerType"], "any")
         return {**properties, "ApplicationName": APPLICATION}
 
-    def waiting_statements(self, limits: ReadLimits) -> list[str]:
+    def list_waiting_statements(self, limits: ReadLimits) -> list[str]:
         found = []
         if limits.max_sessions is not None:
             # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
@@ -482,7 +521,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             found.append(wait_for_replicas(limits.max_replica_lag))
         return found
 
-    def limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
+    def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
         if limits.max_replica_lag is not None and not session.rows(SEES_LAG)[0][0]:
             found = "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {self._options.get('user', 'the role')}")
@@ -493,7 +532,9 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader
 
         named = tuple((column.name, column.kind) for column in columns if column.kind is not None)
-        return PostgresSplitReader(self.server, SESSION, table, named, tuple(statements), tuple(self.waiting_statements(limits)))
+        return PostgresSplitReader(
+            self.server, SESSION, table, named, tuple(statements), tuple(self.list_waiting_statements(limits))
+        )
 
 
 # --- types --------------------------------------------------------------------------------------------------------------

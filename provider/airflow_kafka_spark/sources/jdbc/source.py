@@ -85,8 +85,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows of equal split
         columns stay together, even if that is more.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
-        then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them: it is refused, unless
-        this is 0. Default 60.
+        then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
+        of a foreign table or of a table that a subscription writes: these are refused, unless this is 0. Default 60.
     :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
     :param max_sessions: number of Spark's tasks that read this database at a time; further ones wait before their first row.
         It counts the tasks of all pipelines that have this option, whatever cluster they run on: each holds an advisory lock of
@@ -165,15 +165,15 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
         from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, list_unchecked_arguments
 
-        found = self.option_problems()
+        found = self.find_option_problems()
         try:
             database = self.database()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *list_unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
-        found += database.problems()
-        found += ServerValidation(self, database, options_valid=not found).problems()
+        found += database.find_problems()
+        found += ServerValidation(self, database, options_valid=not found).find_problems()
         # A column may be unfit both to be read and to be split by.
         return list(dict.fromkeys(found))
 
@@ -210,7 +210,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         return read_frame(self, self.database(), spark, splits)
 
-    def empty_frame(self, spark: SparkSession) -> DataFrame | None:
+    def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of the table as they are now."""
         return self.frame(spark, ())
 

@@ -38,13 +38,13 @@ class ServerValidation:
     database: SourceDatabase
     options_valid: bool
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return all that would keep a window from being frozen and read."""
         where = "source.query" if self.options.query is not None else "source.table"
-        found, failed = self._ask("source.conn_id", "connecting", self._server_problems)
+        found, failed = self._ask("source.conn_id", "connecting", self._find_server_problems)
         if failed or found:
             return [*failed, *(found or []), *list_unchecked_arguments(self.options, "source.conn_id")]
-        if list(self.options.relation_problems()):
+        if list(self.options.find_relation_problems()):
             return list_unchecked_arguments(self.options, where)
         relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
@@ -52,15 +52,19 @@ class ServerValidation:
         if isinstance(relation, MissingRelation):
             what, action = f"there is no table {relation.name}{relation.hint}", "Create it, or correct its name"
             return [Problem(where, what, action), *list_unchecked_arguments(self.options, where)]
-        found = [*self._column_problems(relation), *self._case_problems(relation), *self._cursor_problems(relation)]
-        found += [*self._key_problems(relation), *self._writer_problems(relation)]
+        found = [
+            *self._find_column_problems(relation),
+            *self._find_case_problems(relation),
+            *self._find_cursor_problems(relation),
+        ]
+        found += [*self._find_key_problems(relation), *self._find_writer_problems(relation)]
         if not found and self.options_valid:
             _, found = self._ask(where, "trying to read it", lambda session: self._try_statement(session, relation))
         return found
 
-    def _server_problems(self, session: DatabaseSession) -> list[Problem]:
-        limits = self.database.limit_problems(session, self.options.limits)
-        return [*session.server_problems(), *limits]
+    def _find_server_problems(self, session: DatabaseSession) -> list[Problem]:
+        limits = self.database.find_limit_problems(session, self.options.limits)
+        return [*session.find_server_problems(), *limits]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
         """Return the answer; or None and a problem if the server gave none."""
@@ -78,11 +82,11 @@ class ServerValidation:
 
     # --- columns ---
 
-    def _column_problems(self, relation: Relation) -> Iterator[Problem]:
+    def _find_column_problems(self, relation: Relation) -> Iterator[Problem]:
         names = relation.columns if self.options.include_columns is None else self.options.include_columns
         if not relation.columns:
             yield Problem("source", f"{relation.name} has no columns")
-        yield from self._unreadable_columns(relation, names)
+        yield from self._find_unreadable_columns(relation, names)
         for name in names:
             column = relation.columns.get(name)
             if column is None:
@@ -91,7 +95,7 @@ class ServerValidation:
                 action = "Leave it out with `include_columns=`, or cast it with `query=`"
                 yield Problem(f"source column `{name}`", f"{column.problem} ({column.type})", action)
 
-    def _unreadable_columns(self, relation: Relation, names: Iterable[str]) -> Iterator[Problem]:
+    def _find_unreadable_columns(self, relation: Relation, names: Iterable[str]) -> Iterator[Problem]:
         wanted = {*names, *self.options.key, *(name for _, _, name in self.options.cursor_options if name)}
         hidden = [name for name, column in relation.columns.items() if name in wanted and not column.readable]
         if not hidden:
@@ -101,7 +105,7 @@ class ServerValidation:
         what = f"role {role} may not read column{'s' if len(hidden) > 1 else ''} {which} of {relation.name}"
         yield Problem(where, what, f"GRANT SELECT ON {relation.name} TO {role}, or leave out what it may not read")
 
-    def _case_problems(self, relation: Relation) -> Iterator[Problem]:
+    def _find_case_problems(self, relation: Relation) -> Iterator[Problem]:
         names = list(relation.columns if self.options.include_columns is None else self.options.include_columns)
         for number, name in enumerate(names):
             alike = [other for other in names[:number] if other.casefold() == name.casefold() and other != name]
@@ -110,7 +114,7 @@ class ServerValidation:
                 action = "Leave one out with `include_columns=`, or rename it with `query=`"
                 yield Problem(f"source column `{name}`", what, action)
 
-    def _cursor_problems(self, relation: Relation) -> Iterator[Problem]:
+    def _find_cursor_problems(self, relation: Relation) -> Iterator[Problem]:
         mode = self.options.effective_mode.split("+")
         for part, option, name in self.options.cursor_options:
             if part not in mode or not name:
@@ -128,17 +132,19 @@ class ServerValidation:
                 what = f"`{name}` is of type {column.type}; expected a timestamp or a date"
                 yield Problem(where, what, "Name another column, or use `incrementing_column`")
             elif part == "incrementing" and column.literal:
-                yield from self._incrementing_problems(where, relation, column)
+                yield from self._find_incrementing_problems(where, relation, column)
 
-    def _incrementing_problems(self, where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
+    def _find_incrementing_problems(self, where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
         if not column.increases:
             what = f"`{column.name}` is of type {column.type}, whose values do not grow with every row"
             yield Problem(where, what, "Name a column that is filled from a sequence, or use another mode")
             return
-        found, failed = self._ask(where, "looking at its sequence", lambda open_: list(open_.cursor_problems(relation, column)))
+        found, failed = self._ask(
+            where, "looking at its sequence", lambda open_: list(open_.find_cursor_problems(relation, column))
+        )
         yield from found or failed
 
-    def _writer_problems(self, relation: Relation) -> Iterator[Problem]:
+    def _find_writer_problems(self, relation: Relation) -> Iterator[Problem]:
         if not self.options_valid or not self.options.waits_for_writers:
             return
         where = "source.writers_timeout"
@@ -147,7 +153,7 @@ class ServerValidation:
         if hidden:
             yield Problem(where, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
 
-    def _key_problems(self, relation: Relation) -> Iterator[Problem]:
+    def _find_key_problems(self, relation: Relation) -> Iterator[Problem]:
         for name in self.options.key:
             column = relation.columns.get(name)
             if column is None:
@@ -165,7 +171,12 @@ class ServerValidation:
 
 def _find_order_problems(where: str, relation: Relation, column: SourceColumn) -> Iterator[Problem]:
     if not column.literal:
-        yield Problem(where, f"`{column.name}` is of type {column.type}, whose values are in no order", "Name another column")
+        action = "Name another column, or have the schema of its type in the `search_path` of the role"
+        yield Problem(
+            where,
+            f"`{column.name}` is of type {column.type}, whose values are in no order",
+            action if "." in column.type else "Name another column",
+        )
 
 
 def _make_missing_column_problem(where: str, relation: Relation, name: str) -> Problem:

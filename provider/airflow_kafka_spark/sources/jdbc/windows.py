@@ -29,7 +29,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
-from airflow_kafka_spark.windows.pass_progress import PassProgress, parse_position_progress
+from airflow_kafka_spark.windows.report import PassProgress, parse_position_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,28 +142,28 @@ class SplitOrder:
         """Expressions for the columns' values as :data:`SplitKey`."""
         return ", ".join(self.session.dialect.text(c, name) for c, name in zip(self.columns, self.names, strict=True))
 
-    def not_null(self) -> list[str]:
+    def make_not_null_condition(self) -> list[str]:
         """Return the conditions that no split column is NULL."""
         return [f"{name} IS NOT NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable]
 
-    def any_null(self) -> str:
+    def make_null_condition(self) -> str:
         """Return the condition that a split column is NULL; empty if none can be."""
         return " OR ".join(f"{name} IS NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable)
 
     def after(self, values: Sequence[str]) -> str:
-        return self.session.dialect.after(self.names, self._literals(values))
+        return self.session.dialect.after(self.names, self._make_literals(values))
 
     def up_to(self, values: Sequence[str]) -> str:
-        return self.session.dialect.up_to(self.names, self._literals(values))
+        return self.session.dialect.up_to(self.names, self._make_literals(values))
 
-    def _literals(self, values: Sequence[str]) -> list[str]:
+    def _make_literals(self, values: Sequence[str]) -> list[str]:
         return [self.session.dialect.literal(column, value) for column, value in zip(self.columns, values, strict=True)]
 
     def split_condition(self, split: Mapping[str, Any]) -> str:
         """Return the condition for the rows of a split."""
         if split.get("null"):
-            return self.any_null() or "1 = 0"
-        conditions = self.not_null()
+            return self.make_null_condition() or "1 = 0"
+        conditions = self.make_not_null_condition()
         if split.get("after") is not None:
             conditions.append(self.after(split["after"]))
         conditions.append(self.up_to(split["to"]))
@@ -278,8 +278,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         if cursor:
             _check_sequence(options, session, relation, start)
         nulls = 0
-        if not cursor and start.after is None and order.any_null():
-            ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.any_null()}")
+        if not cursor and start.after is None and order.make_null_condition():
+            ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
         end = _find_end(options, order, relation, start)
         if cursor:
             start = _check_identity(order, relation, start, found_rows=end is not None)
@@ -310,7 +310,7 @@ def _add_progress(
     if earlier is None and not frozen.remaining:
         return frozen
     if earlier is None:
-        rows = session.estimated_rows(relation.sql) if options.query is None else 0
+        rows = session.estimate_rows(relation.sql) if options.query is None else 0
         earlier = PassProgress.begin(time.time(), {relation.name: rows}, options.split_records)
     progress = earlier.add(len(frozen.splits), frozen.rows or 0, is_complete=not frozen.remaining)
     return replace(frozen, position={**frozen.position, "progress": progress.to_json()})
@@ -319,7 +319,7 @@ def _add_progress(
 def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
     if start.after is None or options.effective_mode != "incrementing":
         return
-    reason = session.sequence_reset(relation, find_column(relation, start.order[0]), start.after[0])
+    reason = session.explain_sequence_reset(relation, find_column(relation, start.order[0]), start.after[0])
     if reason:
         action = "Its new rows would never be read: give the operator a new `pipeline=` name to start over"
         raise SourceRejected(relation.name, reason, action)
@@ -337,9 +337,9 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
     there = f"the table was created again (its id was {start.table_id} and is {relation.table_id})"
     upto = ", ".join(start.after)
     if not found_rows and not order.session.rows(
-        f"SELECT 1 FROM {relation.sql}{_format_where([*order.not_null(), order.after(start.after)])} LIMIT 1"
+        f"SELECT 1 FROM {relation.sql}{_format_where([*order.make_not_null_condition(), order.after(start.after)])} LIMIT 1"
     ):
-        last = _find_last_row(order, relation, order.not_null())
+        last = _find_last_row(order, relation, order.make_not_null_condition())
         # An empty one may still be filled. The id stays that of the table whose rows were read.
         if last is None:
             return start
@@ -353,7 +353,7 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
 
 def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
     """Return the last row behind ``start``; None if no row follows it."""
-    conditions = order.not_null()
+    conditions = order.make_not_null_condition()
     if start.after is not None:
         conditions.append(order.after(start.after))
     clock = order.columns[0].clock
@@ -445,7 +445,7 @@ class _RangeQueries:
         after, taken = self.start.after, 0
         while taken < limit:
             step = min(size, limit - taken)
-            row = f"SELECT {self.order.sql} FROM {self._between(after, self.end)} ORDER BY {self.order.sql}"
+            row = f"SELECT {self.order.sql} FROM {self._make_range(after, self.end)} ORDER BY {self.order.sql}"
             found = self.order.session.rows(f"SELECT {self.order.texts} FROM ({row} LIMIT 1 OFFSET {step - 1}) AS __cut")
             if not found:
                 return
@@ -454,7 +454,9 @@ class _RangeQueries:
 
     def number_rows(self, size: int, limit: int) -> Iterator[tuple[int, SplitKey]]:
         """Yield every ``size``-th row, and its number, by one query that sorts and numbers all rows."""
-        rows = f"SELECT {self.order.sql} FROM {self._between(self.start.after, self.end)} ORDER BY {self.order.sql} LIMIT {limit}"
+        rows = (
+            f"SELECT {self.order.sql} FROM {self._make_range(self.start.after, self.end)} ORDER BY {self.order.sql} LIMIT {limit}"
+        )
         numbered = f"SELECT {self.order.sql}, row_number() OVER (ORDER BY {self.order.sql}) AS __row FROM ({rows}) AS __rows"
         found = self.order.session.rows(
             f"SELECT __row, {self.order.texts} FROM ({numbered}) AS __numbered "
@@ -464,15 +466,15 @@ class _RangeQueries:
             yield row, tuple(values)
 
     def count(self, after: SplitKey | None, upto: SplitKey) -> int:
-        found: int = self.order.session.rows(f"SELECT count(*) FROM {self._between(after, upto)}")[0][0]
+        found: int = self.order.session.rows(f"SELECT count(*) FROM {self._make_range(after, upto)}")[0][0]
         return found
 
     def has_rows(self, after: SplitKey | None, upto: SplitKey) -> bool:
-        return bool(self.order.session.rows(f"SELECT 1 FROM {self._between(after, upto)} LIMIT 1"))
+        return bool(self.order.session.rows(f"SELECT 1 FROM {self._make_range(after, upto)} LIMIT 1"))
 
-    def _between(self, after: SplitKey | None, upto: SplitKey) -> str:
+    def _make_range(self, after: SplitKey | None, upto: SplitKey) -> str:
         lower = [self.order.after(after)] if after is not None else []
-        return f"{self.relation.sql}{_format_where([*self.order.not_null(), *lower, self.order.up_to(upto)])}"
+        return f"{self.relation.sql}{_format_where([*self.order.make_not_null_condition(), *lower, self.order.up_to(upto)])}"
 
 
 def _make_splits_between(
@@ -519,7 +521,7 @@ def read_frame(
         order = _find_common_order(relation, splits)
         select = select_statement(session, relation, columns, order)
         conditions = make_split_conditions(session, relation, order, splits)
-    reader = database.spark_reader(options.fetchsize, options.limits)
+    reader = database.make_reader_options(options.fetchsize, options.limits)
     properties = {
         **reader.options,
         "driver": reader.driver,
@@ -542,7 +544,7 @@ def make_split_reader(
 ) -> SplitReader | str:
     """Return how tasks read the splits, by the same conditions as :func:`read_frame`; see :meth:`RowSource.reader`."""
     with database.session("reading the catalog") as session:
-        if obstacle := session.task_read_obstacle():
+        if obstacle := session.find_task_read_obstacle():
             return obstacle
         relation = find_relation(options, session)
         columns = [column for column in list_selected_columns(options, relation) if needed is None or column.name in needed]

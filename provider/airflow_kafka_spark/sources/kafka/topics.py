@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NAMES = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
+_PATTERN_INSTEAD = "Give a regular expression as `topics_pattern`, in which `.*` stands for any text"
+_LIST_INSTEAD = "A template renders to a text: give the output of the task itself, as `topics=task.output`"
+
+
+def _explain_name(name: str) -> str:
+    """Return what to write instead of a text that is no name of a topic."""
+    return _LIST_INSTEAD if name.startswith(("[", "'")) else _PATTERN_INSTEAD if "*" in name else _NAMES
+
 
 @dataclass(frozen=True)
 class Subscription:
@@ -46,7 +55,7 @@ class Subscription:
         if not self.topics and not self.pattern:
             return [Problem("topics", "neither `topics` nor `topics_pattern` is given", "Give exactly one of them")]
         problems = [
-            Problem("topics", f"`{t}` cannot be a topic's name", "Use letters, digits, `.`, `_` and `-`, at most 249 of them")
+            Problem("topics", f"`{t}` cannot be a topic's name", _explain_name(t))
             for t in self.topics
             if not TOPIC_NAME.fullmatch(t)
         ]
@@ -56,7 +65,8 @@ class Subscription:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                problems.append(Problem("topics_pattern", f"`{self.pattern}` is not a regular expression: {error}"))
+                what = f"`{self.pattern}` is not a regular expression: {error}"
+                problems.append(Problem("topics_pattern", what, "Correct it; `.*` stands for any text"))
         return problems
 
     def matches(self, topic: str) -> bool:

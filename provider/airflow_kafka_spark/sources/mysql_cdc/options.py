@@ -15,10 +15,10 @@ from airflow_kafka_spark.sources.cdc.options import (
     TimePrecision,
     find_mode_problems,
     find_operation_problems,
+    find_prefix_problems,
     find_size_problems,
     find_snapshot_problems,
     find_table_problems,
-    prefix_problems,
 )
 
 UnsignedHandling = Literal["long", "precise"]
@@ -52,12 +52,12 @@ class MySqlCdcOptions:
     provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
-    def option_problems(self) -> Iterator[Problem]:
+    def find_option_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the options, without asking the server."""
         prefix: object = self.topic_prefix
         if not isinstance(prefix, str) or not prefix:
             yield Problem("source.topic_prefix", f"it is {prefix!r}; expected a name")
-        yield from prefix_problems(prefix)
+        yield from find_prefix_problems(prefix)
         given: object = self.starting_position
         if not isinstance(given, str) or not _COORDINATES.fullmatch(given):
             action = 'Write "latest", "earliest" or coordinates such as "mysql-bin.000042:4"'

@@ -46,7 +46,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
         ``only``: as ``initial``, up to the position in the log at which all rows are read; further windows are empty.
         ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
-        between get no event. For MariaDB, and tables of the engine InnoDB.
+        between get no event. Tables that are added to ``tables`` later are read, too. For MariaDB, and tables of the engine
+        InnoDB.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a unique
         key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
@@ -138,7 +139,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
 
-        found = list(self.option_problems())
+        found = list(self.find_option_problems())
         try:
             server = self.server()
         except ConnectionInvalid as error:
@@ -150,7 +151,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
             replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.replica_conn_ids", error), *WAITING]
-        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).problems()]
+        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.

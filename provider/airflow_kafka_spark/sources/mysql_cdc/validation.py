@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
-from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
@@ -54,27 +54,27 @@ class BinlogValidation:
     replicas: tuple[LogServer, ...] = ()
     wrong: frozenset[str] = frozenset()
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
         try:
             with self.server.session("checking the server") as connection:
-                found = list(self._release_problems(connection))
+                found = list(self._find_release_problems(connection))
                 if found:
                     return [*found, *WAITING]
-                found += self._setting_problems(connection)
-                has_log = self._setting(connection, "log_bin") == "ON"
-                found += self._lag_problems()
-                found += self._right_problems() if has_log else ()
+                found += self._find_setting_problems(connection)
+                has_log = self._read_setting(connection, "log_bin") == "ON"
+                found += self._find_lag_problems()
+                found += self._find_right_problems() if has_log else ()
                 if "source.tables" in self.wrong:
                     return found
                 if "source.message_key_columns" in self.wrong:
                     return [*found, Unchecked("source.tables", "source.message_key_columns")]
-                return [*found, *self._table_problems(connection, has_log)]
+                return [*found, *self._find_table_problems(connection, has_log)]
         except KafkaSparkError as error:
             waiting = WAITING if "source.tables" not in self.wrong else ()
             return [Problem.of("source.conn_id", error, "Correct the connection, or see to the server"), *waiting]
 
-    def _lag_problems(self) -> Iterator[Problem]:
+    def _find_lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:
             try:
                 with replica.session("asking for the lag of a replica") as connection:
@@ -84,7 +84,7 @@ class BinlogValidation:
 
     # --- the server and its log ---
 
-    def _release_problems(self, connection: Connection) -> Iterator[Problem]:
+    def _find_release_problems(self, connection: Connection) -> Iterator[Problem]:
         of_mariadb = is_mariadb(connection)
         found, oldest = read_version(connection), OLDEST[of_mariadb]
         if found < oldest:
@@ -92,45 +92,45 @@ class BinlogValidation:
             what = f"the server is {product} {found[0]}.{found[1]}; expected {oldest[0]}.{oldest[1]} or later"
             yield Problem("source.conn_id", f"{what}, whose log names columns")
 
-    def _setting_problems(self, connection: Connection) -> Iterator[Problem]:
-        if self._setting(connection, "log_bin") != "ON":
+    def _find_setting_problems(self, connection: Connection) -> Iterator[Problem]:
+        if self._read_setting(connection, "log_bin") != "ON":
             yield Problem("source.conn_id", "the server writes no binary log", "Set `log_bin`, and restart the server")
         for name, wanted in _WANTED.items():
-            found = self._setting(connection, name).upper()
+            found = self._read_setting(connection, name).upper()
             if found != wanted:
                 action = f"SET GLOBAL {name} = '{wanted}', and set it in the server's configuration"
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`; expected `{wanted}`", action)
         for name, reason in _REFUSED.items():
-            found = self._setting(connection, name)
+            found = self._read_setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
         tells_place = is_mariadb(connection) and fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
         if self.options.snapshot != "never" and not tells_place:
             what = "the server does not report at which coordinates of its log a transaction sees the tables, as MariaDB does"
             yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the coordinates of a backup (`starting_position`)')
-        yield from self._kept_problems(connection)
-        yield from self._replica_problems(connection)
+        yield from self._find_kept_problems(connection)
+        yield from self._find_replica_problems(connection)
 
-    def _kept_problems(self, connection: Connection) -> Iterator[Problem]:
-        seconds = float(self._setting(connection, "binlog_expire_logs_seconds") or 0)
-        days = float(self._setting(connection, "expire_logs_days") or 0) if not seconds else 0
+    def _find_kept_problems(self, connection: Connection) -> Iterator[Problem]:
+        seconds = float(self._read_setting(connection, "binlog_expire_logs_seconds") or 0)
+        days = float(self._read_setting(connection, "expire_logs_days") or 0) if not seconds else 0
         kept = seconds or days * 86_400
         if 0 < kept < KEPT_SECONDS:
             what = f"the server keeps its log for {kept:,.0f} seconds: a pipeline that is paused for longer loses changes"
             action = "SET GLOBAL binlog_expire_logs_seconds = 604800, or longer than the longest pause"
             yield Problem("source.conn_id", what, action)
 
-    def _replica_problems(self, connection: Connection) -> Iterator[Problem]:
+    def _find_replica_problems(self, connection: Connection) -> Iterator[Problem]:
         running = fetch_rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
         is_replica = any(str(value) not in ("0", "OFF") for _, value in running)
         names = ("log_slave_updates", "log_replica_updates")
-        if is_replica and "OFF" in [self._setting(connection, name) for name in names]:
+        if is_replica and "OFF" in [self._read_setting(connection, name) for name in names]:
             what = "the server is a replica, and does not log the changes that it gets from its primary"
             yield Problem(
                 "source.conn_id", what, "Set `log_slave_updates = ON` and restart the server, or connect to the primary"
             )
 
-    def _right_problems(self) -> Iterator[Problem]:
+    def _find_right_problems(self) -> Iterator[Problem]:
         """Yield the rights that are missing: each is used once."""
         user = self.server.server.user
         try:
@@ -152,7 +152,7 @@ class BinlogValidation:
 
     # --- tables ---
 
-    def _table_problems(self, connection: Connection, has_log: bool) -> Iterator[Problem]:
+    def _find_table_problems(self, connection: Connection, has_log: bool) -> Iterator[Problem]:
         database = self.server.server.database
         unnamed = [name for name in self.options.tables or () if not parse_table_name(name, database)[0]]
         if unnamed or (self.options.tables is None and not database):
@@ -168,16 +168,17 @@ class BinlogValidation:
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
+        yield from find_topic_problems(self.options.topic_prefix, wanted)
         for table in sorted({*wanted, *keys}):
             if table not in wanted:
                 shown = ".".join(table)
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
                 continue
-            yield from self._problems_of(connection, table, keys.get(table))
+            yield from self._find_problems_of(connection, table, keys.get(table))
         if has_log:
-            yield from self._filter_problems(connection, sorted({name for name, _ in wanted}))
+            yield from self._find_filter_problems(connection, sorted({name for name, _ in wanted}))
 
-    def _problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
+    def _find_problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
         condition = f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
         kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {condition}")
@@ -207,11 +208,11 @@ class BinlogValidation:
             if charset and charset not in CODECS:
                 what = f"column `{name}` of {shown} has the character set {charset}, which cannot be read"
                 yield Problem("source.tables", what, f"ALTER TABLE {shown} CONVERT TO CHARACTER SET utf8mb4, or leave it out")
-        yield from self._cascade_problems(connection, table)
+        yield from self._find_cascade_problems(connection, table)
         if self.options.snapshot != "never":
-            yield from self._snapshot_problems(connection, table)
+            yield from self._find_snapshot_problems(connection, table)
 
-    def _snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
+    def _find_snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql
 
         shown, condition = ".".join(table), f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
@@ -225,7 +226,7 @@ class BinlogValidation:
             what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
             yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
 
-    def _cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
+    def _find_cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:
             return
         found = fetch_rows(
@@ -242,12 +243,12 @@ class BinlogValidation:
                 action = "Use RESTRICT, or set `ignore_cascades=True` if no key of the other table changes or is deleted"
                 yield Problem("source.tables", what, action)
 
-    def _filter_problems(self, connection: Connection, databases: Sequence[str]) -> Iterator[Problem]:
+    def _find_filter_problems(self, connection: Connection, databases: Sequence[str]) -> Iterator[Problem]:
         """Yield the databases whose changes are not logged."""
         import pymysql
 
         try:
-            status = fetch_rows(connection, self.server.status_statement(connection))
+            status = fetch_rows(connection, self.server.make_status_statement(connection))
         except pymysql.Error:
             return  # the right is missing, which is reported by itself
         only, ignored = (set(filter(None, str(part or "").split(","))) for part in (status[0][2:4] if status else ("", "")))
@@ -256,6 +257,6 @@ class BinlogValidation:
                 action = "Change `binlog_do_db` or `binlog_ignore_db` of the server"
                 yield Problem("source.tables", f"the server does not log database `{database}`", action)
 
-    def _setting(self, connection: Connection, name: str) -> str:
+    def _read_setting(self, connection: Connection, name: str) -> str:
         found = fetch_rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")
         return str(found[0][1]) if found else ""

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
+from airflow_kafka_spark.sources.cdc.snapshot import (
+    ChunkPlanner,
+    SnapshotState,
+    advance_snapshot,
+    find_added_tables,
+    note_tables,
+)
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
@@ -42,7 +48,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
     take_snapshot,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -183,7 +189,7 @@ class MySqlLogWindowPlanner:
             form = self._form(connection)
             position, start, files = self._start(connection, position, now)
             identity = self.server.identity(connection)
-            state = SnapshotState.from_json(position) if position else self._begin_snapshot(connection, form)
+            state = self._read_state(connection, position, form)
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
                 start, _ = self._find_end(known, start, form)
@@ -194,7 +200,7 @@ class MySqlLogWindowPlanner:
                 return self._chunks(connection, at, state, form)
             if self._is_finished(state):
                 return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
-            start = self._readable(files, start)
+            start = self._make_readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
             if 0 < compute_distance(files, start, end) <= LOOKED_THROUGH_BYTES:
@@ -249,14 +255,32 @@ class MySqlLogWindowPlanner:
         """
         behind, gtid = compute_distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
         found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
-        return {**found, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
+        known = {} if self.options.snapshot == "never" else note_tables(self._named)
+        return {**found, **known, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
+
+    @property
+    def _named(self) -> frozenset[TableName] | None:
+        """Database and name of each table of ``tables``; None: all of the connection's database."""
+        given = self.options.tables
+        return None if given is None else frozenset(parse_table_name(name, self.server.server.database) for name in given)
 
     # --- snapshots ---
 
+    def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MysqlEventForm) -> SnapshotState:
+        """Return the state of the snapshot behind a position: of the tables that are captured now."""
+        state = SnapshotState.from_json(position or {}).only(lambda table: form.takes(table.table))
+        if self.options.snapshot == "never":
+            return state
+        if position is None:
+            return self._begin_snapshot(connection, form)
+        if added := find_added_tables(position, form.tables):
+            log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
+            rows = self.options.snapshot_chunk_rows
+            return state.add(begin_snapshot(self.server, connection, form.values, added, rows))
+        return state
+
     def _begin_snapshot(self, connection: Connection, form: MysqlEventForm) -> SnapshotState:
         """Return the state of a snapshot of which nothing is read."""
-        if self.options.snapshot == "never":
-            return SnapshotState()
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
@@ -296,7 +320,7 @@ class MySqlLogWindowPlanner:
             raise SourceRejected(self.server.where, found, "Correct it")
         return coordinates
 
-    def _readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
+    def _make_readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
         """Return coordinates at which the server can begin to send its log: it takes positions of 32 bits.
 
         The server begins a new file behind a transaction that is so long.
@@ -318,7 +342,7 @@ class MySqlLogWindowPlanner:
         :raises SourceUnavailable: the server does not send its log so far.
         """
         transactions, has_changes, coordinates = Transactions(), False, start
-        for located in self.server.events_up_to(start, end):
+        for located in self.server.read_events_up_to(start, end):
             event, coordinates = located.event, located.end
             transactions.enter(event)
             if event.kind == binlog.TABLE_MAP:
@@ -354,8 +378,8 @@ class MySqlLogWindowPlanner:
             found["gtid"] = token["gtid"]
         return found
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = LogCoordinates.parse(position["place"])
@@ -398,7 +422,7 @@ class MySqlLogWindowPlanner:
             decimals=given.decimal_handling_mode,
             times=given.time_precision_mode,
             database=database,
-            tables=None if given.tables is None else frozenset(parse_table_name(name, database) for name in given.tables),
+            tables=self._named,
             values=values,
             unreadable=read_undescribed_columns(connection),
             is_mariadb=is_mariadb(connection),

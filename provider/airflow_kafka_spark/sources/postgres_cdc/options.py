@@ -15,11 +15,11 @@ from airflow_kafka_spark.sources.cdc.options import (
     TimePrecision,
     find_mode_problems,
     find_operation_problems,
+    find_prefix_problems,
     find_size_problems,
     find_snapshot_problems,
     find_table_problems,
     parse_table_name,
-    prefix_problems,
 )
 
 MIN_WAL_BYTES = 1 << 16
@@ -48,7 +48,7 @@ class PostgresCdcOptions:
     provide_transaction_metadata: bool = False
     schemas_enable: bool = False
 
-    def option_problems(self) -> Iterator[Problem]:
+    def find_option_problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the options, without asking the server."""
         for name in ("publication", "slot", "topic_prefix"):
             value: object = getattr(self, name)
@@ -57,7 +57,7 @@ class PostgresCdcOptions:
         if isinstance(self.slot, str) and self.slot and not re.fullmatch(r"[a-z0-9_]{1,63}", self.slot):
             action = "Use lower-case letters, digits and underscores, at most 63"
             yield Problem("source.slot", f"`{self.slot}` is no name that PostgreSQL takes for a slot", action)
-        yield from prefix_problems(self.topic_prefix)
+        yield from find_prefix_problems(self.topic_prefix)
         yield from find_mode_problems(
             {
                 "snapshot": (self.snapshot, get_args(Snapshot)),

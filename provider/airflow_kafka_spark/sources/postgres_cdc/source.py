@@ -48,7 +48,8 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         and windows begin where the slot does. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
         between; then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is
         dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log behind the last window
-        is lost; rows that were deleted in between get no event. The role needs SELECT on the tables.
+        is lost; rows that were deleted in between get no event. Tables that are added to ``tables`` later are read, too. The role
+        needs SELECT on the tables, and row security must not hide rows from it.
     :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
         key is one chunk.
     :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
@@ -137,14 +138,14 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
 
-        found = list(self.option_problems())
+        found = list(self.find_option_problems())
         try:
             server = self.server()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
-        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).problems()]
+        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.

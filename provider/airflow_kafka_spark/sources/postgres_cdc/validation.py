@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
-from airflow_kafka_spark.sources.cdc.options import parse_table_name
+from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
 
@@ -22,13 +22,26 @@ WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot
 _OF_TABLES = ("source.publication", "source.tables", "source.message_key_columns")
 """The options that name tables."""
 
+_IDENTIFYING = (
+    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
+    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND i.indimmediate "
+    "AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)"
+)
+"""The columns of the replica identity of a table ``c``; those of the primary key if it is the whole row. A key that is deferrable
+is none: within a transaction, rows may exchange theirs."""
+
+_PARTITIONS = (
+    f"SELECT n.nspname, c.relname, {_IDENTIFYING} FROM pg_catalog.pg_partition_tree(pg_catalog.format('%%I.%%I', %s::text, "
+    "%s::text)::regclass) AS t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
+    "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE t.isleaf AND c.relkind = 'r' AND c.relreplident <> 'f' ORDER BY 1, 2"
+)
+"""Partitions whose replica identity is not the whole row."""
+
 _TABLES = (
     "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 "
-    "AND NOT a.attisdropped), "
-    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
-    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident "
-    "ELSE i.indisprimary END), "
+    f"AND NOT a.attisdropped), {_IDENTIFYING}, "
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '') "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND (n.nspname, c.relname) IN "
@@ -49,29 +62,29 @@ class CdcServerValidation:
     server: PostgresServer
     wrong: frozenset[str] = frozenset()
 
-    def problems(self) -> list[Problem]:
+    def find_problems(self) -> list[Problem]:
         """Return all that would keep windows from being frozen and read."""
         slot = SlotServer(self.server, self.options.slot)
         try:
             with slot.session("checking the server") as connection:
-                found = list(self._server_problems(connection))
+                found = list(self._find_server_problems(connection))
                 if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
                     return found
-                found += self._slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
+                found += self._find_slot_problems(connection, slot) if "source.slot" not in self.wrong else ()
                 if cause := next((where for where in _OF_TABLES if where in self.wrong), ""):
                     return [*found, *(Unchecked(where, cause) for where in _OF_TABLES[:2] if where not in self.wrong)]
-                found += self._publication_problems(connection)
+                found += self._find_publication_problems(connection)
                 return (
                     found
                     if any(p.where in ("source.publication", "source.tables") for p in found)
-                    else [*found, *self._rights(connection)]
+                    else [*found, *self._find_missing_rights(connection)]
                 )
         except KafkaSparkError as error:
             action = choose_action(error.found, "Correct the connection, or see to the server")
             problem = Problem.of("source.conn_id", error, action)
             return [problem, *(waiting for waiting in WAITING if waiting.where not in self.wrong)]
 
-    def _server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
@@ -94,7 +107,7 @@ class CdcServerValidation:
 
     # --- slot ---
 
-    def _slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
+    def _find_slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
         state, name = slot.state(connection), self.options.slot
         if state is None:
             most = int(_read_setting(connection, "max_replication_slots"))
@@ -113,11 +126,14 @@ class CdcServerValidation:
             yield Problem("source.slot", f"`{name}` is lost: WAL that it needs was removed", action)
         elif state.temporary:
             yield Problem("source.slot", f"`{name}` is temporary; expected a lasting one", "Name another slot")
+        elif state.two_phase:
+            found = f"`{name}` decodes prepared transactions before they are committed (`two_phase`)"
+            yield Problem("source.slot", found, "Name another slot; a missing one is created")
         elif state.pid is not None and state.application != make_session_name(name):
             yield Problem("source.slot", describe_foreign_use(name, state), "Stop that program, or name another slot")
-        yield from self._keep_problems(connection)
+        yield from self._find_keep_problems(connection)
 
-    def _keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_keep_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         if connection.info.server_version < 130000:
             return
         kept = _fetch_one(connection, "SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'")
@@ -128,7 +144,7 @@ class CdcServerValidation:
 
     # --- publication and tables ---
 
-    def _publication_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+    def _find_publication_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         name = self.options.publication
         found = connection.execute(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication WHERE pubname = %s", [name]
@@ -156,11 +172,12 @@ class CdcServerValidation:
         wanted = self.options.named_tables
         if wanted is None and not covered:
             yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE ...")
-        yield from self._table_problems(connection, covered if wanted is None else wanted, covered)
+        yield from self._find_table_problems(connection, covered if wanted is None else wanted, covered)
 
-    def _table_problems(
+    def _find_table_problems(
         self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
     ) -> Iterator[Problem]:
+        yield from find_topic_problems(self.options.topic_prefix, wanted)
         keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
         there = {
@@ -174,7 +191,7 @@ class CdcServerValidation:
                 continue
             kind, identity, columns, identifying, generated = there[full]
             if full in wanted and full not in covered:
-                yield self._uncovered(shown, kind)
+                yield self._make_uncovered_problem(shown, kind)
                 continue
             if full not in wanted:
                 yield Problem("source.message_key_columns", f"{shown} is not among `tables`", "Leave it out")
@@ -185,25 +202,44 @@ class CdcServerValidation:
                 yield Problem(
                     f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
                 )
+            if kind == "p":
+                yield from self._partition_problems(connection, full, keys.get(full) or identifying or ())
 
-    def _rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
-        """Yield the tables that a snapshot may not read."""
+    def _partition_problems(
+        self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]
+    ) -> Iterator[Problem]:
+        """Yield the first partition whose log does not hold the key of its root: each has a replica identity of its own."""
+        for schema, name, identifying in connection.execute(_PARTITIONS, table):
+            if missing := [column for column in key if column not in (identifying or ())]:
+                shown = f"{schema}.{name}"
+                found = f"the log does not hold column `{missing[0]}` of rows of {shown}, a partition of {'.'.join(table)}"
+                yield Problem("source.tables", found, f"ALTER TABLE {shown} REPLICA IDENTITY FULL, as for each partition")
+                return
+
+    def _find_missing_rights(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
+        """Yield the tables that a snapshot may not read, or not completely."""
         if self.options.snapshot == "never":
             return
         wanted = self.options.named_tables
         found = connection.execute(
-            "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s AND NOT "
-            "(has_schema_privilege(schemaname, 'USAGE') AND "
-            "has_table_privilege(format('%%I.%%I', schemaname, tablename), 'SELECT')) ORDER BY 1, 2",
+            "SELECT schemaname, tablename, has_schema_privilege(schemaname, 'USAGE') AND has_table_privilege(oid, 'SELECT'), "
+            "row_security_active(oid) FROM (SELECT *, (SELECT c.oid FROM pg_catalog.pg_class c "
+            "WHERE c.relname = tablename AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n "
+            "WHERE n.nspname = schemaname)) AS oid FROM pg_catalog.pg_publication_tables WHERE pubname = %s) AS t ORDER BY 1, 2",
             [self.options.publication],
         ).fetchall()
-        for schema, table in found:
-            if wanted is None or (schema, table) in wanted:
-                user = connection.info.user
+        user = connection.info.user
+        for schema, table, may_read, is_filtered in found:
+            if wanted is not None and (schema, table) not in wanted:
+                continue
+            if not may_read:
                 what = f"role `{user}` may not read {schema}.{table}, as `snapshot` asks for"
                 yield Problem("source.tables", what, f"GRANT SELECT ON {schema}.{table} TO {user}")
+            elif is_filtered:
+                what = f"row security of {schema}.{table} applies to role `{user}`: a snapshot would not have all rows"
+                yield Problem("source.tables", what, f"ALTER ROLE {user} BYPASSRLS, or let it own the table")
 
-    def _uncovered(self, shown: str, kind: str) -> Problem:
+    def _make_uncovered_problem(self, shown: str, kind: str) -> Problem:
         if kind == "p":
             found = f"{shown} is partitioned, and `{self.options.publication}` publishes its partitions under their own names"
             action = "ALTER PUBLICATION ... SET (publish_via_partition_root = true), or name the partitions"
@@ -229,7 +265,10 @@ def _find_key_problems(
         yield Problem(where, found, f"Give it a primary key, or ALTER TABLE {shown} REPLICA IDENTITY FULL")
     elif given is None:
         if not identifying:
-            found = f"{shown} has no primary key, and its replica identity is the whole row: its events would have no key"
+            found = (
+                f"{shown} has no primary key, or a deferrable one, and its replica identity is the whole row: its events would "
+                "have no key"
+            )
             yield Problem(where, found, "Name the columns of a key in `message_key_columns`")
     else:
         for name in given:

@@ -12,22 +12,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected
-from airflow_kafka_spark.hooks.databases import PostgresServer, quote
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
-from airflow_kafka_spark.sources.cdc.snapshot import ChunkPlanner, SnapshotState, advance_snapshot
+from airflow_kafka_spark.sources.cdc.snapshot import (
+    ChunkPlanner,
+    SnapshotState,
+    advance_snapshot,
+    find_added_tables,
+    note_tables,
+)
+from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
-from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, decode
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, SlotState, format_lsn, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, SlotServer, SlotState, format_lsn, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
-from airflow_kafka_spark.windows.pass_progress import PassProgress
+from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,21 +42,60 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
 
 
-def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> SnapshotState:
-    """Return the state of a snapshot of which nothing is read."""
-    wanted = options.named_tables
-    if wanted is None:
-        found = connection.execute(
-            "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [options.publication]
-        ).fetchall()
-        wanted = frozenset((schema, table) for schema, table in found)
+def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions, names: Iterable[TableName]) -> SnapshotState:
+    """Return the state of a snapshot of which nothing is read.
+
+    :param names: the tables; those that do not exist are left out.
+    """
     tables, estimates = [], {}
-    for name in sorted(wanted):
+    for name in sorted(names):
         shape = read_table_shape(connection, options.publication, name)
         if shape is not None:
-            tables.append(TableSnapshot(name, shape.key_names))
+            tables.append(TableSnapshot(name, shape.key_names, types=shape.orders, id=shape.relation.oid))
             estimates[name] = _estimate_rows(connection, shape.source)
     return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates, options.snapshot_chunk_rows))
+
+
+def _read_wanted(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> frozenset[TableName]:
+    """Return the tables that are captured."""
+    if options.named_tables is not None:
+        return options.named_tables
+    found = connection.execute(
+        "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = %s", [options.publication]
+    ).fetchall()
+    return frozenset((schema, table) for schema, table in found)
+
+
+def _leave_out_unwanted(
+    connection: psycopg.Connection[Any], options: PostgresCdcOptions, snapshot: SnapshotState
+) -> SnapshotState:
+    """Return the snapshot without the tables that are not captured any more.
+
+    :raises SourceRejected: a table of the publication has another name than when its snapshot was begun.
+    """
+    if not snapshot.tables:
+        return snapshot
+    wanted = _read_wanted(connection, options)
+    if options.named_tables is None:
+        for table in snapshot.tables:
+            if table.table not in wanted:
+                _refuse_renamed(connection, table)
+    return snapshot.only(lambda table: table.table in wanted)
+
+
+def _refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -> None:
+    """Make sure that a table of which the catalog does not have the name was dropped.
+
+    :raises SourceRejected: it has another name now.
+    """
+    found = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = %s::oid AND (n.nspname, c.relname) <> (%s, %s)",
+        [table.id, *table.table],
+    ).fetchone()
+    if found is not None:
+        what = f"it is {'.'.join(found)} now, and its snapshot is not complete: its other rows would never be read"
+        raise SourceRejected(table.shown, what, f"Give it its name back until the snapshot is complete. {NEW_PIPELINE}")
 
 
 def _estimate_rows(connection: psycopg.Connection[Any], source: str) -> int:
@@ -82,8 +128,9 @@ class PostgresChunkPlanner(ChunkPlanner):
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = read_table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
+            _refuse_renamed(self.connection, table)
             return None
-        shape.refuse_other_key(table.key)
+        shape.refuse_other_key(table.key, table.types)
         if not table.key:
             return []
         rows, columns = self.options.snapshot_chunk_rows, shape.ordering
@@ -100,7 +147,12 @@ class PostgresChunkPlanner(ChunkPlanner):
 log = logging.getLogger(__name__)
 
 CREATE_SECONDS = 60
-"""Seconds that a new slot may wait for the transactions that are open."""
+"""Seconds that a new slot, and the snapshot of a new table, may wait for the transactions that are open."""
+
+READ_OPEN = (
+    "SELECT pg_catalog.txid_snapshot_xmin(s), pg_catalog.txid_snapshot_xmax(s) FROM pg_catalog.txid_current_snapshot() AS s"
+)
+"""Returns the oldest transaction that is open, and the first one that has not begun."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +178,18 @@ class PostgresLogWindowPlanner:
             if position is not None and position.get("finished"):
                 self._drop_slot(connection, slot.state(connection))
                 return FrozenWindow((), position)
-            position = self._usable(connection, position)
+            position = self._find_usable_position(connection, position)
             if position is None:
                 self._create_slot(connection)
                 start = slot.refuse_other(connection, 2**64, {}).confirmed
-                snapshot = SnapshotState() if self.options.snapshot == "never" else begin_snapshot(connection, self.options)
+                snapshot = SnapshotState()
+                if self.options.snapshot != "never":
+                    snapshot = begin_snapshot(connection, self.options, _read_wanted(connection, self.options))
             else:
                 start, snapshot = parse_lsn(position["lsn"]), SnapshotState.from_json(position)
+                snapshot = _leave_out_unwanted(connection, self.options, snapshot)
+                if self.options.snapshot != "never":
+                    snapshot = snapshot.add(self._begin_added(connection, position))
             slot.release(connection)
             self._advance(connection, start)
             flushed = _read_flushed_lsn(connection)
@@ -145,14 +202,34 @@ class PostgresLogWindowPlanner:
             identity = slot.identity(connection)
             if snapshot.tables and snapshot.is_caught_up:
                 return self._chunks(connection, start, flushed, identity, snapshot)
-            first = self._first_commit(connection, flushed)
+            first = self._find_first_commit(connection, flushed)
             if first is None and snapshot.tables:
                 start, snapshot = flushed, snapshot.after_log(flushed, parse_lsn)
                 if snapshot.tables and snapshot.is_caught_up:
                     return self._chunks(connection, start, flushed, identity, snapshot)
         return self._log_window(start, flushed, first, identity, snapshot)
 
-    def _usable(self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    def _begin_added(self, connection: psycopg.Connection[Any], position: Mapping[str, Any]) -> SnapshotState:
+        """Return the state of a snapshot of the tables that were added to the options.
+
+        :raises SourceUnavailable: a transaction stays open that may have changed such a table before the publication had it: the
+            log would not have that change, and a chunk that is read now would not include it.
+        """
+        added = find_added_tables(position, self.options.named_tables)
+        if not added:
+            return SnapshotState()
+        log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
+        deadline, open_now = time.monotonic() + CREATE_SECONDS, fetch_rows(connection, READ_OPEN)[0]
+        while (oldest := fetch_rows(connection, READ_OPEN)[0][0]) < open_now[1]:
+            if time.monotonic() > deadline:
+                detail = f"transaction {oldest} is open for {CREATE_SECONDS} s"
+                raise SourceUnavailable(self.server.where, "waiting for transactions that may have changed a new table", detail)
+            time.sleep(0.05)
+        return begin_snapshot(connection, self.options, added)
+
+    def _find_usable_position(
+        self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
         """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
 
         :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.
@@ -204,7 +281,8 @@ class PostgresLogWindowPlanner:
 
     def _position(self, lsn: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState) -> dict[str, Any]:
         behind = flushed - lsn
-        position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **snapshot.to_json()}
+        known = {} if self.options.snapshot == "never" else note_tables(self.options.named_tables)
+        position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **known, **snapshot.to_json()}
         return {**position, "finished": True} if self.options.snapshot == "only" and not snapshot.tables else position
 
     def position_after(
@@ -213,8 +291,8 @@ class PostgresLogWindowPlanner:
         """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
         return advance_snapshot(position, splits, tokens, parse_lsn)
 
-    def bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.bytes_behind`."""
+    def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
+        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = parse_lsn(position["lsn"])
@@ -273,22 +351,24 @@ class PostgresLogWindowPlanner:
                 "SELECT pg_catalog.pg_replication_slot_advance(%s::name, %s::pg_lsn)", [self.options.slot, format_lsn(to)]
             )
 
-    def _first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
+    def _find_first_commit(self, connection: psycopg.Connection[Any], end: int) -> int | None:
         """Return the LSN of the commit of the first transaction with changes before ``end``; None without such a transaction.
 
         Before PostgreSQL 15 the server names transactions without changes of published tables, too.
         """
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import format_publication_names
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import decode_message, format_publication_names
 
+        refuse_missing_publication = self.slot.watch_publication(connection, self.options.publication)
         found = connection.execute(
-            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, 'proto_version', '1', "
+            "SELECT lsn::text, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, 'proto_version', '1', "
             "'publication_names', %s) LIMIT 1",
             [self.options.slot, format_lsn(end), format_publication_names(self.options.publication)],
             binary=True,
         ).fetchone()
+        refuse_missing_publication()
         if found is None:
             return None
-        begin = decode(found[0])
+        begin = decode_message(self.server.where, *found)
         assert isinstance(begin, BeginMessage), begin
         return begin.commit_lsn if begin.commit_lsn < end else None
 
@@ -300,15 +380,13 @@ class PostgresLogWindowPlanner:
 
         given = self.options
         with self.slot.session("reading the catalog") as connection:
-            keys = {
-                **read_primary_keys(connection),
-                **{parse_table_name(t, "public"): tuple(c) for t, c in given.message_key_columns.items()},
-            }
+            primary_keys = read_primary_keys(connection, given.publication)
         form = EventOptions(
             prefix=given.topic_prefix,
             database=self.server.database,
             tables=given.named_tables,
-            keys=keys,
+            keys={parse_table_name(table, "public"): tuple(columns) for table, columns in given.message_key_columns.items()},
+            primary_keys=primary_keys,
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
@@ -327,14 +405,16 @@ def _read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     return parse_lsn(found[0])
 
 
-def read_primary_keys(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the columns of the primary keys of tables whose replica identity is the whole row, whose log does not name them."""
+def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, tuple[str, ...]]:
+    """Return the columns of primary keys of a publication's tables, in their order."""
     found = connection.execute(
         "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary "
+        "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate "
         "CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(number, position) "
         "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number "
-        "WHERE c.relreplident = 'f' GROUP BY 1, 2"
+        "WHERE (n.nspname, c.relname) IN (SELECT p.schemaname, p.tablename FROM pg_catalog.pg_publication_tables p "
+        "WHERE p.pubname = %s) GROUP BY 1, 2",
+        [publication],
     ).fetchall()
     return {(schema, table): tuple(columns) for schema, table, columns in found}

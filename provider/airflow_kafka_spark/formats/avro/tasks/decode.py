@@ -136,7 +136,7 @@ class AvroDecoder(BatchDecoder):
             return read
         heads = [r[: self._header] for r in records] if self._framed else []
         kinds = set(heads)
-        return self._mixed(kinds, heads, records) if len(kinds) > 1 else None
+        return self._read_mixed(kinds, heads, records) if len(kinds) > 1 else None
 
     def _try(self, head: bytes, records: Sequence[bytes]) -> pa.RecordBatch | None:
         plan = self._plan(head)
@@ -145,7 +145,7 @@ class AvroDecoder(BatchDecoder):
         except NeedsRowWise:
             return None
 
-    def _mixed(self, kinds: set[bytes], heads: list[bytes], records: Sequence[bytes]) -> pa.RecordBatch | None:
+    def _read_mixed(self, kinds: set[bytes], heads: list[bytes], records: Sequence[bytes]) -> pa.RecordBatch | None:
         order, pieces = [], []
         for head in kinds:
             positions = [at for at, h in enumerate(heads) if h == head]
@@ -245,7 +245,7 @@ class BatchReader:
     def _check(self, columns: list[pa.Array], values: Sequence[bytes], body: bytes) -> None:
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         starts = np.cumsum(lengths + NONCE_BYTES) - lengths - NONCE_BYTES + self._header
-        sizes = self._layout.sizes_of(columns)
+        sizes = self._layout.compute_sizes_of(columns)
         if not np.array_equal(sum(sizes) + self._header, lengths):
             raise NeedsRowWise
         self._layout.check_of(columns, sizes, starts, np.frombuffer(body, np.uint8))
@@ -655,16 +655,16 @@ class AvroRecordLayout(WireLayout):
         self.has_branches = any(p.has_branches for p in parts)
 
     def sizes(self, array: pa.Array) -> np.ndarray:
-        return sum(self.sizes_of(self._fields(array)), np.zeros(len(array), np.int64))
+        return sum(self.compute_sizes_of(self._fields(array)), np.zeros(len(array), np.int64))
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
         fields = self._fields(array)
-        self.check_of(fields, self.sizes_of(fields), starts, body)
+        self.check_of(fields, self.compute_sizes_of(fields), starts, body)
 
     def _fields(self, array: pa.Array) -> list[pa.Array]:
         return [array.field(n) for n in range(len(self._parts))]
 
-    def sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
+    def compute_sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
         """Return the sizes of each field."""
         return [p.sizes(a) for p, a in zip(self._parts, arrays, strict=True)]
 

@@ -7,7 +7,7 @@ records, and the only line breaks outside of quotes are those between records. T
 record can extend into the next one.
 
 Arrow only splits records into fields: it would read ``0x1F`` as an integer and ``inf`` as a number. The fields are checked
-column by column; if a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
+column by column; if a check fails, the batch is divided, see :class:`.BatchDecoder`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class DebeziumDecoder(Decoder):
         if from_before.any():
             before = batch.column("before")
             for n, name in enumerate(f.name for f in after.type):
-                columns[n] = self._chosen(columns[n], before.flatten()[before.type.get_field_index(name)], from_before)
+                columns[n] = self._choose(columns[n], before.flatten()[before.type.get_field_index(name)], from_before)
         kept = is_row | from_before
         order = pa.array(np.arange(len(values)), pa.int64(), mask=~kept)
         rows = self._batch([c.take(order) for c in columns])
@@ -82,7 +82,7 @@ class DebeziumDecoder(Decoder):
         struct = batch.column(outer)
         return struct.flatten()[struct.type.get_field_index(name)]
 
-    def _chosen(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
+    def _choose(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
         positions = np.arange(len(after))
         return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, positions + len(after), positions)))
 

@@ -8,7 +8,7 @@ exactly one. This needs no guard column or key that a record might forge.
 
 Arrow accepts more than JSON: NUL, bytes that are not UTF-8, ``Inf``, unlimited nesting. These are searched for before it reads.
 Where its result may differ from that of :mod:`.json.tasks.row_decode`, the result is checked, or the column is read as text or
-as a wider type. If a check fails, the batch is divided, see :mod:`.tasks.batch_decoder`.
+as a wider type. If a check fails, the batch is divided, see :class:`.BatchDecoder`.
 """
 
 from __future__ import annotations

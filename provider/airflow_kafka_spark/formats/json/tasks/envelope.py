@@ -136,7 +136,7 @@ class EnvelopeDecoder(Decoder):
             decoded = decoder.decode_row_wise(group.payloads) if row_wise else decoder.decode(group.payloads)
             for n, reason in decoded.bad:
                 bad[group.places[n]] = _find_reason(values[group.places[n]], reason)
-            rows_of = self._filled(decoded.batch, group.plan)
+            rows_of = self._fill(decoded.batch, group.plan)
             if len(group.places) == len(values):
                 return rows_of
             batches.append(rows_of)
@@ -150,7 +150,7 @@ class EnvelopeDecoder(Decoder):
             columns.append(column.take(order))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _filled(self, batch: pa.RecordBatch, plan: _PayloadReader) -> pa.RecordBatch:
+    def _fill(self, batch: pa.RecordBatch, plan: _PayloadReader) -> pa.RecordBatch:
         if not any(plan.fills):
             return batch
         columns = zip(plan.fills, batch.columns, self._schema, strict=True)

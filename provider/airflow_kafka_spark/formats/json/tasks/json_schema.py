@@ -77,13 +77,13 @@ class RegisteredJsonDecoder(Decoder):
         """Decode a batch of values."""
         bad: dict[int, str] = {}
         texts = self._texts(values, bad) if self._framed else list(values)
-        decoded = self._json.decode(texts) if not self._others else self._by_writer(values, texts)
+        decoded = self._json.decode(texts) if not self._others else self._read_by_writer(values, texts)
         bad.update(decoded.bad)
         if self._checks:
             decoded = self._checked(decoded, values, texts, bad)
         return replace(decoded, bad=tuple(sorted(bad.items())))
 
-    def _by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
+    def _read_by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
         """Return the rows, each record read with the logical types of its own schema."""
         groups: dict[JsonDecoder, list[int]] = {}
         for at, value in enumerate(values):
@@ -126,7 +126,7 @@ class RegisteredJsonDecoder(Decoder):
             if text is None or at in bad:
                 continue
             number = read_schema_id(values[at] or b"") if self._framed else 0
-            if reason := self._validator(number)(text):
+            if reason := self._make_validator(number)(text):
                 bad[at] = reason
                 wrong.append(at)
         if not wrong:
@@ -137,7 +137,7 @@ class RegisteredJsonDecoder(Decoder):
         taken = [column.take(rows) for column in decoded.batch.columns]
         return replace(decoded, batch=pa.RecordBatch.from_arrays(taken, schema=decoded.batch.schema))
 
-    def _validator(self, number: int) -> Callable[[bytes], str]:
+    def _make_validator(self, number: int) -> Callable[[bytes], str]:
         if number not in self._validators:
             self._validators[number] = _make_validator(json.loads(self._known[number]))
         return self._validators[number]

@@ -45,6 +45,11 @@ JsonReader = Callable[[str, int], tuple[Any, int]]
 
 
 _SPACE = " \t\n\r"
+_OTHER_BEGINNINGS = {
+    "\x00": "it looks like Confluent's wire format, which formats with `registry=` read",
+    "\ufeff": "a byte order mark, which JSON does not have",
+}
+"""Beginnings of values that are no JSON, and what they are."""
 skip_space = re.compile(r"[ \t\n\r]*").match
 _number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").match
 match_integer = re.compile(r"-?(?:0|[1-9][0-9]*)(?![.eE0-9])").match
@@ -276,7 +281,8 @@ class JsonRowReader:
         if is_too_deep(value):
             raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
         if not text.startswith("{", start):
-            raise BadValue(f"expected a JSON object, found {describe_token(text, start)}")
+            hint = next((f" ({what})" for begin, what in _OTHER_BEGINNINGS.items() if text.startswith(begin)), "")
+            raise BadValue(f"expected a JSON object, found {describe_token(text, start)}{hint}")
         try:
             row, end = self._read(text, start)
         except IndexError:

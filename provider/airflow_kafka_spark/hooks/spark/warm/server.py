@@ -102,12 +102,12 @@ class Server:
 
     def run(self) -> str:
         """Accept tasks until there is a reason to end, and return the reason."""
-        while not (reason := self._reason_to_end()):
+        while not (reason := self._find_reason_to_end()):
             if is_readable(self._listening, _POLL_SECONDS):
                 self._accept()
         return reason
 
-    def _reason_to_end(self) -> str:
+    def _find_reason_to_end(self) -> str:
         if self._process.poll() is not None:
             return f"the JVM has ended with {self._process.returncode}"
         try:

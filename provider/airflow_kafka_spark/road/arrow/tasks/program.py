@@ -104,10 +104,10 @@ class Program:
             try:
                 made = self(batch)
             except ExpressionFailed as refused:
-                raise SqlFailed(f"{place}@{self._first_refused(batch)}", str(refused)) from None
+                raise SqlFailed(f"{place}@{self._find_first_refused(batch)}", str(refused)) from None
             yield made
 
-    def _first_refused(self, batch: pa.RecordBatch) -> int:
+    def _find_first_refused(self, batch: pa.RecordBatch) -> int:
         while batch.num_rows > 1:
             half = batch.slice(0, batch.num_rows // 2)
             try:

@@ -83,7 +83,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 
     target: DeltaTarget
 
-    def new_file(self, path: str) -> DeltaDataFile:
+    def open_new_file(self, path: str) -> DeltaDataFile:
         return DeltaDataFile(self.target, path)
 
     def _with_origin(self, rows: Rows) -> Rows:

@@ -193,7 +193,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
         name = f"{make_file_stem(self.split.range, part)}-{self.target.attempt_id}-{self.token[:12]}{self.target.spec.suffix}"
         directory = "/".join([self.target.attempt, *key])
         self.target.store.make(directory)
-        return self.new_file(f"{directory}/{name}")
+        return self.open_new_file(f"{directory}/{name}")
 
     def describe(self, file: ObjectT, key: PartitionKey) -> Mapping[str, Any]:
         """Return nothing more: the directories of a file hold its partition values."""
@@ -210,7 +210,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
 class ObjectsSplitWriter(HiddenFilesWriter[StoreFile]):
     """Writes one split into files that readers do not list."""
 
-    def new_file(self, path: str) -> StoreFile:
+    def open_new_file(self, path: str) -> StoreFile:
         return StoreFile(self.target, path)
 
 
@@ -242,7 +242,7 @@ class UploadsSplitWriter(HiddenFilesWriter[UploadFile]):
         super().open(split)
         self.uploads = UploadStore(self.target.store)
 
-    def new_file(self, path: str) -> UploadFile:
+    def open_new_file(self, path: str) -> UploadFile:
         return UploadFile(self.target, path, self.uploads)
 
     def finish_file(self, file: UploadFile, key: PartitionKey) -> Mapping[str, Any]:

@@ -135,7 +135,7 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
 
     target: IcebergTarget
 
-    def new_file(self, path: str) -> IcebergDataFile:
+    def open_new_file(self, path: str) -> IcebergDataFile:
         return IcebergDataFile(self.target, path)
 
     def describe(self, file: IcebergDataFile, key: PartitionKey) -> Mapping[str, Any]:
@@ -143,13 +143,13 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
         statistics = collect_file_statistics(read_footer(file), self.target.metrics)
         return {"partition": partition_to_json(key), "sort_order": file.sort_order, "statistics": statistics}
 
-    def _groups(
+    def _group_rows(
         self, batch: pa.RecordBatch, stored: pa.RecordBatch, offsets: pa.Array
     ) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
         values = [self.target.values(stored, wanted) for wanted in self.target.partitions]
         if values:
             batch = pa.RecordBatch.from_arrays(values, names=list(self.target.partition_by))
-        return super()._groups(batch, stored, offsets)
+        return super()._group_rows(batch, stored, offsets)
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
         """Return the partition values as Iceberg's metadata has them."""

@@ -141,14 +141,14 @@ class IcebergFile(TableFile):
             schema = schema.select(*(self.names[name] for name in columns))
         # Not `to_record_batches`, which reads a file as a whole.
         deletes = _read_all_delete_files(io, [self.task]).get(self.file.file_path)
-        for batch in self._projected(schema, deletes):
+        for batch in self._read_projected(schema, deletes):
             if columns is None:
                 yield batch
             else:
                 found = [batch.column(self.names[name]) for name in columns]
                 yield pa.RecordBatch.from_arrays(found, names=list(columns))
 
-    def _projected(self, schema: Schema, deletes: list[pa.ChunkedArray] | None) -> Iterator[pa.RecordBatch]:
+    def _read_projected(self, schema: Schema, deletes: list[pa.ChunkedArray] | None) -> Iterator[pa.RecordBatch]:
         """Yield columns of the table from the file, as pyiceberg's scans do.
 
         :param deletes: the positions of rows that are deleted.

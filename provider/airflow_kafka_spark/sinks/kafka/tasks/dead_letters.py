@@ -158,7 +158,7 @@ class Envelope:
         """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
         return _make_records(letters, self._context if self.with_context else None)
 
-    def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def make_origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the headers that say where the record of a letter was read.
 
         :param row: the columns of a batch of letters.
@@ -178,7 +178,7 @@ class Envelope:
             "exception.message": reasons,
             "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", reasons, " "),
         }
-        return self.origin_headers(row) | {PREFIX + name: value for name, value in facts.items()}
+        return self.make_origin_headers(row) | {PREFIX + name: value for name, value in facts.items()}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class RowEnvelope(Envelope):
     source: str = ""
     window: str = ""
 
-    def origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def make_origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {ROW_PREFIX + name: value for name, value in locate_row(self.source, self.window, row).items()}
 
 

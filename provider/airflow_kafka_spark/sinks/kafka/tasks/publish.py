@@ -35,10 +35,8 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, find_missing_right, name_missing_rights
-from airflow_kafka_spark.hooks.kafka.config import describe_identity
+from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
     describe,
@@ -48,6 +46,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
     make_fencing_producer,
     send_offsets,
 )
+from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
 from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
@@ -187,7 +186,7 @@ class RecordBatches:
         if ends_itself and self.result is None:
             raise RowsCutOff
 
-    def timed_result(self, seconds: float, sending: float) -> SplitResult | None:
+    def make_timed_result(self, seconds: float, sending: float) -> SplitResult | None:
         """Return the account of the split, with the seconds that the task took; None if no account is kept.
 
         :param seconds: seconds of the task until now.
@@ -355,7 +354,7 @@ class Publisher:
     def _write(self, producer: Producer, split: int, records: RecordBatches, events: ClientEvents) -> Marker:
         arriving, begun = Timed(records), time.monotonic()
         producer.begin_transaction()
-        sender = self._sender(producer, self.topic, self.partitions, split)
+        sender = self._make_sender(producer, self.topic, self.partitions, split)
         policy = self.bad_record_policy
         try:
             with self._writing(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
@@ -370,7 +369,7 @@ class Publisher:
             published = tuple(part for part in landed if part.topic not in self.routes)
             routed = tuple(part for part in landed if part.topic in self.routes)
             seconds = time.monotonic() - begun
-            result = records.timed_result(seconds, seconds - arriving.seconds)
+            result = records.make_timed_result(seconds, seconds - arriving.seconds)
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed)
             with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
@@ -407,7 +406,7 @@ class Publisher:
         letters = read_letters([result.letters])
         if letters.num_rows != result.rejected:
             raise CountMismatch(f"{self.ledger.pipeline}#{self.ledger.number}", result.rejected, letters.num_rows)
-        sender = self._sender(
+        sender = self._make_sender(
             producer,
             policy.topic,
             {policy.topic: policy.partitions},
@@ -417,10 +416,11 @@ class Publisher:
         sender.send(policy.envelope.records(letters))
         return sender.flush()
 
-    def _sender(
+    def _make_sender(
         self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
     ) -> Sender:
-        return Sender(producer, topic, dict(partitions), split, self.transaction_timeout, called, self.conn_id)
+        patience = self.transaction_timeout
+        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, self.ledger.topic)
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
@@ -458,7 +458,7 @@ class Publisher:
             marker = self._wait_for_other(split)
             failure = self._unavailable(error, self._doing(split))
         else:
-            failure = self._failure(error, self._doing(split))
+            failure = self._make_failure(error, self._doing(split))
             # Fencing this task's own id ends the transaction in doubt: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
@@ -478,13 +478,13 @@ class Publisher:
     def _doing(self, split: int) -> str:
         return f"publishing split {split} of window {self.ledger.number}"
 
-    def _failure(self, error: BaseException, doing: str) -> KafkaSparkError:
+    def _make_failure(self, error: BaseException, doing: str) -> KafkaSparkError:
         """Return the error to raise: :class:`KafkaRefused` if the brokers refused a record. Only the transaction reports this if
         no callback watched the batch."""
         said = error.args[0] if isinstance(error, KafkaException) else None
         # Records that are sent are watched; the marker is not.
         marker = [Right("topic", "Write", self.ledger.topic)]
-        if missing := find_missing_right(said, self.conn_id, describe_identity(self.config), doing, marker):
+        if missing := find_missing_right(said, KafkaUser.of(self.config, self.conn_id), doing, marker):
             return missing
         return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 

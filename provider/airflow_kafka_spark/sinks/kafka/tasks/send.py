@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client_errors import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -54,6 +54,7 @@ class Sender:
     :param patience: seconds without room in the producer's queue after which sending fails.
     :param called: the word for a row in messages.
     :param conn_id: the connection, for messages.
+    :param ledger: the ledger topic, to which no row may be sent; "" (default) if none can name it.
     """
 
     producer: Producer
@@ -63,6 +64,7 @@ class Sender:
     patience: float = 300.0
     called: str = "row"
     conn_id: str = ""
+    ledger: str = ""
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
@@ -107,6 +109,8 @@ class Sender:
     def _send_to(self, topic: str | None, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
         if not topic:
             raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
+        if topic == self.ledger:
+            raise RowRejected(self._row(rows[0]), f"its topic `{topic}` is the ledger of pipelines", "Give the row another topic")
         count = self._count(topic)
         if columns["key"].null_count and topic not in self._keyless:
             self._keyless[topic] = self._row(rows[pc.index(columns["key"].is_null(), True).as_py()])
@@ -183,7 +187,7 @@ class Sender:
         if topic not in self.partitions:
             found = self.producer.list_topics(topic, timeout=30).topics.get(topic)
             rights = [Right("topic", "Describe", topic)]
-            if found and (missing := find_missing_right(found.error, self.conn_id, "", f"sending {self.called}s", rights)):
+            if found and (missing := find_missing_right(found.error, KafkaUser(self.conn_id), f"sending {self.called}s", rights)):
                 raise missing
             if found is None or found.error is not None or not found.partitions:
                 raise TopicMissing("", [topic])
@@ -199,7 +203,7 @@ class Sender:
         if len(wrong):
             at = wrong[0].as_py()
             found = f"it asks for partition {column[at].as_py()}, and topic `{topic}` has partitions 0 to {count - 1}"
-            raise RowRejected(self._row(rows[at]), found, "Correct the partition column")
+            raise RowRejected(self._row(rows[at]), found, "Correct its partition, or add partitions to the topic")
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         # All of a copy's records name one; their keys need no hash then.
         return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
@@ -280,7 +284,7 @@ def find_refusal(
     :param keyless: the first row that was sent without a key; "" if every row has one.
     """
     rights = [Right("topic", "Write", topic or "")]
-    if missing := find_missing_right(error, conn_id, "", f"sending {called}", rights):
+    if missing := find_missing_right(error, KafkaUser(conn_id), f"sending {called}", rights):
         return missing
     if error.name() not in _REMEDIES:
         return None

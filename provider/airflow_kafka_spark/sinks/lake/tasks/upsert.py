@@ -65,7 +65,7 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
 
     target: StageTarget
 
-    def new_file(self, path: str) -> StoreFile:
+    def open_new_file(self, path: str) -> StoreFile:
         return StoreFile(self.target, path)
 
     def describe(self, file: StoreFile, key: PartitionKey) -> Mapping[str, Any]:
@@ -188,7 +188,7 @@ class Upsert:
         self.events = self._events()
 
     @classmethod
-    def deletion(
+    def make_deletion(
         cls,
         window: Window,
         column: str,
@@ -338,10 +338,10 @@ class Upsert:
         """Write the last row of each key."""
         digest = np.packbits(put).tobytes()
         if self._fresh is None or self._fresh[0] != digest:
-            self._fresh = (digest, self._write(self._staged_batches(), put, None) if put.any() else ())
+            self._fresh = (digest, self._write(self._read_staged_batches(), put, None) if put.any() else ())
         return self._fresh[1]
 
-    def _staged_batches(self) -> Iterator[pa.RecordBatch]:
+    def _read_staged_batches(self) -> Iterator[pa.RecordBatch]:
         for path in self.staged:
             with self._open(path) as source:
                 for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):

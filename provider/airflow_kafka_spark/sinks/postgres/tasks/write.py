@@ -175,11 +175,11 @@ class CopyWriter(SplitWriter):
 
     def open(self, split: Split) -> None:
         self._split, self._open_split = split, None
-        with self._explained("opening"):
+        with self._explain_errors("opening"):
             session = self._open_session()
         self._open_split = _OpenSplit(split, session)
         try:
-            with self._explained("opening"):
+            with self._explain_errors("opening"):
                 self.open_split.there = self._begin(session)
         except BaseException:
             self.abort()
@@ -200,7 +200,7 @@ class CopyWriter(SplitWriter):
         if now.there is not None or self._refuses(rows):
             return
         now.recent.append((first, rows.offsets))
-        with self._explained("loading"):
+        with self._explain_errors("loading"):
             self._put(rows)
 
     def _put(self, rows: Rows) -> None:
@@ -214,9 +214,9 @@ class CopyWriter(SplitWriter):
         if now.there is not None:
             return {"rows": now.seen, **now.there}
         if now.without_key:
-            raise self._key_error()
+            raise self._make_key_error()
         try:
-            with self._explained("flushing"):
+            with self._explain_errors("flushing"):
                 token = self._flush()
         except SinkUnavailable:
             # The answer to COMMIT may be lost, or another task was faster with this split and has ended this session.
@@ -234,7 +234,7 @@ class CopyWriter(SplitWriter):
 
     def _read_outcome(self) -> Mapping[str, Any] | None:
         """Return the split's token if it is written, read in a new session."""
-        with suppress(KafkaSparkError), self._explained("looking for"):
+        with suppress(KafkaSparkError), self._explain_errors("looking for"):
             session = self._open_session()
             try:
                 return self._known(session)
@@ -264,10 +264,10 @@ class CopyWriter(SplitWriter):
                 now.without_key += 1
                 if len(now.samples) < SAMPLES:
                     reason = f"{', '.join(f'`{name}`' for name in missing)} is null, and is part of the key"
-                    now.samples.append(self._bad(rows.offsets[index].as_py(), reason))
+                    now.samples.append(self._make_bad_record(rows.offsets[index].as_py(), reason))
         return True
 
-    def _key_error(self) -> KafkaSparkError:
+    def _make_key_error(self) -> KafkaSparkError:
         n = self.open_split.without_key
         return SinkRejected(
             self.load.target,
@@ -278,19 +278,19 @@ class CopyWriter(SplitWriter):
         )
 
     @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
+    def _explain_errors(self, doing: str) -> Iterator[None]:
         """Raise errors of the driver as errors of this package. The session cannot be used after one."""
         try:
             yield
         except KafkaSparkError:
             raise
         except Exception as error:
-            if not self._ours(error):
+            if not self._is_ours(error):
                 raise
             raised = self._explain(error, f"{doing} split {self.split.index} of window {self.load.window}")
             raise raised from self.load.server.cause(error)
 
-    def _ours(self, error: Exception) -> bool:
+    def _is_ours(self, error: Exception) -> bool:
         errors = self._open_split.session.errors if self._open_split is not None else ()
         return isinstance(error, (*errors, pa.ArrowException)) or hasattr(error, "sqlstate")
 
@@ -299,13 +299,13 @@ class CopyWriter(SplitWriter):
             detail = f"{self.split.range} holds a value that has no place in PostgreSQL: {error}"
             return SinkRejected(self.load.target, self.load.window, detail)
         found = self.load.server.explain(error, self.load.window, doing, self.load.target)
-        if isinstance(found, SinkRejected) and (offset := self._offset_of(str(error))) is not None:
+        if isinstance(found, SinkRejected) and (offset := self._find_offset_of(str(error))) is not None:
             return SinkRejected(
-                found.sink, found.window, found.detail, found.action, [self._bad(offset, "the record it is about")]
+                found.sink, found.window, found.detail, found.action, [self._make_bad_record(offset, "the record it is about")]
             )
         return found
 
-    def _offset_of(self, message: str) -> int | None:
+    def _find_offset_of(self, message: str) -> int | None:
         """Return the offset of the row whose line of the COPY an error names, if it names one."""
         found = re.search(r"COPY .*, line (\d+)", message)
         if found and self._open_split is not None:
@@ -315,7 +315,7 @@ class CopyWriter(SplitWriter):
                     return offsets[row - first].as_py()
         return None
 
-    def _bad(self, offset: int, reason: str) -> BadRecord:
+    def _make_bad_record(self, offset: int, reason: str) -> BadRecord:
         return BadRecord(self.split.range.topic, self.split.range.partition, offset, reason)
 
 
@@ -345,7 +345,7 @@ class StageWriter(CopyWriter):
 
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
         found = session.rows(sql.select_stages(self.registry, self.split.index))
-        return self._token(*found[0]) if found else None
+        return self._make_token(*found[0]) if found else None
 
     def _start(self, session: LoadSession) -> Stream:
         self._stage = Name(self.schema, f"{self.attempt}_{self.split.index}_{uuid4().hex[:6]}")
@@ -359,11 +359,11 @@ class StageWriter(CopyWriter):
             raise SinkUnavailable(self.load.target, f"loading {self.split.range}", f"it took {rows} of {now.seen} rows")
         if session.run(sql.register_stage(self.registry, *mine)) == 1:
             session.commit()
-            return self._token(*mine)
+            return self._make_token(*mine)
         # Another task attempt at this split was faster. This stage is rolled back.
-        return self._token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
+        return self._make_token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
 
-    def _token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
+    def _make_token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
         return {"rows": rows, "stage": stage, "tombstones": tombstones}
 
     def _explain(self, error: Exception, doing: str) -> KafkaSparkError:
@@ -482,18 +482,18 @@ class SplitAtomicWriter(CopyWriter):
         return None
 
     def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
-        there = next((marker for marker in self._markers(session) if marker[:4] == self._marker[:4]), None)
+        there = next((marker for marker in self._read_markers(session) if marker[:4] == self._marker[:4]), None)
         return None if there is None else _make_token(there)
 
     def _refuse_overlap(self, session: LoadSession) -> None:
         mine = self._marker
-        for there in self._markers(session):
+        for there in self._read_markers(session):
             shares = there.start == mine.start or (there.start < mine.end and mine.start < there.end)
             if there[:2] == mine[:2] and shares:
                 detail = f"an earlier attempt wrote {there.text} as one split, this one has {self.split.range}"
                 raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
 
-    def _markers(self, session: LoadSession) -> list[sql.SplitRow]:
+    def _read_markers(self, session: LoadSession) -> list[sql.SplitRow]:
         found = session.rows(sql.select_splits(self.splits, self.load.pipeline, self.load.number))
         return [sql.SplitRow(*row) for row in found]
 
@@ -523,7 +523,7 @@ class SplitAtomicWriter(CopyWriter):
     def defer(self) -> None:
         """Defer the commit of the split, as :meth:`SplitWriter.defer`."""
         if self.tolerates and self.open_split.there is None:
-            with self._explained("putting off"):
+            with self._explain_errors("putting off"):
                 self.open_split.there = self._defer_split()
 
     def _put(self, rows: Rows) -> None:

@@ -145,7 +145,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         if batch.num_rows:
             stored = self._stored(rows)
             try:
-                for key, group in self._groups(batch, stored, rows.offsets):
+                for key, group in self._group_rows(batch, stored, rows.offsets):
                     self._file(key).add(group)
                 self._write_waiting()
             except OSError as error:
@@ -202,7 +202,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _groups(
+    def _group_rows(
         self, batch: pa.RecordBatch, stored: pa.RecordBatch, offsets: pa.Array
     ) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
         """Yield the rows of each file, in offset order."""
@@ -429,7 +429,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             directory = f"{directory}/{name}"
             self.target.store.make_within(directory)
         number = len(self.finished) + len(self.files)
-        return self.new_file(f"{directory}/{remove_tildes(make_file_stem(self.split.range, number))}-{self.token}.parquet")
+        return self.open_new_file(f"{directory}/{remove_tildes(make_file_stem(self.split.range, number))}-{self.token}.parquet")
 
     def directories(self, key: PartitionKey) -> Sequence[str]:
         """Return the names of the directories, one in the other, that the file of some partition values gets within the
@@ -437,7 +437,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         return ()
 
     @abstractmethod
-    def new_file(self, path: str) -> LakeFileT:
+    def open_new_file(self, path: str) -> LakeFileT:
         """Open the file of this path."""
 
     def finish_file(self, file: LakeFileT, key: PartitionKey) -> Mapping[str, Any]:

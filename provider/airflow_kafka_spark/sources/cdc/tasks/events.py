@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
+from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision, format_topic
 from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json, make_enum_schema
 
 TableName = tuple[str, str]
@@ -58,9 +58,6 @@ class EventForm:
     times: TimePrecision = "adaptive"
 
 
-_NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
-
-
 def make_source_schema(connector: str, fields: Sequence[tuple[str, str, bool]]) -> dict[str, Any]:
     """Return the schema of the field ``source``.
 
@@ -105,23 +102,30 @@ class TableWriter(ABC):
     :param key: the indexes of the key's columns, as the log names them.
     :param form: the form of events.
     :param source: the schema of the field ``source``.
+    :param primary_key: the columns of the key if neither the form nor the log names any.
     """
 
     def __init__(
-        self, name: TableName, columns: Sequence[EventColumn], key: Sequence[int], form: EventForm, source: Mapping[str, Any]
+        self,
+        name: TableName,
+        columns: Sequence[EventColumn],
+        key: Sequence[int],
+        form: EventForm,
+        source: Mapping[str, Any],
+        primary_key: Sequence[str] | None = None,
     ) -> None:
         self.name = ".".join(name)
-        self.topic = f"{form.prefix}.{_NOT_IN_TOPICS.sub('_', self.name)}"
+        self.topic = format_topic(form.prefix, name)
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
-        self._key = self._key_columns(form.keys.get(name), key)
+        self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
             self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
-            self._value_schema = format_json(self._envelope(source))
+            self._value_schema = format_json(self._make_envelope(source))
 
-    def _key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
+    def _list_key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
         if given is None:
             return list(of_log)
         at = {column.name: index for index, column in enumerate(self.columns)}
@@ -160,6 +164,8 @@ class TableWriter(ABC):
             return self.convert(at, raw)
         except ValueRefused as error:
             raise self.refused(at, error) from None
+        except UnicodeDecodeError as error:
+            raise self.refused(at, ValueRefused(f"it is no text in UTF-8: {error.reason}")) from None
 
     def refused(self, at: int, error: ValueRefused) -> SourceRejected:
         """Return the error of a value that cannot be written."""
@@ -178,17 +184,27 @@ class TableWriter(ABC):
             return ""
         return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
 
-    def same_key(self, old: RowValues, new: RowValues) -> bool:
+    @property
+    def key_indexes(self) -> Sequence[int]:
+        """The columns of the key, by index."""
+        return self._key
+
+    def make_templates(self) -> tuple[str, str]:
+        """Return the forms of a key and of a row as JSON, with ``%s`` for each value."""
+        pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
+        return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
+
+    def has_same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
         return all(old[at] == new[at] for at in self._key)
 
-    def key_record(self, key: str) -> bytes | None:
+    def make_key_record(self, key: str) -> bytes | None:
         """Return a record's key."""
         if not key:
             return None
         return (f'{{"schema":{self._key_schema},"payload":{key}}}' if self._key_schema else key).encode()
 
-    def value_record(self, value: str) -> bytes:
+    def make_value_record(self, value: str) -> bytes:
         """Return a record's value."""
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
@@ -199,7 +215,7 @@ class TableWriter(ABC):
             fields.append({**column.schema, "optional": column.is_nullable and at not in self._key, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
 
-    def _envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, every = f"{self.topic}.Value", range(len(self.columns))
         rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
         block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
@@ -212,7 +228,7 @@ class TableWriter(ABC):
 
 
 @dataclass
-class _Transaction:
+class TransactionCounts:
     """A transaction whose boundaries are published.
 
     :param id: its name.
@@ -255,11 +271,11 @@ def _make_transaction_schemas() -> tuple[str, str]:
 
 _TRANSACTION_KEY, _TRANSACTION_VALUE = _make_transaction_schemas()
 
-TableT = TypeVar("TableT", bound=TableWriter)
+TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
 
 
-class ChangeWriter(ABC, Generic[TableT, PositionT]):
+class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     """Converts changes of rows to events.
 
     :param form: their form.
@@ -269,40 +285,71 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     def __init__(self, form: EventForm, connector: str) -> None:
         self.form = form
         self.timestamp = 0
-        self._transaction: _Transaction | None = None
+        self._transaction: TransactionCounts | None = None
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableT, position: PositionT) -> str:
+    def source(self, table: TableWriterT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
         :param position: of the change in the log.
         """
 
-    def is_included(self, table: TableT, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: TableWriterT, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
-    def event(self, table: TableT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
+    def event(self, table: TableWriterT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
         """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
         :param before: the old row as JSON.
         :param after: the new row as JSON.
         """
+        value = self._format(table, position, op, before, after)
+        return Event(table.topic, table.make_key_record(key), table.make_value_record(value), self.timestamp)
+
+    def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
+        """Return the value of an event as JSON."""
         now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
-        value = (
+        return (
             f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
-        return Event(table.topic, table.key_record(key), table.value_record(value), self.timestamp)
+
+    def read_events(self, table: TableWriterT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
+        """Yield the events of rows that were read from a table.
+
+        :param position: at which they were read.
+        :param pieces: some rows each: per column, its values as JSON.
+        """
+        key_form, row_form = table.make_templates()
+        for columns in pieces:
+            rows = map(row_form.__mod__, zip(*columns, strict=True))
+            key_columns = [columns[at] for at in table.key_indexes]
+            keys = map(key_form.__mod__, zip(*key_columns, strict=True)) if key_columns else repeat("")
+            # All but the rows is equal for all of them.
+            event = self._format(table, position, "r", "null", "\0")
+            before, after = event.split("\0")
+            for key, row in zip(keys, rows, strict=False):
+                value = table.make_value_record(f"{before}{row}{after}")
+                yield Event(table.topic, table.make_key_record(key), value, self.timestamp)
 
     # --- transactions ---
 
     def begin_transaction(self, id: str) -> None:
         """Reset the counts of events, because a transaction has begun."""
-        self._transaction = _Transaction(id) if self.form.transactions else None
+        self._transaction = TransactionCounts(id) if self.form.transactions else None
+
+    def copy_transaction(self) -> TransactionCounts | None:
+        """Return the counts of the transaction, for :meth:`restore_transaction`."""
+        found = self._transaction
+        return None if found is None else replace(found, counts=dict(found.counts))
+
+    def restore_transaction(self, counts: TransactionCounts | None) -> None:
+        """Set the counts of the transaction to earlier ones: changes behind them were rolled back."""
+        self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield events of the transaction, after its begin if they are its first ones."""
@@ -312,7 +359,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         for event in events:
             if not self._transaction.is_begun:
                 self._transaction.is_begun = True
-                yield self._boundary("BEGIN", self._transaction.id, "null", "null")
+                yield self._make_boundary("BEGIN", self._transaction.id, "null", "null")
             yield event
 
     def end_transaction(self) -> Iterator[Event]:
@@ -321,9 +368,9 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if ended is None or not ended.is_begun:
             return
         counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
-        yield self._boundary("END", ended.id, str(ended.count), format_json(counts))
+        yield self._make_boundary("END", ended.id, str(ended.count), format_json(counts))
 
-    def _boundary(self, status: str, id: str, count: str, tables: str) -> Event:
+    def _make_boundary(self, status: str, id: str, count: str, tables: str) -> Event:
         key = f'{{"id":{format_json(id)}}}'
         value = (
             f'{{"status":"{status}","id":{format_json(id)},"event_count":{count},"data_collections":{tables},'
@@ -337,7 +384,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
     # --- changes ---
 
     def change(
-        self, table: TableT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
+        self, table: TableWriterT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.
 
@@ -347,13 +394,13 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
         if new is None:
             assert old is not None
             yield from self._delete(table, position, old)
-        elif old is None or table.same_key(old, new):
+        elif old is None or table.has_same_key(old, new):
             yield from self._write(table, position, "c" if is_insert else "u", old, new)
         else:
             yield from self._delete(table, position, old)
             yield from self._write(table, position, "c", old, new)
 
-    def _write(self, table: TableT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
+    def _write(self, table: TableWriterT, position: PositionT, op: str, old: RowValues | None, new: RowValues) -> Iterator[Event]:
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
@@ -362,7 +409,7 @@ class ChangeWriter(ABC, Generic[TableT, PositionT]):
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self.event(table, position, op, table.key_of(new), before, table.row(new))
 
-    def _delete(self, table: TableT, position: PositionT, old: RowValues) -> Iterator[Event]:
+    def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
         event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -40,7 +40,8 @@ class TableSnapshot:
     :param key: the columns whose values order its rows; empty: the table is one chunk.
     :param done: the last key whose chunks the log has caught up with: all events behind that are published. None: no key.
     :param read: chunks that the log has not caught up with.
-    :param types: per column of ``key``, the type by which its values are compared, if the source needs it from the beginning.
+    :param types: per column of ``key``, the type by which its values are compared.
+    :param id: the server's id of the table, which it keeps under another name; 0 if the server has none.
     """
 
     table: TableName
@@ -48,6 +49,7 @@ class TableSnapshot:
     done: Key | None = None
     read: tuple[ReadChunk, ...] = ()
     types: tuple[str, ...] = ()
+    id: int = 0
 
     @property
     def upto(self) -> Key | None:
@@ -72,11 +74,11 @@ class TableSnapshot:
 
     def begin_again(self) -> TableSnapshot:
         """Return the state in which nothing is read."""
-        return TableSnapshot(self.table, self.key, types=self.types)
+        return replace(self, done=None, read=())
 
     def caught_up(self) -> TableSnapshot:
         """Return the state once the log has caught up with all chunks."""
-        return TableSnapshot(self.table, self.key, self.upto, types=self.types)
+        return replace(self, done=self.upto, read=())
 
     def to_json(self) -> dict[str, Any]:
         """Return the value for a plan or a position."""
@@ -84,6 +86,7 @@ class TableSnapshot:
             "table": list(self.table),
             "key": list(self.key),
             **({"types": list(self.types)} if self.types else {}),
+            **({"id": self.id} if self.id else {}),
             **({"done": list(self.done)} if self.done is not None else {}),
             **({"read": [{"upto": c.upto and list(c.upto), "seen": c.seen} for c in self.read]} if self.read else {}),
         }
@@ -95,7 +98,7 @@ class TableSnapshot:
         done = value.get("done")
         read = tuple(ReadChunk(c["upto"] and tuple(c["upto"]), c["seen"]) for c in value.get("read", ()))
         types = tuple(value.get("types", ()))
-        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read, types)
+        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read, types, value.get("id", 0))
 
 
 @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ class PostgresSplitReader(SplitReader):
     waiting: tuple[str, ...] = ()
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
-        with self._source_errors(f"reading split {split}"), self._cursor() as cursor:
+        with self._translate_source_errors(f"reading split {split}"), self._cursor() as cursor:
             cursor.execute(self.session)
             cursor.fetchall()
             for statement in self.waiting:
@@ -83,13 +83,13 @@ class PostgresSplitReader(SplitReader):
         return pa.RecordBatch.from_arrays(batch.columns, [name for name, _ in self.columns])
 
     @contextmanager
-    def _source_errors(self, doing: str) -> Iterator[None]:
+    def _translate_source_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-            raise self._source_error(error, doing) from self.server.cause(error)
+            raise self._make_source_error(error, doing) from self.server.cause(error)
 
-    def _source_error(self, error: Exception, doing: str) -> KafkaSparkError:
+    def _make_source_error(self, error: Exception, doing: str) -> KafkaSparkError:
         detail = describe_driver_message(self.server.scrub(extract_server_message(error)))
         if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.table, f"{doing}: {detail}")

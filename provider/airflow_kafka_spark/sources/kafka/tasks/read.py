@@ -19,7 +19,7 @@ from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated,
 from airflow_kafka_spark.formats.base import get_metadata_type
 from airflow_kafka_spark.hooks.kafka.client_errors import drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
-from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
+from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
 BATCH_RECORDS = 20_000
@@ -68,7 +68,7 @@ class KafkaRecords:
 
         :param at: the positions of the records, at least one.
         """
-        keys, values, headers = zip(*map(self._original, at), strict=True)
+        keys, values, headers = zip(*map(self._get_original, at), strict=True)
         return {
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
@@ -76,7 +76,7 @@ class KafkaRecords:
             "timestamp": self.timestamps.take(pa.array(at, pa.int64())),
         }
 
-    def _original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
+    def _get_original(self, index: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]:
         if self.messages is not None:
             message = self.messages[index]
             return message.key(), message.value(), message.headers()
@@ -171,7 +171,7 @@ class KafkaSplitReader:
                     messages = [m for m in messages if m.offset() < end] if last >= end else messages
                 # In one leader's log epochs ascend: that of the last record is the highest.
                 if self.epoch >= 0 and messages and self._is_later(messages[-1]):
-                    messages, done = self._before_cut(messages, before), True
+                    messages, done = self._keep_before_cut(messages, before), True
             pending.add(messages)
             if not len(pending):
                 continue
@@ -204,7 +204,7 @@ class KafkaSplitReader:
         """Return True if a record was written after the log that was planned had been cut off."""
         return (message.leader_epoch() or 0) > self.epoch
 
-    def _before_cut(self, messages: Sequence[Any], position: int) -> list[Any]:
+    def _keep_before_cut(self, messages: Sequence[Any], position: int) -> list[Any]:
         """Return the records before the first one that was written after the log had been cut off. The rest of the range is a
         gap.
 

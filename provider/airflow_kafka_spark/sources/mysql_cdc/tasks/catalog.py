@@ -158,7 +158,7 @@ def _make_log_column(form: ValueForm, row: _ColumnRow) -> LogColumn:
         meta = bytes([binlog.STRING ^ (length & 0x300) >> 4, length & 0xFF])
     elif kind in ("enum", "set"):
         meta = bytes([code, 1])
-    values = tuple(value.replace("''", "'") for value in re.findall(r"'((?:[^']|'')*)'", row.declared)) if code in _CHOSEN else ()
+    values = tuple(map(_unescape, re.findall(r"'((?:[^']|'')*)'", row.declared))) if code in _CHOSEN else ()
     charset = row.charset
     collation = BINARY if charset is None else next((n for n, of in sorted(form.charsets.items()) if of == charset), 0)
     codec = "cp1252" if charset == "latin1" else CODECS.get(charset or "", "latin1")
@@ -168,3 +168,9 @@ def _make_log_column(form: ValueForm, row: _ColumnRow) -> LogColumn:
 
 
 _CHOSEN = (binlog.ENUM, binlog.SET)
+_ESCAPED = {"''": "'", r"\n": "\n", r"\r": "\r", r"\0": "\0"}
+
+
+def _unescape(text: str) -> str:
+    """Return a value of an ENUM or SET that the catalog shows in the declaration of its column."""
+    return re.sub(r"''|\\(.)", lambda found: _ESCAPED.get(found[0], found[1]), text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
+    TransactionCounts,
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
@@ -28,15 +29,18 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
     ReadColumn,
     ValueForm,
+    parse_savepoint,
     parse_truncate,
     read_column,
-    remove_comments,
+    remove_prefixes,
 )
 
 HELD_BYTES = 16 << 20
 """Bytes of a transaction that are held back until its end is seen."""
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL")
+_CALLS = re.compile(r"(?:SELECT|DO)\b", re.IGNORECASE)
+"""Calls of functions, which are logged as statements if they change rows: it is not known of which tables."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class LogTableWriter(TableWriter):
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
         self._null_bytes = (len(columns) + 7) // 8
-        self._chunk_key = self._key_of_chunks(snapshot) if snapshot is not None and snapshot.bounds else []
+        self._chunk_key = self._list_chunk_key_columns(snapshot) if snapshot is not None and snapshot.bounds else []
         self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
     def convert(self, at: int, raw: object) -> str:
@@ -147,7 +151,7 @@ class LogTableWriter(TableWriter):
         pieces = [f"{piece}{value}" for piece, value in zip(self._pieces, values, strict=True)]
         return "{" + ",".join(pieces) + "}"
 
-    def _key_of_chunks(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
+    def _list_chunk_key_columns(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
         """Return index and form of each column by which the table is cut.
 
         :raises SourceRejected: the table had no such column when it was changed.
@@ -186,15 +190,16 @@ class LogTableWriter(TableWriter):
         del values[self._visible :]
         return values, at
 
-    def query_row(self, values: Iterable[bytes | None]) -> LogRow:
-        """Return the values of a row of a query's results.
+    def convert_columns(self, rows: Sequence[Sequence[bytes | None]]) -> list[list[str]]:
+        """Return the values of rows of a query's results as JSON, column by column.
 
+        :param rows: at least one row.
         :raises SourceRejected: a value cannot be written.
         """
-        found = LogRow()
-        for index, (column, raw) in enumerate(zip(self._columns, values, strict=True)):
+        found = []
+        for index, (column, values) in enumerate(zip(self._columns, zip(*rows, strict=True), strict=True)):
             try:
-                found.append("null" if raw is None else column.of_query(raw))
+                found.append(["null" if raw is None else column.of_query(raw) for raw in values])
             except ValueRefused as error:
                 raise self.refused(index, error) from None
         return found
@@ -209,6 +214,17 @@ class ParsedRows(NamedTuple):
 
     table: LogTableWriter
     rows: list[RowChange]
+
+
+class _Savepoint(NamedTuple):
+    """A savepoint of the transaction that is read.
+
+    :param events: the number of its events so far.
+    :param counts: the counts of its events that are published; None if they are not.
+    """
+
+    events: int
+    counts: TransactionCounts | None
 
 
 class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
@@ -233,6 +249,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._gtid = ""
         self._held: list[Event] = []
         self._held_bytes = 0
+        self._released = 0
+        self._savepoints: dict[str, _Savepoint] = {}
         self._has_changes = self._is_released = False
         self._before_database = self._before_table = self._before_position = ""
 
@@ -293,6 +311,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._gtid = gtid
         self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
+        self._released = 0
+        self._savepoints.clear()
 
     def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
         """Yield the end of a transaction whose events are published."""
@@ -303,11 +323,26 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
             self._held.append(event)
-            self._held_bytes += len(event.value or b"") + 100
+            self._held_bytes += _get_size(event)
 
     def _release(self) -> list[Event]:
         held, self._held, self._held_bytes = self._held, [], 0
+        self._released += len(held)
         return held
+
+    def _go_back(self, name: str, located: Located) -> None:
+        """Leave out the changes behind a savepoint, which were rolled back: the log has them if the transaction has also changed
+        a table without transactions.
+
+        :raises SourceRejected: some of them are published already.
+        """
+        savepoint = self._savepoints.get(name)
+        if savepoint is None or savepoint.events < self._released:
+            found = f"the log at {located.start}: a part of a large transaction was rolled back, and is published already"
+            raise SourceRejected(self._server.where, found, NOT_SUPPORTED)
+        del self._held[savepoint.events - self._released :]
+        self._held_bytes = sum(map(_get_size, self._held))
+        self.restore_transaction(savepoint.counts)
 
     def _close(self, step: str, located: Located) -> list[Event]:
         """Return the events of a transaction that has ended."""
@@ -371,11 +406,16 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
     def read_rows(
-        self, table: LogTable, values: Iterable[Iterable[bytes | None]], coordinates: LogCoordinates, server_id: int, now_us: int
+        self,
+        table: LogTable,
+        pieces: Iterable[Sequence[Sequence[bytes | None]]],
+        coordinates: LogCoordinates,
+        server_id: int,
+        now_us: int,
     ) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
-        :param values: the results of a query for its columns.
+        :param pieces: the results of a query for its columns, some rows at a time.
         :param coordinates: the coordinates in the log at which they were read.
         :param server_id: of the server.
         :param now_us: the time at which they were read, microseconds since 1970.
@@ -383,9 +423,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         """
         writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
         self._describe(now_us, "incremental", server_id, coordinates.file)
-        for row in values:
-            found = writer.query_row(row)
-            yield self.event(writer, at, "r", writer.key_of(found), "null", writer.row(found))
+        yield from self.read_events(writer, at, map(writer.convert_columns, pieces))
 
     def _describe_event(self, located: Located) -> None:
         event = located.event
@@ -412,6 +450,13 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
+        if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
+            goes_back, name = savepoint
+            if goes_back:
+                self._go_back(name, located)
+            else:
+                self._savepoints[name] = _Savepoint(self._released + len(self._held), self.copy_transaction())
+            return
         truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
@@ -424,6 +469,11 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         shown = LogTable(0, *table)
         self._describe_event(located)
         return self.event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
+
+
+def _get_size(event: Event) -> int:
+    """Return about how many bytes an event takes."""
+    return len(event.value or b"") + 100
 
 
 class _Truncated(LogTableWriter):
@@ -444,7 +494,10 @@ def find_truncated_table(body: bytes, form: MysqlEventForm) -> TableName | None:
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
     database, text = binlog.parse_query(body)
-    text = remove_comments(text)
+    text = remove_prefixes(text)
+    if _CALLS.match(text):
+        databases = {form.database} if form.tables is None else {name for name, _ in form.tables}
+        return database in databases or any(name.casefold() in text.casefold() for name in databases)
     if not text[:10].upper().startswith(_CHANGES):
         return False
     if form.tables is None:

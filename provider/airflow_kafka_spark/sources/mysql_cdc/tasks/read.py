@@ -68,7 +68,7 @@ class BinlogReader(EventReader):
         start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
         transactions, created, piece, size = Transactions(), 0, list[Located](), 0
         coordinates = start
-        for located in self.server.events_up_to(start, end):
+        for located in self.server.read_events_up_to(start, end):
             if located.end.file != coordinates.file:
                 created = 0
             if located.event.kind == binlog.FORMAT:

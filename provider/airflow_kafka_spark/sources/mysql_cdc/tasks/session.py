@@ -113,9 +113,9 @@ class LogServer:
                 yield connection
             finally:
                 connection.close()
-        except database.driver_errors() as error:
+        except database.list_driver_errors() as error:
             detail, is_refused = database.describe_error(error)
-            cause = database.shown_cause(error)
+            cause = database.get_shown_cause(error)
             code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
             if code == _CANNOT_READ:
                 found = f"the server does not send its log, {doing}: {detail}"
@@ -159,7 +159,7 @@ class LogServer:
                 coordinates = LogCoordinates(file, position if not event.log_pos else FIRST)
             yield Located(event, before, coordinates)
 
-    def events_up_to(self, start: LogCoordinates, end: LogCoordinates) -> Iterator[Located]:
+    def read_events_up_to(self, start: LogCoordinates, end: LogCoordinates) -> Iterator[Located]:
         """Yield the events from ``start`` on, at least up to ``end``.
 
         The server may report the end of its log a moment before it sends the events up to it.
@@ -191,12 +191,12 @@ class LogServer:
 
         :raises SourceRejected: the server writes no log.
         """
-        found = fetch_rows(connection, self.status_statement(connection))
+        found = fetch_rows(connection, self.make_status_statement(connection))
         if not found:
             raise SourceRejected(self.where, "the server writes no binary log", "Set `log_bin`, and restart the server")
         return LogCoordinates(str(found[0][0]), int(found[0][1]))
 
-    def status_statement(self, connection: Connection) -> str:
+    def make_status_statement(self, connection: Connection) -> str:
         """Return the statement that returns the end of the log."""
         is_new = not is_mariadb(connection) and read_version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"

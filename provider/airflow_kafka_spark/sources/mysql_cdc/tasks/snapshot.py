@@ -99,7 +99,7 @@ def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordina
     if coordinates.order >= start.order:
         return True
     transactions = Transactions()
-    for located in server.events_up_to(coordinates, start):
+    for located in server.read_events_up_to(coordinates, start):
         if transactions.enter(located.event):
             return False
         if located.end.order >= start.order:
@@ -126,7 +126,7 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     if end.order <= coordinates.order:
         return False
     named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
-    for located in server.events_up_to(coordinates, end):
+    for located in server.read_events_up_to(coordinates, end):
         if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
@@ -136,8 +136,8 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
 
 def read_chunk_rows(
     connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
-) -> Iterator[tuple[bytes | None, ...]]:
-    """Yield the rows of a chunk: bytes, of texts in the character set of their column. They are not held in memory."""
+) -> Iterator[Sequence[tuple[bytes | None, ...]]]:
+    """Yield the rows of a chunk, some at a time: bytes, of texts in the character set of their column."""
     from pymysql.cursors import SSCursor
 
     key = [DIALECT.quote(column) for column in shape.key]
@@ -153,7 +153,7 @@ def read_chunk_rows(
         # The values as they come: the driver would decode and convert them.
         cursor._result.converters = [(None, None)] * len(cursor._result.converters)
         while found := cursor.fetchmany(1000):
-            yield from found
+            yield found
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:

@@ -512,13 +512,16 @@ def _format_instant(seconds: int, micros: int, precision: int) -> str:
 # --- statements ---------------------------------------------------------------------------------------------------------
 
 _NAME = r'(?:`((?:[^`]|``)+)`|"((?:[^"]|"")+)"|([^\s`".;/]+))'
-_COMMENT = re.compile(r"\s+|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.DOTALL)
+_PREFIX = re.compile(
+    r"\s+|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n|SET\s+STATEMENT\s.*?\sFOR\s|ANALYZE\s+(?:FORMAT\s*=\s*\S+\s+)?(?!.*\bTABLE\b)",
+    re.DOTALL | re.IGNORECASE,
+)
 _TRUNCATE = re.compile(rf"TRUNCATE\s+(?:TABLE\s+)?{_NAME}(?:\s*\.\s*{_NAME})?", re.IGNORECASE)
 
 
-def remove_comments(text: str) -> str:
-    """Return a statement without the spaces and comments at its beginning."""
-    while found := _COMMENT.match(text):
+def remove_prefixes(text: str) -> str:
+    """Return a statement without spaces, comments, and the settings for its duration (``SET STATEMENT``) at its beginning."""
+    while found := _PREFIX.match(text):
         text = text[found.end() :]
     return text
 
@@ -528,12 +531,28 @@ def parse_truncate(text: str, database: str) -> tuple[str, str] | None:
 
     :param database: the default database.
     """
-    found = _TRUNCATE.match(remove_comments(text))
+    found = _TRUNCATE.match(remove_prefixes(text))
     if found is None:
         return None
-    parts = found.groups()
-    names = [
-        (ticked.replace("``", "`") if ticked else quoted.replace('""', '"') if quoted else plain or "")
-        for ticked, quoted, plain in (parts[:3], parts[3:])
-    ]
+    names = _get_names(found, 1)
     return (names[0], names[1]) if names[1] else (database, names[0])
+
+
+_SAVEPOINT = re.compile(rf"(SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO(?:\s+SAVEPOINT)?)\s+{_NAME}", re.IGNORECASE)
+
+
+def parse_savepoint(text: str) -> tuple[bool, str] | None:
+    """Return whether a statement goes back to a savepoint (else it sets one), and its name; None if it is no such statement."""
+    found = _SAVEPOINT.match(remove_prefixes(text))
+    if found is None:
+        return None
+    return found[1].upper().startswith("ROLLBACK"), _get_names(found, 2)[0].casefold()
+
+
+def _get_names(found: re.Match[str], first: int) -> list[str]:
+    """Return the names that a match of :data:`_NAME` has, from a group on."""
+    parts = found.groups()[first - 1 :]
+    return [
+        (ticked.replace("``", "`") if ticked else quoted.replace('""', '"') if quoted else plain or "")
+        for ticked, quoted, plain in (parts[at : at + 3] for at in range(0, len(parts), 3))
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     ChangeWriter,
     Event,
@@ -28,6 +29,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     TruncateMessage,
     Tuple,
 )
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import Convert, UserType, ValueTypes
 
@@ -38,10 +40,12 @@ class EventOptions(EventForm):
 
     :param database: the database.
     :param tables: the tables whose changes are taken; None: all that the publication has.
+    :param primary_keys: the columns of primary keys in their order, which the log does not name.
     """
 
     database: str = ""
     tables: frozenset[TableName] | None = None
+    primary_keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict, hash=False)
     placeholder: str = "__debezium_unavailable_value"
 
 
@@ -66,14 +70,46 @@ class _RelationWriter(TableWriter):
         converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
-        self.identity = frozenset(index for index, column in enumerate(relation.columns) if column.is_key)
-        # With the replica identity FULL every column is flagged; the primary key is among `keys`.
-        flagged = sorted(self.identity) if relation.identity != "f" else []
+        # With the replica identity FULL every column is flagged.
+        flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
+        # The log names them in the order of the table. The key keeps its order when the replica identity becomes FULL.
+        primary_key = tuple(options.primary_keys.get(name, ()))
+        names = [relation.columns[at].name for at in flagged]
+        if set(names) == set(primary_key):
+            flagged = [flagged[names.index(column)] for column in primary_key]
         columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
-        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA)
+        super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, primary_key or None)
+        self._never_null = frozenset(at for at, column in enumerate(relation.columns) if column.name in primary_key)
+        # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
+        self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
             self.refuse_missing_keys()
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
+
+    def refuse_missing_values(self, old: Tuple | None, is_full: bool) -> None:
+        """Make sure that the log holds the key of a row before its change.
+
+        :param old: None if the log does not hold it, because its replica identity has not changed.
+        :param is_full: True if it should have all columns. That of a partition which is published as its root may not have them.
+        :raises SourceRejected: a column is missing.
+        """
+        if old is None:
+            missing = self._key if self.needs_full else ()
+        else:
+            missing = [at for at in self._key if old[at] is None and (not is_full or at in self._never_null)]
+        if missing:
+            name = self.columns[missing[0]].name
+            found = f"the log does not hold column `{name}` of the key of a row: the replica identity was not FULL"
+            action = f"ALTER TABLE ... REPLICA IDENTITY FULL, for each partition, too. {NEW_PIPELINE}"
+            raise SourceRejected(self.name, found, action)
+
+    def refuse_missing_key(self) -> None:
+        """Raise the error of a table without a key.
+
+        :raises SourceRejected: always.
+        """
+        found = "it had no key when a row was changed, so that the event would have no key"
+        raise SourceRejected(self.name, found, f"Give it a primary key, or name its key in `message_key_columns`. {NEW_PIPELINE}")
 
     def convert(self, at: int, raw: object) -> str:
         if raw is None:
@@ -90,9 +126,25 @@ class _RelationWriter(TableWriter):
                 piece + (converts[at](raw) if type(raw) is bytes else special(at, raw))
                 for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))
             ]
-        except ValueRefused:
+        except (ValueRefused, UnicodeDecodeError):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
+
+    def convert_columns(self, rows: Sequence[Tuple]) -> list[list[str]]:
+        """Return the values of rows as JSON, column by column: several times faster than row by row.
+
+        :param rows: at least one row, without values that were not sent.
+        :raises SourceRejected: a value cannot be written.
+        """
+        try:
+            return [
+                ["null" if raw is None else convert(raw) for raw in values] if None in values else list(map(convert, values))
+                for convert, values in zip(self._converts, zip(*rows, strict=True), strict=True)
+            ]
+        except (ValueRefused, UnicodeDecodeError):
+            for row in rows:
+                self.row(row)  # raises an error that names the column
+            raise
 
 
 def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
@@ -158,18 +210,18 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
             yield from self.bounded(events) if self.form.transactions else events
 
-    def read_rows(self, relation: RelationMessage, values: Iterable[Tuple], lsn: int, now_us: int) -> Iterator[Event]:
+    def read_rows(self, relation: RelationMessage, pieces: Iterable[Sequence[Tuple]], lsn: int, now_us: int) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
         :param relation: the table.
+        :param pieces: the rows, some at a time.
         :param lsn: the LSN at which they were read.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
         """
         table = _RelationWriter(relation, self._options, self._types)
         self._describe(now_us, "incremental", "null")
-        for row in values:
-            yield self.event(table, lsn, "r", table.key_of(row), "null", table.row(row))
+        yield from self.read_events(table, lsn, map(table.convert_columns, pieces))
 
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
@@ -194,9 +246,13 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
+        if not table.has_key:
+            table.refuse_missing_key()
+        if change.op != "I":
+            table.refuse_missing_values(old, change.is_full)
         if old is not None and new is not None:
-            # A value of the new row that was not sent is that of the old one, which holds the columns of the identity.
-            new = [old[at] if value is UNCHANGED and at in table.identity else value for at, value in enumerate(new)]
+            # A value of the new row that was not sent is that of the old one, if the log holds it.
+            new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:

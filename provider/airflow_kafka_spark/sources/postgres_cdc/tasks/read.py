@@ -84,21 +84,21 @@ class CdcReader(EventReader):
 
     def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
         """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""
+        refuse_missing_publication = self.server.watch_publication(connection, self.publication)
         with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
             cursor.execute(PEEK, [self.server.slot, end, format_publication_names(self.publication)])
             count = 500
             while found := cursor.fetchmany(count):
+                refuse_missing_publication()
                 yield list(self._decoded(found))
                 average = sum(len(data) for _, data in found) / len(found)
                 # Grows slowly: behind small messages there may be large ones.
                 count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
+            refuse_missing_publication()
 
     def _decoded(self, found: Sequence[tuple[str, bytes]]) -> Iterator[tuple[int, Message]]:
         for lsn, data in found:
-            try:
-                message = decode(data)
-            except NotPgoutput as error:
-                raise SourceRejected(self.server.server.where, f"the log at {lsn} is not understood: {error}") from None
+            message = decode_message(self.server.server.where, lsn, data)
             if message is not None:
                 yield parse_lsn(lsn), message
 
@@ -116,6 +116,18 @@ class CdcReader(EventReader):
             with closing(read_chunk_rows(connection, chunk, opened.shape)) as values:
                 yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
         self._tokens[split] = make_chunk_token(opened)
+
+
+def decode_message(where: str, lsn: str, data: bytes) -> Message | None:
+    """Return a message of the log; None if it changes no row.
+
+    :param where: the server, for messages.
+    :raises SourceRejected: it is not understood.
+    """
+    try:
+        return decode(data)
+    except NotPgoutput as error:
+        raise SourceRejected(where, f"the log at {lsn} is not understood: {error}") from None
 
 
 def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:

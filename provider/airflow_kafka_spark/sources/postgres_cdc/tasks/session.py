@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,17 @@ SESSION = (
     "SELECT set_config(name, value, false) FROM (VALUES ('TimeZone', 'UTC'), ('DateStyle', 'ISO, MDY'), "
     "('IntervalStyle', 'iso_8601'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), ('xmlbinary', 'base64'), "
     "('client_min_messages', 'warning'), ('statement_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), "
-    "('search_path', 'pg_catalog'), ('default_transaction_isolation', 'read committed')) AS s(name, value)"
+    "('search_path', 'pg_catalog'), ('row_security', 'off'), ('default_transaction_isolation', 'read committed')) "
+    "AS s(name, value)"
 )
-"""Gives every session the same settings: values of the log cross it as text."""
+"""Gives every session the same settings: values of the log cross it as text. Row security would hide rows from a snapshot that
+the log has; if it is off, the server refuses the statement."""
 
 RELEASE_SECONDS = 30.0
 """Seconds that a session which was ended may take to give the slot back."""
 
 _REFUSED = ("22", "23", "42", "55", "58")
+_UNDEFINED, _SKIPPED = "42704", "55000"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class SlotState:
     :param wal_status: ``lost`` if WAL that it needs was removed; "" before PostgreSQL 13.
     :param pid: of the session that uses it now; None: none.
     :param application: the name of that session.
+    :param two_phase: True if it decodes prepared transactions before they are committed.
     """
 
     plugin: str
@@ -51,6 +55,7 @@ class SlotState:
     temporary: bool
     pid: int | None
     application: str
+    two_phase: bool = False
 
 
 def parse_lsn(text: str) -> int:
@@ -100,25 +105,54 @@ class SlotServer:
     def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
         text = describe_driver_message(" ".join(self.server.scrub(str(error)).split()))
         # 55006: another session uses the slot; it may end.
+        if error.sqlstate == _UNDEFINED and "publication" in text:
+            return SourceRejected(
+                self.server.where, f"{doing}: {text}, when changes behind the last window were made", NO_PUBLICATION
+            )
         if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
             return SourceRejected(self.server.where, f"{doing}: {text}")
         return SourceUnavailable(self.server.where, doing, text)
 
     def state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
         """Return the state of the slot; None if the slot does not exist."""
-        has_status = connection.info.server_version >= 130000
+        version = connection.info.server_version
         found = connection.execute(
             "SELECT s.plugin, s.database, s.confirmed_flush_lsn::text, "
-            f"{'s.wal_status' if has_status else 'NULL'}, s.temporary, s.active_pid, a.application_name "
+            f"{'s.wal_status' if version >= 130000 else 'NULL'}, s.temporary, s.active_pid, a.application_name, "
+            f"{'s.two_phase' if version >= 140000 else 'false'} "
             "FROM pg_catalog.pg_replication_slots s LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid "
             "WHERE s.slot_name = %s",
             [self.slot],
         ).fetchone()
         if found is None:
             return None
-        plugin, database, confirmed, status, temporary, pid, application = found
+        plugin, database, confirmed, status, temporary, pid, application, two_phase = found
         lsn = parse_lsn(confirmed) if confirmed else 0
-        return SlotState(plugin or "", database or "", lsn, status or "", temporary, pid, application or "")
+        return SlotState(plugin or "", database or "", lsn, status or "", temporary, pid, application or "", two_phase)
+
+    def watch_publication(self, connection: psycopg.Connection[Any], publication: str) -> Callable[[], None]:
+        """Return a function that makes sure that the log which was read so far names all changes.
+
+        From PostgreSQL 18 on, a publication that does not exist when a change was made is a warning, and the change is left out.
+        Before, it is an error.
+        """
+        warned: list[bool] = []
+
+        def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+            if diagnostic.sqlstate == _SKIPPED:
+                warned.append(True)
+
+        def refuse() -> None:
+            """Raise an error if the server has warned.
+
+            :raises SourceRejected: it has.
+            """
+            if warned:
+                found = f"publication `{publication}` did not exist when changes behind the last window were made"
+                raise SourceRejected(self.server.where, found, NO_PUBLICATION)
+
+        connection.add_notice_handler(note)
+        return refuse
 
     def release(self, connection: psycopg.Connection[Any]) -> None:
         """End the session of an earlier attempt that still uses the slot.
@@ -181,10 +215,13 @@ class SlotServer:
                 self.server.where, f"the slot `{self.slot}` is gone, and with it the log behind {format_lsn(start)}", NEW_PIPELINE
             )
         if state.wal_status == "lost":
+            why = "grew beyond `max_slot_wal_keep_size`"
+            if connection.info.server_version >= 180000:
+                why += ", or the slot was not used for `idle_replication_slot_timeout`"
             raise LogLost(
                 self.server.where,
-                f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} grew beyond `max_slot_wal_keep_size`",
-                f"Raise `max_slot_wal_keep_size` or run more often. {NEW_PIPELINE}",
+                f"the slot `{self.slot}` is lost: the log behind {format_lsn(start)} {why}",
+                f"Raise the setting or run more often. {NEW_PIPELINE}",
             )
         if state.confirmed > start:
             raise LogLost(
@@ -198,6 +235,8 @@ class SlotServer:
 
 
 NEW_PIPELINE = "To start over, use a new slot and a new pipeline, and copy the tables again"
+
+NO_PUBLICATION = f"It was dropped and created again, and changes in between are in no publication. {NEW_PIPELINE}"
 
 
 def describe_foreign_use(slot: str, state: SlotState) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import fetch_rows, quote, quote_literal
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
+from airflow_kafka_spark.sources.jdbc.database import SAME_ORDER
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -73,14 +75,22 @@ def find_snapshot_function(connection: psycopg.Connection[Any]) -> str:
 class KeyColumn:
     """A column by which rows are ordered.
 
-    :param name: its name, quoted.
+    :param name: its name.
     :param type: the name of its type, for a cast.
     :param collation: ``COLLATE ...`` if it has another one than the database.
+    :param operators: how ``<``, ``<=``, ``>`` and ``>=`` of its order are written if they are not those of ``pg_catalog``, as for
+        ``citext``, which `>` without its schema would compare as a text.
     """
 
     name: str
     type: str
     collation: str
+    operators: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def order(self) -> str:
+        """The kind of its order. A column whose type has changed has its values in the same order if this stays the same."""
+        return f"{SAME_ORDER.get(self.type, self.type)}{self.collation}"
 
     def cast(self, text: str) -> str:
         """Return an expression of a text as a value of the column."""
@@ -112,19 +122,49 @@ class PostgresTableShape:
         """The columns that order its rows, for an ``ORDER BY``."""
         return ", ".join(quote(column.name) for column in self.key)
 
-    def compared(self, operator: str, key: Sequence[str]) -> str:
-        """Return a condition that compares a row's key with another one."""
-        values = ", ".join(column.cast(quote_literal(value)) for column, value in zip(self.key, key, strict=True))
-        return f"({self.ordering}) {operator} ({values})"
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The kinds of the orders of these columns."""
+        return tuple(column.order for column in self.key)
 
-    def refuse_other_key(self, planned: Sequence[str]) -> None:
+    def compared(self, operator: str, key: Sequence[str]) -> str:
+        """Return a condition that compares a row's key with another one.
+
+        :param operator: ``>`` or ``<=``.
+        """
+        values = [column.cast(quote_literal(value)) for column, value in zip(self.key, key, strict=True)]
+        return self.compare([quote(column.name) for column in self.key], operator, values)
+
+    def compare(self, left: Sequence[str], operator: str, right: Sequence[str]) -> str:
+        """Return a condition that compares two keys in the order of the rows.
+
+        :param left: per column of the key an expression; ``right`` the same.
+        :param operator: ``<``, ``<=`` or ``>``.
+        """
+        if not any(column.operators for column in self.key):
+            return f"ROW({', '.join(left)}) {operator} ROW({', '.join(right)})"
+        parts = list(zip(self.key, left, right, strict=True))
+        column, mine, other = parts.pop()
+        condition = f"{mine} {column.operators.get(operator, operator)} {other}"
+        strict = operator[0]
+        for column, mine, other in reversed(parts):
+            at_least, more = (column.operators.get(name, name) for name in (f"{strict}=", strict))
+            condition = f"{mine} {at_least} {other} AND ({mine} {more} {other} OR ({condition}))"
+        return f"({condition})"
+
+    def refuse_other_key(self, planned: Sequence[str], orders: Sequence[str]) -> None:
         """Make sure that the key is the one by which the table was cut so far.
 
+        :param orders: the kinds of the orders of its columns; empty in a snapshot of an earlier release.
         :raises SourceRejected: it is not.
         """
-        if self.key_names != tuple(planned):
+        if self.key_names != tuple(planned) or (orders and self.orders != tuple(orders)):
+            now, was = (
+                ", ".join(f"{name} ({of})" for name, of in zip_longest(names, by, fillvalue="")) or "none"
+                for names, by in ((self.key_names, self.orders), (planned, orders))
+            )
             shown = f"{self.relation.schema}.{self.relation.table}"
-            found = f"its key is ({', '.join(self.key_names)}), and its snapshot was begun by ({', '.join(planned)})"
+            found = f"its key is {now}, and its snapshot was begun by {was}"
             raise SourceRejected(shown, found, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
 
 
@@ -134,7 +174,7 @@ _SHAPE = (
     "CASE WHEN a.attcollation NOT IN (0, 100) THEN pg_catalog.format('%%I.%%I', m.nspname, l.collname) END, a.attgenerated::text "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
-    "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND "
+    "LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indimmediate AND "
     "CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END "
     "LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation "
     "LEFT JOIN pg_catalog.pg_namespace m ON m.oid = l.collnamespace "
@@ -143,7 +183,7 @@ _SHAPE = (
 
 
 def read_table_shape(connection: psycopg.Connection[Any], publication: str, table: Sequence[str]) -> PostgresTableShape | None:
-    """Return the present definition of a table; None if no table has this name.
+    """Return the present definition of a table; None if the publication has no table of this name.
 
     :param publication: the publication, which may leave out columns and rows.
     :param table: schema and name.
@@ -152,8 +192,12 @@ def read_table_shape(connection: psycopg.Connection[Any], publication: str, tabl
     found = connection.execute(_SHAPE, [schema, name]).fetchall()
     if not found:
         return None
+    published = _read_published(connection, publication, schema, name)
+    if published is None:
+        return None
     oid, kind, identity = found[0][:3]
-    names, row_filter = _read_published(connection, publication, schema, name)
+    names, row_filter = published
+    operators = _read_operators(connection, [row[4] for row in found if row[6] is not None])
     columns, key = [], []
     for _, _, _, column, type_oid, modifier, position, type_name, collation, generated in found:
         is_left_out = names is not None and column not in names
@@ -161,24 +205,52 @@ def read_table_shape(connection: psycopg.Connection[Any], publication: str, tabl
             continue
         columns.append(RelationColumn(column, identity == "f" or position is not None, type_oid, modifier))
         if position is not None:
-            key.append((position, KeyColumn(column, type_name, f" COLLATE {collation}" if collation else "")))
+            ordered = f" COLLATE {collation}" if collation else ""
+            key.append((position, KeyColumn(column, type_name, ordered, operators.get(type_oid, {}))))
     relation = RelationMessage(oid, schema, name, identity, tuple(columns))
     quoted = f"{quote(schema)}.{quote(name)}"
     return PostgresTableShape(relation, quoted if kind == "p" else f"ONLY {quoted}", tuple(c for _, c in sorted(key)), row_filter)
 
 
+FIRST_USER_OID = 16384
+"""The first OID of what is not built in."""
+
+_OPERATORS = (
+    "WITH RECURSIVE base AS ("
+    "SELECT oid AS declared, oid, typbasetype, typtype FROM pg_catalog.pg_type WHERE oid = ANY(%s::oid[]) "
+    "UNION ALL SELECT b.declared, t.oid, t.typbasetype, t.typtype FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype "
+    "WHERE b.typtype = 'd') "
+    "SELECT b.declared::bigint, o.amopstrategy, pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, p.oprname) FROM base b "
+    "JOIN pg_catalog.pg_opclass c ON c.opcintype = b.oid AND c.opcdefault "
+    "JOIN pg_catalog.pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree' "
+    "JOIN pg_catalog.pg_amop o ON o.amopfamily = c.opcfamily AND o.amoplefttype = b.oid AND o.amoprighttype = b.oid "
+    "JOIN pg_catalog.pg_operator p ON p.oid = o.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = p.oprnamespace "
+    "WHERE n.nspname <> 'pg_catalog'"
+)
+_STRATEGIES = {1: "<", 2: "<=", 4: ">=", 5: ">"}
+
+
+def _read_operators(connection: psycopg.Connection[Any], types: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return how operators of the order of some types are written, for those types whose operators are not built in."""
+    own = sorted({oid for oid in types if oid >= FIRST_USER_OID})
+    operators: dict[int, dict[str, str]] = {}
+    for oid, strategy, operator in connection.execute(_OPERATORS, [own]).fetchall() if own else ():
+        if strategy in _STRATEGIES:
+            operators.setdefault(oid, {})[_STRATEGIES[strategy]] = operator
+    return operators
+
+
 def _read_published(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str
-) -> tuple[frozenset[str] | None, str]:
-    """Return the columns of a table that the publication has (None: all), and its condition on rows."""
-    if connection.info.server_version < 150000:
-        return None, ""
+) -> tuple[frozenset[str] | None, str] | None:
+    """Return the columns of a table that the publication has (None: all), and its condition on rows; None if it does not have the
+    table."""
+    parts = "attnames::text[], rowfilter" if connection.info.server_version >= 150000 else "NULL::text[], NULL::text"
     found = connection.execute(
-        "SELECT attnames::text[], rowfilter FROM pg_catalog.pg_publication_tables "
-        "WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        f"SELECT {parts} FROM pg_catalog.pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s",
         [publication, schema, name],
     ).fetchone()
-    return (frozenset(found[0]), found[1] or "") if found is not None and found[0] else (None, "")
+    return None if found is None else (frozenset(found[0]) if found[0] else None, found[1] or "")
 
 
 # --- reading a chunk ----------------------------------------------------------------------------------------------------
@@ -217,8 +289,8 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     )[0]
     shape = read_table_shape(connection, publication, (schema, table))
     if shape is None:
-        raise SourceRejected(f"{schema}.{table}", "it is no table any more")
-    shape.refuse_other_key(chunk["key"])
+        raise SourceRejected(f"{schema}.{table}", f"it is no table of the publication `{publication}` any more")
+    shape.refuse_other_key(chunk["key"], chunk.get("types", ()))
     return PostgresOpenChunk(shape, seen, _compute_end(parse_lsn(lsn), block), now_us)
 
 
@@ -235,10 +307,14 @@ def _compute_end(lsn: int, block: int) -> int:
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
+PIECE_ROWS, PIECE_BYTES = 1000, 1 << 20
+"""Rows, and bytes of them, that are converted at once."""
+
+
 def read_chunk_rows(
     connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
-) -> Generator[Tuple, None, None]:
-    """Yield the rows of a chunk, with values as PostgreSQL writes them. They are not held in memory."""
+) -> Generator[list[Tuple], None, None]:
+    """Yield the rows of a chunk, some at a time, with values as PostgreSQL writes them."""
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
     conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
     if shape.row_filter:
@@ -249,8 +325,15 @@ def read_chunk_rows(
         connection.cursor() as cursor,
         cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT".encode()) as copy,
     ):
+        piece, size = list[Tuple](), 0
         for line in copy:
-            yield _split_fields(bytes(line))
+            piece.append(_split_fields(bytes(line)))
+            size += len(line)
+            if size >= PIECE_BYTES or len(piece) == PIECE_ROWS:
+                yield piece
+                piece, size = [], 0
+        if piece:
+            yield piece
 
 
 _ESCAPES = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
@@ -349,16 +432,14 @@ class SnapshotFilter(ChunkFilter):
         """Note how many ends of chunks lie before each key."""
         shape = read_table_shape(self.connection, self.publication, table.table)
         if shape is None:
-            raise SourceRejected(table.shown, "it is no table any more, and its snapshot is not complete", NEW_PIPELINE)
-        shape.refuse_other_key(table.key)
+            found = "it is no table of the publication any more, and its snapshot is not complete"
+            raise SourceRejected(table.shown, found, NEW_PIPELINE)
+        shape.refuse_other_key(table.key, table.types)
         names = [f"c{n}" for n in range(len(table.key))]
         arrays = ", ".join(["%s::text[]"] * len(names))
-        ends, given = (
-            f"ROW({', '.join(column.cast(f'{of}.{name}') for name, column in zip(names, shape.key, strict=True))})"
-            for of in ("e", "k")
-        )
+        ends, given = ([column.cast(f"{of}.{name}") for name, column in zip(names, shape.key, strict=True)] for of in ("e", "k"))
         query = (
-            f"SELECT (SELECT count(*) FROM unnest({arrays}) AS e({', '.join(names)}) WHERE {ends} < {given}) "
+            f"SELECT (SELECT count(*) FROM unnest({arrays}) AS e({', '.join(names)}) WHERE {shape.compare(ends, '<', given)}) "
             f"FROM unnest({arrays}) WITH ORDINALITY AS k({', '.join(names)}, number) ORDER BY k.number"
         )
         parameters = [list(column) for part in (table.bounds, keys) for column in zip(*part, strict=True)]

@@ -1,4 +1,4 @@
-"""Latency and consumption, told from counts of timestamps."""
+"""Latency, consumption, and the parts of the time that moving a window takes, computed from timestamps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from airflow_kafka_spark.windows.times import (
     MINUTE,
     WIDTHS,
     Latency,
+    Timed,
     TimestampHistogram,
     parse_counts,
+    split_move_seconds,
+    split_seconds,
     sum_histograms,
     summarize_consumption,
     summarize_latency,
@@ -29,7 +32,7 @@ def times(stamps, width=WIDTHS[0]):
 
 
 @given(st.lists(STAMPS, min_size=1, max_size=6))
-def test_whatever_tasks_tell_no_record_is_lost_and_what_is_kept_stays_small(parts):
+def test_no_record_of_a_task_is_lost_and_the_histogram_stays_small(parts):
     together = sum_histograms(map(times, parts))
     assert together.records == sum(map(len, parts)) > 0
     assert len(together.counts) <= MAX_BUCKETS
@@ -55,7 +58,7 @@ def test_one_record_has_one_latency():
     assert summarize_latency(times([5050]), 5050, 5050, 6050) == Latency(1.0, 1.0, 1.0, 1.0)
 
 
-def test_under_and_over_consumption_are_told_bucket_by_bucket():
+def test_under_and_over_consumption_are_reported_by_bucket():
     read = times([0, 1, 2, MINUTE, MINUTE + 1, 5 * MINUTE])
     found = summarize_consumption(read, upstream={0: 3, MINUTE: 4, 2 * MINUTE: 1})
     assert (found.under, found.over) == (3, 1)
@@ -94,3 +97,53 @@ def test_upstream_counts_are_taken_as_users_have_them():
     for bad in ({"2026-01-01T00:00:00": 1}, {"yesterday": 1}, {0: -1}, {0: "5"}):
         with pytest.raises(ValueError):
             parse_counts(bad)
+
+
+WORK = {"read": 6.0, "decode": 3.0, "write": 3.0, "wait": 0.0}
+
+
+PARTS = ("session", "workers", "read", "decode", "write", "wait")
+
+
+@pytest.mark.parametrize(
+    ("move", "jobs", "work", "began", "parts"),
+    [
+        # A session takes 2 s, workers 1 s, and the rest of the job is divided as its tasks divide their time.
+        (10.0, [(102.0, 109.0)], WORK, 103.0, (2, 1, 3, 1.5, 1.5, 1)),
+        # Two jobs; what lies between them is waiting.
+        (10.0, [(101.0, 102.0), (104.0, 107.0)], WORK, 101.0, (1, 0, 2, 1, 1, 5)),
+        # Tasks that wait for Spark's SQL.
+        (5.0, [(101.0, 105.0)], dict.fromkeys(WORK, 1.0), 0.0, (1, 0, 1, 1, 1, 1)),
+        # Tasks that tell nothing, or only how long they have read.
+        (5.0, [(101.0, 105.0)], {}, 0.0, (1, 0, 0, 0, 4, 0)),
+        (5.0, [(101.0, 105.0)], {"read": 9.0}, 102.0, (1, 1, 0, 0, 3, 0)),
+        # The clock of an executor that is ahead or behind.
+        (5.0, [(101.0, 105.0)], WORK, 999.0, (1, 4, 0, 0, 0, 0)),
+        (5.0, [(101.0, 105.0)], WORK, 5.0, (1, 0, 2, 1, 1, 0)),
+    ],
+)
+def test_the_parts_of_a_move_add_up_to_it(move, jobs, work, began, parts):
+    found = split_move_seconds(move, jobs, 100.0, work, began)
+    assert found == pytest.approx(dict(zip(PARTS, parts, strict=True)))
+    assert sum(found.values()) == pytest.approx(move)
+
+
+def test_without_a_job_there_are_no_parts():
+    assert split_move_seconds(0.0, [], 0.0, {}, 0.0) == {}
+
+
+def test_a_task_that_reads_decodes_all_that_it_neither_reads_nor_writes():
+    found = split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=True)
+    assert found == {"read": 4.0, "decode": 4.0, "write": 2.0, "wait": 0.0}
+
+
+def test_a_task_behind_sparks_sql_waits_for_what_is_computed_there():
+    found = split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=False)
+    assert found == {"read": 4.0, "decode": 2.0, "write": 2.0, "wait": 2.0}
+
+
+def test_iterating_is_timed_and_ends_as_it_would():
+    items = Timed(iter([1, 2]))
+    assert list(items) == [1, 2] and items.seconds >= 0
+    with pytest.raises(ZeroDivisionError):
+        next(Timed(1 // zero for zero in [0]))

@@ -1,16 +1,18 @@
-"""Spark's end of rows: told from an end that is none."""
+"""Spark's Python workers: the end of a task's rows, and freed memory that is used again."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.errors import RowsCutOff
-from airflow_kafka_spark.hooks.kafka.tasks.end_of_stream import require_end_of_stream
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
+from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from tests.support.pipelines import SPARK
 
 ROWS = 100_000
@@ -63,7 +65,45 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
     assert all(end != "whole" and rows < ROWS for end, rows in ends(tmp_path)), ends(tmp_path)
 
 
-def test_outside_of_spark_nobody_can_tell():
+def test_outside_of_spark_the_end_of_rows_is_unknown():
     with pytest.raises(RowsCutOff, match="cannot be determined") as error:
         list(require_end_of_stream(iter([1, 2])))
     assert not error.value.known
+
+
+# A thread allocates megabytes, as with each fetch, and another one frees them; the page faults of that are printed.
+COUNT_FAULTS = """
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
+print(keep_freed_memory())
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def allocate():
+    return [bytes(100_000) for _ in range(200)]
+with ThreadPoolExecutor(1) as pool:
+    for _ in range(5):
+        before = faults()
+        kept = pool.submit(allocate).result()
+        del kept
+        last = faults() - before
+print(last)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="no glibc")
+@pytest.mark.parametrize(
+    "more, is_set, keeps",
+    [
+        ({}, "True", True),
+        ({"MALLOC_TRIM_THRESHOLD_": "65536"}, "True", False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.x=1"}, "False", False),
+    ],
+    ids=["default", "a setting of the user", "tunables of the user"],
+)
+def test_freed_memory_is_used_again_unless_the_user_has_settings(more: dict[str, str], is_set: str, keeps: bool):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_") and name != "GLIBC_TUNABLES"}
+    done = subprocess.run([sys.executable, "-c", COUNT_FAULTS], env={**env, **more}, capture_output=True, text=True, check=True)
+    said, faults = done.stdout.split()
+    assert said == is_set
+    assert (int(faults) < 200) is keeps, faults

@@ -84,7 +84,7 @@ class Demo:
                 print_text(f"  {task} needed {tries} attempts")
         if state != "success":
             for task in TASKS:
-                print_text(self.airflow.task_log("orders", run_id, task)[-3000:])
+                print_text(self.airflow.read_task_log("orders", run_id, task)[-3000:])
             raise SystemExit("The DAG run failed; its log is above.")
         print(self.table([(task, self.airflow.xcom("orders", run_id, task)) for task in TASKS]), flush=True)
 

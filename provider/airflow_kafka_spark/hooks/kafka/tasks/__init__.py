@@ -1,1 +1,0 @@
-"""Code that runs in Spark's Python workers."""
