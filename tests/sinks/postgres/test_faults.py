@@ -541,7 +541,7 @@ HOSTILE = {
     "extra_float_digits": "-15",
     "client_encoding": "LATIN1",
     "default_transaction_isolation": "serializable",
-    "statement_timeout": "100ms",
+    "statement_timeout": "1s",
     "lock_timeout": "1ms",
     "idle_in_transaction_session_timeout": "50ms",
     "synchronous_commit": "off",
@@ -580,6 +580,7 @@ def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str
     assert same_multiset([{**line, "at": at, "wall": at.replace(tzinfo=None)} for line in expected], found) == 30
     with sink.server().connect() as session:
         assert session.execute("SHOW synchronous_commit").fetchone() == ("on",), "an acknowledged window is durable"
+        assert session.execute("SHOW statement_timeout").fetchone() == ("0",)
         assert session.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
     place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 

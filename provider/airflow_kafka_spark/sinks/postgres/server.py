@@ -42,11 +42,18 @@ class SinkServer(PostgresServer):
     def connect(self, application_name: str = APPLICATION) -> psycopg.Connection:
         """Open a session in autocommit mode, with the parameters of ``sql.set_session_settings``."""
         import psycopg
+        from psycopg.errors import QueryCanceled
 
         # No prepared statements: they would outlive the stages that they refer to.
         connection = psycopg.connect(self.named(application_name), autocommit=True, prepare_threshold=None)
         try:
-            run(connection, sql.set_session_settings(self.lock_timeout))
+            settings = sql.set_session_settings(self.lock_timeout)
+            try:
+                run(connection, settings)
+            except QueryCanceled:
+                # Until the settings are made, a `statement_timeout` of the role holds, which a busy server may exceed.
+                run(connection, "SET statement_timeout = 0")
+                run(connection, settings)
         except BaseException:
             connection.close()
             raise
