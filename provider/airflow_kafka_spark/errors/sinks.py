@@ -251,7 +251,7 @@ class ForeignOffsets(WindowConflict):
 
 
 AFTER_REMEDY = "then run the task again: the window is unchanged"
-"""What follows the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
+"""Text behind the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
 _PERMISSION = "Correct the credentials, or give the user of the worker or of the connection the right to do that"
 _REFUSED_BY_S3 = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT)")
 """Arrow's client of S3 has one class for all errors."""

@@ -78,7 +78,7 @@ class PassProgress:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> PassProgress | None:
-        """Return what :meth:`to_json` has written; None if there is none."""
+        """Return the object that :meth:`to_json` has written; None if there is none."""
         return cls(**value) if value else None
 
     def at(self, now: float) -> dict[str, Any]:
