@@ -27,8 +27,10 @@ _IDENTIFYING = (
     "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND i.indimmediate "
     "AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)"
 )
-"""The columns of the replica identity of a table ``c``; those of the primary key if the identity is the whole row. A deferrable key
-does not count, because rows may exchange its values within a transaction."""
+"""The columns of the replica identity of a table ``c``; those of the primary key if the identity is the whole row.
+
+A deferrable key does not count, because rows may exchange its values within a transaction.
+"""
 
 _PARTITIONS = (
     f"SELECT n.nspname, c.relname, {_IDENTIFYING} FROM pg_catalog.pg_partition_tree(pg_catalog.format('%%I.%%I', %s::text, "
