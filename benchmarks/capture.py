@@ -22,6 +22,19 @@ ROWS = 500
 PREFIXES = {"operator": "ours", "Debezium": "theirs"}
 
 
+@contextmanager
+def start_servers() -> Iterator[tuple[EmbeddedKafka, EmbeddedPostgres]]:
+    """Start a broker and a PostgreSQL that writes a logical log, and set the connections to them and to Spark."""
+    with (
+        EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
+        EmbeddedPostgres(settings={"wal_level": "logical", "max_wal_size": "4GB"}) as postgres,
+    ):
+        os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
+        os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": "local[2]"})
+        os.environ["AIRFLOW_CONN_SHOP"] = postgres.connection_uri()
+        yield kafka, postgres
+
+
 def run(directory: Path, records: int, rounds: int) -> None:
     """Print seconds, CPU seconds and rates of both, in turns.
 
@@ -30,13 +43,7 @@ def run(directory: Path, records: int, rounds: int) -> None:
     from tests.support.debezium.record import download
 
     download()
-    with (
-        EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
-        EmbeddedPostgres(settings={"wal_level": "logical", "max_wal_size": "4GB"}) as postgres,
-    ):
-        os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
-        os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": "local[2]"})
-        os.environ["AIRFLOW_CONN_SHOP"] = postgres.connection_uri()
+    with start_servers() as (kafka, postgres):
         for prefix in PREFIXES.values():
             kafka.create_topic(f"{prefix}.public.orders", 1)
         with postgres.connect(autocommit=True) as connection, _worker(directory, kafka) as worker:

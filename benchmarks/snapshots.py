@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any
 
-from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
+from benchmarks.capture import start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
 NAMES = ("JdbcSource", "snapshot")
@@ -17,13 +15,7 @@ def run(records: int, rounds: int) -> None:
 
     :param records: rows of the table.
     """
-    with (
-        EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,
-        EmbeddedPostgres(settings={"wal_level": "logical", "max_wal_size": "4GB"}) as postgres,
-    ):
-        os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
-        os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": "local[2]"})
-        os.environ["AIRFLOW_CONN_SHOP"] = postgres.connection_uri()
+    with start_servers() as (kafka, postgres):
         for topic in ("rows", "log.public.orders", "log.public.few"):
             kafka.create_topic(topic, 2)
         columns = "n AS id, 'customer-' || n % 10000 AS customer, (n % 100000 / 100.0)::numeric(12,2) AS amount, now() AS at"

@@ -176,8 +176,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             raise Fenced(pipeline, "compacting")
         version = self.version.after()
         attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
-        try:
-            attempt.begin()
+        with compaction.run_compaction(attempt):
             added: list[DataFile] = []
             for group in groups:
                 known = [file.file.rows for file in group]
@@ -190,8 +189,4 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             error = self.records.log.try_commit(table.table, pipeline, version, added, removed, facts, rewrites=True)
             if error is not None:
                 raise error
-            faults.reached("sink.compacted")
-            attempt.finish()
-        finally:
-            attempt.release()
         return len(removed), len(added)

@@ -61,6 +61,8 @@ class Compaction:
         :raises Exception: another writer has committed meanwhile, or catalog or store did not answer. The next attempt at a
             window removes what is left.
         """
+        from airflow_kafka_spark.sinks.lake.tasks import compaction
+
         pipeline = self.window.pipeline
         table = self.lake.loaded("compacting")
         groups = list(list_small_files(table, find_head(table.metadata, self.branch)))
@@ -72,8 +74,7 @@ class Compaction:
         snapshot_id = make_snapshot_id()
         data = self.lake.get_data_store(table)
         attempt = TableAttempt(self.window, make_marker_name(pipeline, snapshot_id), self.lake.store(table), data)
-        try:
-            attempt.begin(base=self.base)
+        with compaction.run_compaction(attempt, base=self.base):
             added, removed = [], [task.file for group in groups for task in group]
             for group in groups:
                 added += self._join(table, group, attempt)
@@ -83,10 +84,6 @@ class Compaction:
             commit = make_commit(table, snapshot)
             if (error := self.lake.try_commit(table, commit.requirements, commit.updates)) is not None:
                 raise error
-            faults.reached("sink.compacted")
-            attempt.finish()
-        finally:
-            attempt.release()
         return len(removed), len(added)
 
     def _join(self, table: Table, group: list[FileScanTask], attempt: TableAttempt) -> list[DataFile]:

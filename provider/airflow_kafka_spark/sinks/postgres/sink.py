@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import (
@@ -21,6 +21,9 @@ from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink,
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 @dataclass(frozen=True)
@@ -190,8 +193,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.mode != "upsert" or not topics:
             return {}
         with self.server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
-            name = resolve(connection, *parse_name(self.table))
-            windows = Name(name.schema, self.windows_table)
+            name, windows = self._resolve_tables(connection)
             return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
 
     def last_applied(self, pipeline: str) -> Applied | None:
@@ -202,8 +204,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for the last window of", pipeline) as connection:
-            name = resolve(connection, *parse_name(self.table))
-            windows = Name(name.schema, self.windows_table)
+            name, windows = self._resolve_tables(connection)
             found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
             return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
 
@@ -217,8 +218,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
         with self.server().session("looking for window", str(window)) as connection:
-            name = resolve(connection, *parse_name(self.table))
-            windows = Name(name.schema, self.windows_table)
+            name, windows = self._resolve_tables(connection)
             if not record.has_table(connection, windows):
                 return None
             if window.after == ELSEWHERE and record.find_elsewhere(connection, windows, window, name):
@@ -242,6 +242,11 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.atomic == "split":
             return SplitsWindowWriter(attempt)
         return StagedWindowWriter(attempt, overlap=self.merge == "overlap" and self.mode == "append")
+
+    def _resolve_tables(self, connection: psycopg.Connection) -> tuple[Name, Name]:
+        """Return the names of the target and of the table of windows in its schema."""
+        name = resolve(connection, *parse_name(self.table))
+        return name, Name(name.schema, self.windows_table)
 
 
 def _make_path(*parts: str) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_kafka_spark import faults
 from airflow_kafka_spark.sinks.base import Rows
 from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile
 from airflow_kafka_spark.sinks.storage.tasks.write import StoreSplitWriter
 from airflow_kafka_spark.windows.model import OffsetRange, Split
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.storage.attempts import TableAttempt
 
 _SMALL = 0.75
 """A file below this part of the target size is joined with others, as Spark's rewrite_data_files does it."""
@@ -45,6 +50,23 @@ def group_small_files(
             total += size(file)
         if len(group) > 1:
             yield group
+
+
+@contextmanager
+def run_compaction(attempt: TableAttempt, **facts: object) -> Iterator[None]:
+    """Begin the attempt of a compaction, and finish it once its commit has succeeded.
+
+    The next attempt at a window removes what one that failed has left.
+
+    :param facts: further facts for the attempt's note.
+    """
+    try:
+        attempt.begin(**facts)
+        yield
+        faults.reached("sink.compacted")
+        attempt.finish()
+    finally:
+        attempt.release()
 
 
 def join_files(
