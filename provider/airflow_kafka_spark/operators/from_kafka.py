@@ -600,7 +600,7 @@ class FromKafkaOperator(WindowOperator):
         """Return the topics of the window that can no longer be read."""
         return find_lost_topics(window, self.log_of(window))
 
-    def unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
+    def report_unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
         """Return the offsets of a window that no task has read, for its report: those of topics that were deleted after the plan.
 
         :param read: the ranges that were read.

@@ -445,7 +445,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         report = sum_up_kafka_to_kafka(
             window, markers, ranges, flushed=get_current_milliseconds(), upstream=self.read_options.counts, dead_letters=dead
         )
-        unread = self.unread_gaps(window, (ranges[marker.split] for marker in markers))
+        unread = self.report_unread_gaps(window, (ranges[marker.split] for marker in markers))
         report = replace(report, gaps=(*report.gaps, *unread))
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, [marker.result for marker in markers if marker.result])

@@ -777,7 +777,7 @@ class SinkMove:
             upstream=self.operator.read_options.counts,
         )
         refused = sum(account.rejected for account in self.refused)
-        unread = self.operator.unread_gaps(self.window, [*(split.range for split in self.splits), *kept])
+        unread = self.operator.report_unread_gaps(self.window, [*(split.range for split in self.splits), *kept])
         return replace(
             report,
             gaps=(*report.gaps, *unread),
