@@ -32,7 +32,7 @@ from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOpera
 from airflow_kafka_spark.operators.binding import find_committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
-from airflow_kafka_spark.transforms import Condition, Filter
+from airflow_kafka_spark.transforms import Condition, Filter, RegexRouter
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
@@ -388,6 +388,87 @@ def test_an_open_window_whose_topic_was_created_again_continues_in_the_new_one(k
         decide(made, running=False)
         assert made.run("run1")["records_read"] == 30
         assert made.check() == 30
+
+
+def test_an_open_window_whose_dead_letters_are_gone_with_their_topic_goes_on_without_them_once_a_user_says_so(files, dies):
+    from tests.support.dead_letters import letters, produce_mixed
+
+    dead = f"dead-{files.topic}"
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    bad = produce_mixed(files, 30, 10)
+    dies(files, "run1", point="dead.committed", **tolerant)
+    assert len(letters(files.kafka.connection_extra(), dead)) == bad
+    files.kafka.delete_topic(dead)
+    with pytest.raises(TopicRecreated, match="the broker has no such topic"):
+        files.run("run1", **tolerant)
+    files.kafka.create_topic(dead, 2)
+    with pytest.raises(TopicRecreated, match="rebind <pipeline> --not-running"):
+        files.run("run1", **tolerant)
+    assert not files.rows()
+    decide(files, running=False)
+    report = files.run("run1", **tolerant)
+    assert (report["records_read"], report["records_rejected"], len(files.rows())) == (30 + bad, bad, 30)
+    assert not letters(files.kafka.connection_extra(), dead)
+
+
+def test_records_of_an_open_window_that_are_gone_with_a_topic_beside_its_target_are_not_left_out_silently(
+    kafka, unique, tmp_path
+):
+    """The dead letter topic, one that a filter names, and one that records name."""
+    with relay(kafka, unique, tmp_path) as made:
+        dead, rare, other = (unique(name) for name in ("dead", "rare", "other"))
+        for name in (dead, rare, other):
+            kafka.create_topic(name, 2)
+        routes = [
+            Filter(predicate=Condition("id % 4 = 0"), to=rare),
+            RegexRouter(".*", other, predicate=Condition("id % 4 = 1")),
+        ]
+        options = {
+            "value": Json(schema="id bigint"), "transforms": routes,
+            "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead,
+        }  # fmt: skip
+        bad = made.send_mixed(60, 10)
+        with fails_at("job.done"):
+            made.run("run1", **options)
+        for name in (rare, other, dead):
+            kafka.delete_topic(name)
+            # Of those that are gone, the first one is named.
+            with pytest.raises(TopicRecreated, match=f"`{min({rare, name} if name != dead else {dead})}` was deleted: "):
+                made.run("run1", **options)
+        for name in (dead, rare, other):
+            kafka.create_topic(name, 2)
+        with pytest.raises(TopicRecreated, match=f"`{dead}` was deleted and created again.*rebind <pipeline> --not-running"):
+            made.run("run1", **options)
+        decide(made, running=False)
+        report = made.run("run1", **options)
+        counts = ("records_read", "records_written", "records_routed", "records_rejected")
+        assert [report[name] for name in counts] == [60 + bad, 45, 15, bad]
+        settled(made.topic, made.output, dead, rare, other)
+        assert {name: len(made.read(name)) for name in (made.output, dead, rare, other)} == {
+            made.output: 30, dead: 0, rare: 0, other: 0,
+        }  # fmt: skip
+
+
+def test_rows_of_an_open_window_that_are_gone_with_a_topic_that_they_name_are_not_left_out_silently(
+    kafka, postgres, unique, tmp_path
+):
+    with shop(kafka, postgres, unique, tmp_path, topic=None, topic_column="topic") as sold:
+        other = unique("other")
+        kafka.create_topic(other, 2)
+        with postgres.connect(autocommit=True) as connection:
+            place = f"CASE WHEN id % 10 = 7 THEN '{other}' ELSE '{sold.topic}' END"
+            connection.execute(f'ALTER TABLE "{sold.table}" ADD COLUMN topic text GENERATED ALWAYS AS ({place}) STORED')
+        sold.sell(30)
+        with fails_at("job.done"):
+            sold.run("run1")
+        kafka.delete_topic(other)
+        kafka.create_topic(other, 2)
+        with pytest.raises(TopicRecreated, match=f"`{other}` was deleted and created again"):
+            sold.run("run1")
+        decide(sold, running=False)
+        assert sold.run("run1")["records_written"] == 30
+        there = [len(committed_records(kafka.connection_extra(), name)) for name in (sold.topic, other)]
+        assert there == [27, 0]
 
 
 def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, unique, tmp_path, dies):

@@ -112,7 +112,7 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
     rng = random.Random(3)
     starts = [rng.randrange(10**10) for _ in range(count)]
     landed = tuple(Landed("warehouse.public.orders_by_region_and_day" * 3, p, at, at + 9, 10) for p, at in enumerate(starts))
-    marker = Marker(1, 0, landed=landed, bytes=5, routed=landed)
+    marker = Marker(1, 0, landed=landed, bytes=5, routed=landed, topic_ids={"other": "id"})
     record = make_marker_record("shop.publish", marker)
     assert len(record.value or b"") < 1_000_000, "the default of `message.max.bytes` of a producer"
     assert fold_records("shop.publish", [record]).markers == {(1, 0): marker}

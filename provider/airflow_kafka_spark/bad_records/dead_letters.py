@@ -194,7 +194,8 @@ class SideOutputs:
                     refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
-                batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed))
+                topic_id = described[output.topic].topic_id
+                batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed, topic_id))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)

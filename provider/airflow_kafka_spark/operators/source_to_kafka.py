@@ -388,13 +388,13 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the sink's topic as it is now; none if each row names its own."""
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
-    def redirected(self, window: Window) -> Window:
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
         """Return an open window whose unpublished splits go to the topic of this run. The published ones stay where they are."""
         assert window.source is not None
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()
         return replace(
-            window,
+            super().redirected(window, ledger),
             cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),

@@ -136,6 +136,7 @@ class Batch:
     :param offsets: offsets of the records, by the partition that they were read from.
     :param landed: offsets of their copies in the target topic.
     :param routed: topic to which a transform routed the records instead of the sink; empty for dead letters.
+    :param topic_id: id of the target topic when they were sent; "" if unknown.
     """
 
     replay: int
@@ -143,6 +144,7 @@ class Batch:
     offsets: Mapping[TopicPartition, Runs]
     landed: tuple[Landed, ...] = ()
     routed: str = ""
+    topic_id: str = ""
 
     @property
     def records(self) -> int:
@@ -203,6 +205,10 @@ class DeadLetters:
         return _list_offsets_by_partition(
             b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed)
         )
+
+    def list_topic_ids(self, replay: int) -> list[tuple[str, str]]:
+        """Return the topics that a replay has sent records to, each with the id that it had then."""
+        return [(batch.routed or self.topic, batch.topic_id) for batch in self.batches if batch.replay == replay]
 
     @property
     def landed(self) -> tuple[Landed, ...]:
@@ -269,14 +275,14 @@ def _batch_to_json(batch: Batch) -> dict[str, Any]:
         "offsets": [[*tp, _encode_runs(runs)] for tp, runs in sorted(batch.offsets.items())],
         "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
         **({"routed": batch.routed} if batch.routed else {}),
+        **({"topic_id": batch.topic_id} if batch.topic_id else {}),
     }
 
 
 def _batch_from_json(value: Mapping[str, Any]) -> Batch:
     offsets = {TopicPartition(topic, partition): _decode_runs(distances) for topic, partition, distances in value["offsets"]}
-    return Batch(
-        value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]), value.get("routed", "")
-    )
+    landed = tuple(Landed(*part) for part in value["landed"])
+    return Batch(value["replay"], value["token"], offsets, landed, value.get("routed", ""), value.get("topic_id", ""))
 
 
 def _encode_runs(runs: Runs) -> list[int]:
