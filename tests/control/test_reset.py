@@ -152,6 +152,32 @@ class TestReset:
         memory = moved.memory
         assert not memory.markers and memory.open_entry is None and moved.stands() == [2, 0]
 
+    def test_what_a_task_publishes_meanwhile_is_not_published_again_by_the_next_window(self, moved, monkeypatch):
+        """The task commits its split, and the group's offset with it, just before it would be fenced."""
+        from airflow_kafka_spark.control import position
+        from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
+        from airflow_kafka_spark.windows.memory import make_marker_record
+
+        window = moved.open_window(15, 15, target=TargetTopic("copy", "id", 2))
+        identity = make_transactional_id(moved.ledger_topic, moved.name, "split.1")
+        partition = read_pipeline(moved.hook, moved.name, moved.ledger_topic).partition
+        fence = position.fence_splits
+
+        def publish_then_fence(ledger, windows):
+            task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
+            task.init_transactions(60)
+            task.begin_transaction()
+            record = make_marker_record(moved.name, Marker(window.number, 1))
+            task.produce(moved.ledger_topic, record.value, record.key, partition)
+            send_offsets(task, moved.kafka.connection_extra(), moved.name, [(moved.tp(1), 15, "")], 60)
+            task.flush(60)
+            task.commit_transaction(60)
+            fence(ledger, windows)
+
+        monkeypatch.setattr(position, "fence_splits", publish_then_fence)
+        done = moved.reset(f"committed:{moved.name}", discard_open=True)
+        assert [m.after for m in done.moves] == moved.stands() == moved.committed() == [10, 15]
+
     def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
         piped.open_window(5, 5)
         with pytest.raises(ChangeRefused, match="which group"):

@@ -368,7 +368,11 @@ def reset(
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "reset", request)
+            found = ledger.topic.read(request.pipeline)
+            if any(entry.window.publishes for entry in move.given_up):
+                # Until the fences, tasks may have published splits, and committed offsets of the group with them.
+                move, group = planned(found.memory)
+            write_position_change(ledger, found, move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
         ChangeResult.of("reset", request, move.number),

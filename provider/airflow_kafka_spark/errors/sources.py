@@ -122,8 +122,10 @@ class TransactionTimedOut(KafkaSparkError):
         super().__init__(
             f"Pipeline `{pipeline}`: the brokers aborted the transaction, because {doing} took {seconds:.0f} s",
             expected=f"at most {limit:g} s, which is `transaction_timeout`",
-            action="Raise `transaction_timeout` (the brokers allow `transaction.max.timeout.ms`) or make splits smaller. Nothing "
-            "of the split was published, the task may be retried",
+            action="Raise `transaction_timeout`, and the brokers' `transaction.max.timeout.ms` if that is shorter. Nothing of "
+            "the split was published, the task may be retried. Smaller splits (`split_records`, `max_records`) help later "
+            "windows: an open one keeps its splits. Between topics, `reset --to committed:<group> --discard-open` gives up the "
+            "partitions of this window that are not published, so that the next window begins with them",
         )
 
 
