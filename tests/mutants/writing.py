@@ -279,7 +279,7 @@ _OF_PUBLISHING = (
         path="operators/publishing.py",
         old='if found[topic] not in (known, "")]',
         new="if False]",
-        breaks="Records that are gone with a dead letter topic, or one that a filter or a record names, are not left out silently.",
+        breaks="Records that are gone with a topic beside the target of an open window are not left out silently.",
         tests=(
             f"{_BINDING}::test_records_of_an_open_window_that_are_gone_with_a_topic_beside_its_target_are_not_left_out_silently",
         ),
