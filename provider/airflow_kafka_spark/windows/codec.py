@@ -198,8 +198,9 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
             for name, parts in landed.items()
             if parts or name == "landed"
         },
-        **({"topic_ids": dict(marker.topic_ids)} if marker.topic_ids else {}),
     }
+    if ids := [list(pair) for pair in marker.topic_ids.items()]:
+        more["topic_ids"] = ids if len(ids) < PACKED_PARTS else pack_values(ids)
     return {"window": marker.window, "split": marker.split, "bytes": marker.bytes, **more}
 
 
@@ -209,8 +210,9 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
         parts = value.get(name, ())
         fields[name] = landed_from_json(unpack_values(parts) if isinstance(parts, str) else parts)
     result = result_from_json(value["result"]) if value.get("result") else None
-    ids = value.get("topic_ids", {})
-    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, topic_ids=ids, **fields)
+    ids = value.get("topic_ids", ())
+    topic_ids = dict(unpack_values(ids) if isinstance(ids, str) else ids)
+    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, topic_ids=topic_ids, **fields)
 
 
 _STREAMS = ("letters", "routes")
