@@ -198,8 +198,8 @@ class WindowOperator(VisibleOperator):
         """
 
     def redirected(self, window: Window, ledger: Ledger) -> Window:
-        """Return an open window that goes to the destination of this run from now on. Its records in topics that were deleted
-        since are given up."""
+        """Return an open window that goes to the destination of this run from now on, whose records in topics that were deleted
+        since are known to be lost."""
         return accept_lost_topics(self.kafka, ledger, window)
 
     @abstractmethod

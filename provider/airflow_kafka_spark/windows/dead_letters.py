@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -205,6 +205,10 @@ class DeadLetters:
         return _list_offsets_by_partition(
             b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed)
         )
+
+    def without_topics(self, topic_ids: Collection[str]) -> DeadLetters:
+        """Return a copy without the records in topics with these ids, so that they are sent again."""
+        return replace(self, batches=tuple(batch for batch in self.batches if batch.topic_id not in topic_ids))
 
     def list_topic_ids(self, replay: int) -> list[tuple[str, str]]:
         """Return the topics that a replay has sent records to, each with the id that it had then."""

@@ -216,7 +216,7 @@ class Window:
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
     :param lost_topic_ids: ids of topics that were deleted with records of this window, if a ``rebind`` was made since: dead
-        letter topics, and topics that filters, transforms or rows name.
+        letter topics, and topics that filters, transforms or rows name. A window that goes to a sink sends them again.
     """
 
     pipeline: str
