@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 
 SHOWN_DIFFERENCES = 10
 """Differences in the message of :class:`SinkDiffers`."""
@@ -101,7 +101,7 @@ class TooManyDeadLetters(KafkaSparkError):
             f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
             action="If so many records are bad, the format does not fit them: correct it. Else read less at once: lower "
-            "`max_records`, and set `max_errors`",
+            f"`max_records`, and set `max_errors`. {SMALLER_WINDOW}",
         )
 
 
@@ -120,7 +120,7 @@ class TooManyRouted(KafkaSparkError):
             f"{what} of one window that go to topic `{topic}` instead of the sink takes more than {limit / 1e6:.1f} MB",
             expected="a few records among many that go to the sink",
             action="Read less at once: lower `max_records`. For a large share move them with a pipeline of their own, "
-            "KafkaToKafkaOperator with the same condition, and leave `to` out here",
+            f"KafkaToKafkaOperator with the same condition, and leave `to` out here. {SMALLER_WINDOW}",
         )
 
 

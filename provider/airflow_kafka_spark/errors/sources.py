@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
 
@@ -124,8 +124,7 @@ class TransactionTimedOut(KafkaSparkError):
             expected=f"at most {limit:g} s, which is `transaction_timeout`",
             action="Raise `transaction_timeout`, and the brokers' `transaction.max.timeout.ms` if that is shorter. Nothing of "
             "the split was published, the task may be retried. Smaller splits (`split_records`, `max_records`) help later "
-            "windows: an open one keeps its splits. Between topics, `reset --to committed:<group> --discard-open` gives up the "
-            "partitions of this window that are not published, so that the next window begins with them",
+            f"windows. {SMALLER_WINDOW}; a window of rows keeps its splits",
         )
 
 
