@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from airflow_kafka_spark.errors import (
     SourceChanged,
     TopicRecreated,
     ValidationError,
+    WindowConflict,
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -36,7 +38,7 @@ from airflow_kafka_spark.transforms import Condition, Filter, RegexRouter
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
-from tests.support.control import forget, rebind
+from tests.support.control import forget, rebind, reset
 from tests.support.dry import Dry
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
@@ -685,6 +687,27 @@ def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_a_user
     assert files.run("run4")["records_read"] == len(files.rows()) == 10
     files.produce(5)
     assert files.run("run5")["records_read"] == 5
+
+
+def test_what_a_restored_table_has_lost_is_moved_again_by_the_command_that_is_named(table):
+    def forget_window(number, ids):
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute("DELETE FROM airflow_windows WHERE pipeline = %s AND number = %s", (table.name, number))
+            connection.execute(f'DELETE FROM "{table.place}" WHERE id >= {ids}')
+
+    for number in (1, 2):
+        table.produce(30)
+        table.run(f"run{number}")
+    forget_window(2, 30)
+    table.produce(30)
+    with pytest.raises(WindowConflict) as refused:
+        table.run("run3")
+    to = re.search(rf"reset {table.name} --to '(.*)' --discard-open", refused.value.action)
+    wait_stable(table.kafka.connection_extra(), f"ledger-{table.name}")
+    with KafkaHook() as hook:
+        reset(hook, table.name, to[1], why="a backup", ledger_topic=f"ledger-{table.name}", discard_open=True)
+    assert table.run("run4")["records_read"] == 60
+    same_multiset(orders(table), table.rows())
 
 
 def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):

@@ -152,16 +152,21 @@ class WindowConflict(KafkaSparkError):
     """Raised when the last window in the sink's record is not the one that this window follows.
 
     :param window: name of the window.
+    :param command: the command that moves the records again that the sink has lost; "" (default) if it may have lost none.
     """
 
-    def __init__(self, window: str, found: str, expected: str) -> None:
+    def __init__(self, window: str, found: str, expected: str, command: str = "") -> None:
         self.window = window
-        super().__init__(
-            f"The sink refuses window {window}: {found}",
-            expected=expected,
-            action="Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
-            "give this pipeline a name of its own with `pipeline=`",
+        action = (
+            "Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
+            "give this pipeline a name of its own with `pipeline=`"
         )
+        if command:
+            action = (
+                f"If the sink was restored from a backup, move the records again that it has lost: `{command}`. If another "
+                "pipeline of this name writes to it, give this one a name of its own with `pipeline=`"
+            )
+        super().__init__(f"The sink refuses window {window}: {found}", expected=expected, action=action)
 
 
 class SinkRecordMissing(WindowConflict):
