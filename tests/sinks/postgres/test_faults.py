@@ -608,7 +608,7 @@ def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_tha
     monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
     monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
     server = place.sink().server()
-    timeout = "SHOW statement_timeout"
+    timeout = "SELECT current_setting('statement_timeout')"
     if of == "driver":
         with server.connect() as connection:
             assert connection.execute(timeout).fetchone() == ("0",)

@@ -309,7 +309,7 @@ def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.Mo
 
 
 def test_a_cursor_is_refused_on_a_replica_whose_clock_says_nothing_of_rows_that_it_has_not_got(shop: Shop) -> None:
-    shop.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamp(6))")
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamp(6) NOT NULL)")
     shop.execute("INSERT INTO t VALUES (1, now(6))")
     cursor = {"conn_id": CONN, "table": "t", "timestamp_column": "at"}
     assert JdbcSource(**cursor).validate() == []

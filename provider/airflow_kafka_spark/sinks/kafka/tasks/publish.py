@@ -150,10 +150,9 @@ def read_topic_ids(config: Mapping[str, Any], topics: Sequence[str], conn_id: st
     """
     from confluent_kafka.admin import AdminClient
 
-    settings = {**ALL_BROKERS, **make_admin_config(config)}
-
     def make(events: ClientEvents) -> AdminClient:
-        return AdminClient({**settings, "error_cb": events.on_error}, logger=events)
+        settings = {**ALL_BROKERS, **make_admin_config(config, **{"error_cb": events.on_error})}
+        return AdminClient(settings, logger=events)
 
     calls = KafkaCalls(make, ClientEvents(), conn_id=conn_id, identity=describe_identity(config), timeout=FENCE_SECONDS)
     try:
