@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -14,7 +15,7 @@ from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
-from airflow_kafka_spark.windows.model import Marker, SourcePlan, TargetTopic
+from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.control import forget, reset
 from tests.support.piped import BASE
@@ -179,11 +180,12 @@ class TestReset:
         assert [m.after for m in done.moves] == moved.stands() == moved.committed() == [10, 15]
 
     def test_a_first_window_that_is_too_large_is_given_up_and_the_next_one_begins_where_it_began(self, piped):
-        """Its group has committed nothing."""
-        piped.open_window(20, 20)
-        only = [f"{piped.topic}:1"]
-        done = piped.reset(f"committed:{piped.name}", only=only, group_id=piped.name, discard_open=True)
-        assert ([m.after for m in done.moves], piped.stands(), piped.committed()) == ([0], [0, 0], [0, 0])
+        """Its group has committed nothing, and the window does not begin with the first records."""
+        with piped.ledger() as ledger:
+            ranges = tuple(OffsetRange(piped.topic, partition, 5, 20) for partition in range(2))
+            ledger.plan(replace(piped.window(ledger, 20, 20), ranges=ranges))
+        done = piped.reset(f"committed:{piped.name}", group_id=piped.name, discard_open=True)
+        assert [m.after for m in done.moves] == piped.stands() == piped.committed() == [5, 5]
 
     def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
         piped.open_window(5, 5)
