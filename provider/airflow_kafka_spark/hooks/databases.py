@@ -219,7 +219,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
 
 
 def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
-    """Return which table was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
+    """Return a hint at the table that was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
 
     It is a table whose name differs in upper and lower case only, or one of the same name in another schema.
     """

@@ -168,7 +168,7 @@ class Boundaries:
                 if not is_logged:
                     is_logged = True
                     log.info(
-                        "No record is as late as %s yet: waiting for one, or until %s s after it",
+                        "No record has a timestamp at or after %s yet: waiting for one, or until %s s after that instant",
                         format_instant(wanted[-1]),
                         f"{grace:g}",
                     )

@@ -221,7 +221,7 @@ class LedgerTopic:
             raise LedgerUnreadable(
                 self.name,
                 f"its cleanup.policy is `{policy}`",
-                "`compact`: anything else deletes what pipelines remember",
+                "`compact`, because any other policy deletes the state of pipelines",
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
                 retryable=False,
             )

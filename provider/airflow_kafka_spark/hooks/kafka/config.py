@@ -282,7 +282,7 @@ def _list_ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tupl
 
 
 def find_bootstrap_problem(config: Mapping[str, Any]) -> str:
-    """Return what is wrong with an address in ``bootstrap.servers``, as the end of a sentence; "" if nothing is.
+    """Return the problem of an address in ``bootstrap.servers``, as the end of a sentence; "" without one.
 
     librdkafka does not raise for such an address. It logs a line, passes over all addresses from there on, and its requests time
     out.

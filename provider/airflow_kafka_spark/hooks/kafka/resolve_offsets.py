@@ -200,7 +200,7 @@ def find_first_offsets(
     if future:
         for tp, there in sorted(future.items()):
             logger.warning(
-                "%s has a timestamp in the future, %s, at offset %d: looking behind it",
+                "%s has a timestamp in the future, %s, at offset %d: reading the records after it",
                 tp,
                 format_instant(there.timestamp),
                 there.offset,
