@@ -170,7 +170,7 @@ def test_a_pipeline_that_works_and_does_not_move_is_seen_to_stall(people):
     visit = people("viewer")
     visit.go(f"{PAGE}?status=STALL")
     row(visit, STUCK).locator("[data-status=STALL]").wait_for()
-    assert "the consumer is at work, but stays at offset 0" in row(visit, STUCK).inner_text()
+    assert "the consumer is active, but its offset stays at 0" in row(visit, STUCK).inner_text()
     # On a slow machine other pipelines of this file may stand still as well.
     visit.page.wait_for_function("() => [...document.querySelectorAll('[data-status]')].every(e => e.dataset.status === 'STALL')")
     assert visit.troubles == []

@@ -565,7 +565,7 @@ class Ledger:
         failure = self.translate(error, "writing the plan", producer=producer)
         if isinstance(failure, Fenced):
             raise failure from None
-        log.warning("Writing the plan of window %s failed (%s): the ledger is read again, because the plan may have been written", entry.window, failure)
+        log.warning("Writing the plan of window %s failed (%s): reading the ledger, which may have it", entry.window, failure)
         if self._fence_and_read().owned(entry.window.number, entry.attempt.token) is None:
             raise failure from error
 

@@ -69,7 +69,7 @@ class SinkJob(ABC):
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        """Read the window and hand it to the sink's writer: one Spark job, one action.
+        """Read the window and pass it to the sink's writer: one Spark job, one action.
 
         :return: one result for each split, in the order of their indexes.
         :raises SparkJobFailed: the job failed or was cancelled.
@@ -86,7 +86,7 @@ class RowJob(SinkJob):
     """Each task reads, decodes and writes its split.
 
     :param kafka: the cluster that is read.
-    :param layout: makes rows of records.
+    :param layout: converts records to rows.
     :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
         Spark's Kafka source; ``auto``: ``task``.
     """
@@ -156,7 +156,7 @@ class ChainJob(SinkJob):
     """A job with transforms. Tasks read, transform and write in Arrow if Arrow's results are equal to those of Spark's SQL; else
     Spark's SQL runs between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
 
-    :param chain: makes rows of records.
+    :param chain: converts records to rows.
     :param schema: the rows' columns, as in the sink's :class:`Shape`.
     :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
@@ -189,7 +189,7 @@ class ChainJob(SinkJob):
             return run_per_split(session, replace(write, read=read, program=program), len(self.splits))
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
-        # One row a task: which split it shall read.
+        # One row for each task: the number of its split.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)

@@ -57,7 +57,7 @@ class CdcServerValidation:
 
     :param options: the source's options.
     :param server: host, database and login.
-    :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
+    :param wrong: the options that are already known to be invalid, as users know them. Checks that depend on them are left out.
     """
 
     options: PostgresCdcOptions
@@ -65,7 +65,7 @@ class CdcServerValidation:
     wrong: frozenset[str] = frozenset()
 
     def find_problems(self) -> list[Problem]:
-        """Return all that would keep windows from being frozen and read."""
+        """Return all problems that would prevent windows from being frozen and read."""
         slot = SlotServer(self.server, self.options.slot)
         try:
             with slot.session("checking the server") as connection:
@@ -210,7 +210,7 @@ class CdcServerValidation:
     def _find_partition_problems(
         self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]
     ) -> Iterator[Problem]:
-        """Yield the first partition whose log does not hold the key of its root: each has a replica identity of its own."""
+        """Yield the first partition whose log does not hold the key of its root. Each partition has its own replica identity."""
         for schema, name, identifying in connection.execute(_PARTITIONS, table):
             if missing := [column for column in key if column not in (identifying or ())]:
                 shown = f"{schema}.{name}"
@@ -255,7 +255,7 @@ class CdcServerValidation:
 def _find_key_problems(
     shown: str, identity: str, columns: list[str], identifying: list[str], given: tuple[str, ...] | None
 ) -> Iterator[Problem]:
-    """Yield what keeps events of a table from having a key.
+    """Yield the reasons why events of a table would have no key.
 
     :param identity: the replica identity.
     :param identifying: the columns of the replica identity's index; of the primary key if it is the whole row.

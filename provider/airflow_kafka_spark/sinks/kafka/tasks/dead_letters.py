@@ -159,7 +159,7 @@ class Envelope:
         return _make_records(letters, self._context if self.with_context else None)
 
     def make_origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the headers that say where the record of a letter was read.
+        """Return the headers with the place at which the record of a letter was read.
 
         :param row: the columns of a batch of letters.
         :return: header name -> an array, or one value for all letters.

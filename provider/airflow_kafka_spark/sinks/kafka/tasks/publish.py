@@ -86,7 +86,8 @@ class ClaimedWindow:
     def read_on(self, read: ReadFrom, end: int) -> None:
         """Read the records since the last call. Begin again at the claim if the log has changed.
 
-        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It is not
+        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It differs,
+        or is missing,
 
         - in a log that has lost its end, even if it has grown again, and in a ledger that was created again;
         - after the window was closed or given up, if compaction has removed a record of that transaction: it has the tombstones
@@ -257,9 +258,9 @@ class BadRecordPolicy:
 class Publisher:
     """Publishes splits of one window.
 
-    :param config: the producer's configuration. Travels to the executors inside the pickled task only.
+    :param config: the producer's configuration. It is sent to the executors within the pickled task only.
     :param reading: the configuration of a consumer, to read the ledger with.
-    :param ledger: the claimed window in the ledger, where the markers go.
+    :param ledger: the claimed window in the ledger, to which the markers are written.
     :param prefix: the beginning of the splits' transactional ids; the split's index follows.
     :param topic: the topic of records that do not name their own.
     :param partitions: the number of partitions of each known topic, which decides where keys go.
@@ -429,7 +430,7 @@ class Publisher:
         send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
-        # The marker goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+        # The marker is written last, because no reader passes it in the ledger's partition before its transaction ends.
         record = make_marker_record(self.ledger.pipeline, marker)
         producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
         if producer.flush(self.transaction_timeout):
@@ -459,7 +460,7 @@ class Publisher:
             failure = self._unavailable(error, self._doing(split))
         else:
             failure = self._make_failure(error, self._doing(split))
-            # Fencing this task's own id ends the transaction in doubt: afterwards it is either committed or aborted.
+            # Fencing this task's own id ends the uncertain transaction: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
             except KafkaException:
