@@ -124,7 +124,7 @@ def format_preview(found: Preview) -> str:
         for r in found.ranges
     ]
     age = "" if found.age is None else f"; its oldest record is {_format_age(found.age)} old"
-    held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later window" if found.held_back else ""
+    held = f"\n{found.held_back:,} offsets after the start of an open transaction are left to a later window" if found.held_back else ""
     total = f"At most {found.offsets:,} records, about {format_size(found.bytes)}{age}{held}"
     table = format_table(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
     return "\n".join([first, "", table, "", total, *_format_sentences(found.warnings)])
@@ -318,7 +318,7 @@ def run(command: str, args: argparse.Namespace) -> int:
 
     :param command: name of the command.
     :param args: its arguments.
-    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
+    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The reason is printed.
     """
     from airflow_kafka_spark.control.pipelines import to_json
 

@@ -124,7 +124,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
-    :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
+    :param running: True if an attempt works on an open window, by the state of its task in Airflow; None if unknown.
     :raises PipelineUnknown: the ledger holds nothing of it.
     :raises AttemptAtWork: a window is open, and an attempt is working on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
@@ -167,7 +167,7 @@ def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Chan
     )
     return (
         *([] if change else ["The change was allowed already, and no run has used it yet"]),
-        "The next run of the pipeline binds it to its own task, destination and source; all others are refused again",
+        "The next run of the pipeline binds it to that run's task, destination and source; all others are refused again",
         *([f"Open now: {names}. {moved}"] if going else []),
         *([] if memory.binding else ["The binding of the pipeline is unknown: any run is accepted"]),
     )
@@ -409,13 +409,13 @@ def _write_rename(
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in list_live_keys(topic, found)]
-    # The first record names the pipeline that has written it.
+    # The first record names the pipeline that has written the others.
     new = [make_change_record(to, came), make_position_record(to, position, memory.last_number)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
     stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
-    # No short cut: the pipeline's next close leaves one.
+    # No hint at the ledger's offset: the pipeline's next close writes one.
     hint = Hint(topic.topic_id, other.partition, 0)
     ledger.commit_change(
         [*old, make_change_record(memory.pipeline, change)],

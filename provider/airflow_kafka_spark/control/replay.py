@@ -72,7 +72,7 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     there = found(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
     if gone := [topic for topic in find_lost_topics(there, log) if topic not in log.topic_ids]:
-        raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
+        raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records of the window")
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
     check_readable(there, compare_epochs(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
@@ -101,7 +101,7 @@ def _find_progress_window(memory: Memory, number: int) -> Window:
     if has_source(memory) or entry.window.source or entry.window.target or pieces:
         raise ReplayRefused(
             f"Pipeline `{memory.pipeline}` cannot replace what it has written: readers see parts of its windows",
-            expected="a sink that commits windows as a whole, and that records which rows belong to which window",
+            expected="a sink that commits windows as a whole, and records the window of each row",
         )
     return entry.window
 
@@ -270,7 +270,7 @@ def _find_window(
 
 
 def _find_unsent(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
-    """Return the dead letters that were not sent again yet. A replay may have added some after those that were."""
+    """Return the dead letters that were not sent again yet. A replay may have added some after the last time."""
     ends: dict[TopicPartition, int] = {}
     sent: Counter[TopicPartition] = Counter()
     for part in (part for change in before for part in change.landed or ()):
@@ -307,7 +307,7 @@ def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Se
         topics = ", ".join(sorted({f"`{part.topic}`" for part in landed}))
         raise ResendRefused(
             f"None of the {count:,} dead letters of window {window} was found in {topics}",
-            expected="dead letters that the topic still holds, with the headers that say where they came from",
+            expected="dead letters that the topic still holds, with the headers of their origin",
             action="See the retention of the topic, and `errors_deadletterqueue_context_headers_enable` of the operator",
         )
     # The dead letter topic may have several partitions. Records of a partition keep the order in which they were read.
@@ -328,7 +328,7 @@ def _parse_letter(message: Message, names: set[str]) -> DeadLetter | None:
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
     if not starts:
         return None
-    # The last headers count, because a dead letter of a dead letter has the headers of both.
+    # The last headers count, because the dead letter of a dead letter has the headers of both.
     at = starts[-1]
     context = {header: (value or b"").decode(errors="replace") for header, value in headers[at:] if header.startswith(PREFIX)}
     topic, partition, offset = (context[header] for header in ORIGIN)
@@ -392,7 +392,7 @@ def _find_resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter])
     gone = sum(part.records for part in left) - len(letters)
     return (
         *(
-            [f"{gone:,} of them are not in the dead letter topic any more, or do not say where they came from"]
+            [f"{gone:,} of them are not in the dead letter topic any more, or have no headers with their origin"]
             if gone > 0
             else []
         ),

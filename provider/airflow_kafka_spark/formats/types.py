@@ -249,7 +249,7 @@ class _DdlParser:
             if len(seen) == len(columns):
                 self.fail(
                     f"another name: `{other}` is there already"
-                    + ("" if other == column.name else ", and names that differ only by case are one to Spark"),
+                    + ("" if other == column.name else ", and Spark treats names that differ only by case as one"),
                     at,
                 )
             columns.append(column)

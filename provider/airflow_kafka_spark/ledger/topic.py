@@ -400,7 +400,8 @@ class LedgerReader:
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
-    """Return why the loss of one broker may lose records of the ledger topic; empty if it cannot, or if there is one broker only.
+    """Return a warning if the loss of one broker may lose records of the ledger topic; empty if it cannot, or with a single
+    broker.
 
     :param replicas: its replication factor.
     :param in_sync: its ``min.insync.replicas``.

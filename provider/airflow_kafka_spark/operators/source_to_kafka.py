@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 COPIED_LEDGER = (
     "Correct `bootstrap.servers`. If the ledger topic was copied to a new cluster, compare the topics with the source first: the "
-    "copies may have fewer records than the ledger says, or more. To go on where the ledger stands: `airflow kafka-spark rebind "
+    "copies may have fewer records than the ledger says, or more. To continue at the ledger's position: `airflow kafka-spark rebind "
     "<pipeline> --not-running --why ...`. To publish all rows to the new cluster, give the operator a new `pipeline=` name"
 )
 """The action of the error if the ledger names another cluster."""
@@ -275,7 +275,7 @@ class SourceToKafkaOperator(WindowOperator):
             return None
 
     def _find_fitting_problems(self, cause: str) -> list[Problem]:
-        """Return an empty list; an ``Unchecked`` if the columns of the source are not known before there are rows.
+        """Return an empty list, or an ``Unchecked`` if the columns of the source are unknown before there are rows.
 
         :param cause: the argument whose problem prevents reading the source.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
@@ -389,7 +389,7 @@ class SourceToKafkaOperator(WindowOperator):
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
     def redirected(self, window: Window) -> Window:
-        """Return an open window whose unpublished splits go to the topic of this run. The published ones stay where they are."""
+        """Return an open window whose unpublished splits go to the topic of this run. Published splits are unchanged."""
         assert window.source is not None
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()

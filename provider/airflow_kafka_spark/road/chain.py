@@ -358,10 +358,10 @@ class SourceChain:
     window: str = ""
 
     def check(self, rows: DataFrame) -> None:
-        """Make sure that the transforms fit the rows. Spark analyses the plan, and reads nothing. No schema is registered.
+        """Refuse transforms that do not fit the rows. Spark analyses the plan, and reads nothing. No schema is registered.
 
         :param rows: of the source.
-        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
+        :raises ValidationError: a transform does not fit its input, or the result cannot be written.
         :raises KafkaSparkError: a schema registry does not answer.
         """
         from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems

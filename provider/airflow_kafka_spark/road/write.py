@@ -1,6 +1,6 @@
 """The driver's side of writing to a sink: decide how a window is read, run it as one Spark job, and watch it.
 
-This is the one place that decides between the two ways of reading: each task reading its own frozen range with confluent-kafka,
+Only this module decides between the two ways of reading: each task reads its own frozen range with confluent-kafka,
 or Spark's Kafka source. All later steps are shared.
 """
 

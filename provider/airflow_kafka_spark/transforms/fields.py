@@ -68,7 +68,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
 
 @dataclass(frozen=True)
 class Flatten(KeyOrValueTransform):
-    """Replaces nested structs by their fields, named by their paths. Arrays stay; a tombstone stays one.
+    """Replaces nested structs by their fields, named by their paths. Arrays are unchanged, and a tombstone stays a tombstone.
 
     :param delimiter: the text between the names of a path; default ``.``.
     """
@@ -157,7 +157,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.static_value", what, "Give both, or neither"))
         elif self.static_value is not None and not isinstance(self.static_value, str):
             what = f"found {self.static_value!r}; expected a text"
-            problems.append(Problem(f"{where}.static_value", what, "Write it as a text; a Cast behind makes a number of it"))
+            problems.append(Problem(f"{where}.static_value", what, "Write it as a text; a later Cast converts it to a number"))
         return problems
 
     def _given(self) -> dict[str, str]:
@@ -214,7 +214,7 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
         problems += wrong
         for new, count in Counter(() if wrong else renames.values()).items():
             if count > 1:
-                what = f"{count} fields are renamed to `{new}`; expected names of their own"
+                what = f"{count} fields are renamed to `{new}`; expected different names"
                 problems.append(Problem(f"{where}.renames", what, "Correct it"))
         return problems
 
@@ -317,7 +317,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
             what = f"the field `{name}` is {kind}, for which there is no mask"
             return Problem("fields", what, "Leave it out with ReplaceField(exclude=...)")
         what = f"the field `{name}` is {kind}, which cannot hold {self.replacement!r}; expected a text or a number that can"
-        return Problem("replacement", what, "Mask it in a MaskField of its own")
+        return Problem("replacement", what, "Mask it in a separate MaskField")
 
 
 def find_neutral_value(found: DataType) -> Column | None:

@@ -87,7 +87,7 @@ def make_window_preview(work: Callable[[], Preview], unread: Sequence[str] = ())
     warnings = list(found.warnings)
     if unread and found.run is None:
         names = quote_names(unread)
-        warnings.append(f"Only the run knows {names}: the default counts here")
+        warnings.append(f"Only the run knows {names}: the defaults are used here")
     facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 

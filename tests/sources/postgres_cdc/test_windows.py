@@ -322,7 +322,7 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
     place.execute(f"DROP PUBLICATION {orders.name}; INSERT INTO orders VALUES (1, 'one')")
     place.execute(f"CREATE PUBLICATION {orders.name} FOR TABLE orders")
     assert windows.source.validate() == []
-    with pytest.raises(SourceRejected, match="when changes behind the last window were made") as refused:
+    with pytest.raises(SourceRejected, match="when changes after the last window were made") as refused:
         windows.freeze()
     assert "dropped and created again" in refused.value.action
     # Some releases warn, and leave the changes out.

@@ -229,7 +229,7 @@ def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unreadable_file(config: Mapping[str, Any]) -> str:
-    """Return which setting of a client names a file that this machine does not have or that cannot be read; "" if none does."""
+    """Return the setting of a client that names a missing or unreadable file, as a clause with the reason; "" without one."""
     for name in sorted(name for name in config if name.startswith("ssl.") and name.endswith(".location")):
         path = Path(str(config[name]))
         try:

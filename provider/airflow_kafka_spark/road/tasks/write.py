@@ -58,9 +58,9 @@ class OtherSink:
 
 @dataclass
 class CapturingWriter(SplitWriter):
-    """Passes rows on to a sink's writer and notes their offsets.
+    """Passes rows on to a sink's writer and records their offsets.
 
-    :param writer: the sink's writer; None if the sink has applied the window already: then the offsets are only noted.
+    :param writer: the sink's writer; None if the sink has applied the window already, so that only the offsets are recorded.
     """
 
     writer: SplitWriter | None

@@ -111,7 +111,7 @@ _WITHOUT_TYPE = re.compile(r"uint|duration|dictionary|halffloat|time32|month_int
 
 
 def find_unstorable_reason(kind: pa.DataType) -> str:
-    """Return why Iceberg has no type for a type of Arrow; "" if it has one."""
+    """Return the reason why Iceberg has no type for a type of Arrow; "" if it has one."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 

@@ -138,7 +138,7 @@ def _parse_recorded(pipeline: str, found: list[tuple]) -> Applied | None:
 log = logging.getLogger(__name__)
 
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
-KEEP_SPLITS = "Set `split_records`, and other options that decide the size of splits, to their earlier values until this window is complete"
+KEEP_SPLITS = "Set `split_records`, and other options that decide the size of splits, back until this window is complete"
 STAGES = "airflow_stage_"
 """The beginning of the names of all stages."""
 _POLL = 0.02

@@ -434,8 +434,8 @@ def select_tables_like(schema: str, prefix: str) -> str:
 
 def index_offsets(stage: str, offset: str) -> str:
     """Create an index on the offsets of a stage.
-
-    :param stage: as it stands in a statement.
+    
+    :param stage: the stage, quoted for a statement.
     """
     return f"CREATE INDEX ON {stage} ({quote(offset)})"
 
@@ -443,7 +443,7 @@ def index_offsets(stage: str, offset: str) -> str:
 def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
     """Delete the rows of a stage that have one of these offsets.
 
-    :param stage: as it stands in a statement.
+    :param stage: the stage, quoted for a statement.
     """
     return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(quote_literal, gone))})"
 

@@ -395,7 +395,7 @@ class DriverWriter(WindowWriter):
         return self.transaction.begin()
 
     def _written(self) -> tuple[int, int]:
-        """Return how many rows the tasks themselves have written into the target, and deleted there."""
+        """Return the number of rows that the tasks themselves have written into the target, and the number of deleted ones."""
         return 0, 0
 
     def find_refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:

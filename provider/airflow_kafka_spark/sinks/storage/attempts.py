@@ -87,12 +87,12 @@ class AttemptLock:
 
 
 class TableAttempt:
-    """One attempt at a window, as it is noted below the table.
+    """One attempt at a window, as it is recorded below the table.
 
     :param marker: its name.
     :param home: the table's location.
-    :param data: where data files lie.
-    :param directory: their directory; default one of this attempt alone.
+    :param data: the location of data files.
+    :param directory: their directory; by default a directory of this attempt alone.
     """
 
     def __init__(self, window: Window, marker: str, home: TableStore, data: TableStore, directory: str = "") -> None:
@@ -101,9 +101,9 @@ class TableAttempt:
         self._lock: AttemptLock | None = None
 
     def begin(self, **facts: object) -> None:
-        """Note that the attempt has begun, and create its directory of data files.
+        """Record that the attempt has begun, and create its directory of data files.
 
-        :param facts: further facts for the note.
+        :param facts: further facts for the record.
         :raises OSError: the store refused it.
         """
         window, noted = self.window, f"{ATTEMPTS}/{self.marker}"

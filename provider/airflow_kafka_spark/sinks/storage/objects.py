@@ -339,7 +339,7 @@ class UploadStore:
                 raise UploadsGone(what) from error
 
     def abort(self, uploads: Mapping[str, str]) -> None:
-        """Abort uploads. Never raises; a rule of the bucket removes what is left.
+        """Abort uploads. Never raises; a rule of the bucket removes the rest.
 
         :param uploads: as :meth:`pending` returns them.
         """

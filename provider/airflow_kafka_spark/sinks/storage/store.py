@@ -326,7 +326,7 @@ class TableStore:
         return self.filesystem.get_file_info(self.full(path)).type != pyarrow.fs.FileType.NotFound
 
     def modified(self, path: str) -> float | None:
-        """Return when a file was written, in seconds since 1970, or None if it does not exist.
+        """Return the time at which a file was written, in seconds since 1970; None if it does not exist.
 
         :raises OSError: the store did not answer.
         """

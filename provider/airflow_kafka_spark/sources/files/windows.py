@@ -273,7 +273,7 @@ def escape_path(path: str) -> str:
 
 
 def find_unreadable_reason(path: str) -> str | None:
-    """Return why Spark cannot open a file; None if it can.
+    """Return the reason why Spark cannot open a file; None if it can.
 
     :param path: without its scheme.
     """

@@ -246,7 +246,9 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        """Return why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will not."""
+        """Return the reason why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will
+        not.
+        """
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
@@ -257,12 +259,13 @@ class DatabaseSession(ABC):
         return ""
 
     def find_task_read_obstacle(self) -> str:
-        """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
+        """Return the reason why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
     def find_hidden_writers(self, relation: Relation) -> str:
-        """Return why the server does not show the transactions that write a relation: they run on another server. Return an empty
-        text if it does."""
+        """Return the reason why the server does not show the transactions that write a relation: they run on another server.
+        Return an empty text if it does.
+        """
         return ""
 
     @abstractmethod

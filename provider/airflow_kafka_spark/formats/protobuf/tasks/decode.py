@@ -63,7 +63,7 @@ class ProtobufDecoder(BatchDecoder):
     :param files: the descriptor set of the reader's message.
     :param layout: the message's columns.
     :param writers: the messages that records may have; None if values have no header.
-    :param unusable: ids whose schema cannot be used, and why.
+    :param unusable: ids whose schema cannot be used, and the reasons.
     :param known: ids, subjects and versions of the schemas, for messages.
     :param cut_nanoseconds: True if digits beyond the microsecond are cut off; False: they make a record bad.
     """
@@ -120,7 +120,7 @@ class ProtobufDecoder(BatchDecoder):
         path, at = read_message_indexes(record, HEADER_BYTES)
         wrong = paths.get(path)
         if wrong is None:
-            raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} has not")
+            raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} does not have")
         if wrong:
             raise BadValue(f"found schema id {number}: {wrong}")
         if record[HEADER_BYTES : HEADER_BYTES + 1] == _ONE_PATH:

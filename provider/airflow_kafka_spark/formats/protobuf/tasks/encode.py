@@ -70,7 +70,7 @@ class ProtobufEncoder(RowEncoder):
                 value = row.get(name)
                 if value is None:
                     if name in row and not nullable:
-                        raise ValueDoesNotFit.of(place, "it is null, and its field has no null")
+                        raise ValueDoesNotFit.of(place, "it is null, and its field cannot be null")
                     continue
                 try:
                     found[name] = convert(value)
@@ -80,7 +80,7 @@ class ProtobufEncoder(RowEncoder):
                 there = [name for name in members if name in found]
                 if len(there) > 1:
                     raise ValueDoesNotFit.of(
-                        path + there[1], f"it is there beside `{there[0]}`, and of the oneof `{choice}` only one can be"
+                        path + there[1], f"it is set beside `{there[0]}`, and only one field of the oneof `{choice}` can be"
                     )
             if not row.keys() <= names:
                 raise ValueDoesNotFit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
@@ -203,7 +203,7 @@ def make_message_header(prefix: bytes, path: Sequence[int]) -> bytes:
 
 
 def _encode_varint(number: int) -> bytes:
-    number <<= 1  # zigzag, of what is never below 0
+    number <<= 1  # zigzag of numbers that are never negative
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)

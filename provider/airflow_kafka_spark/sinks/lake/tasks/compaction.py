@@ -56,9 +56,9 @@ def group_small_files(
 def run_compaction(attempt: TableAttempt, **facts: object) -> Iterator[None]:
     """Begin the attempt of a compaction, and finish it once its commit has succeeded.
 
-    The next attempt at a window removes what one that failed has left.
+    The next attempt at a window removes the files of a failed compaction.
 
-    :param facts: further facts for the attempt's note.
+    :param facts: further facts for the attempt's record.
     """
     try:
         attempt.begin(**facts)

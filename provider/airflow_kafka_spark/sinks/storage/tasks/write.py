@@ -133,7 +133,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """Return the error to raise for an error of the file system."""
 
     def misplaced(self, key: PartitionKey) -> str:
-        """Return why no file can have this key; "" if a file can."""
+        """Return the reason why no file can have this key; "" if a file can."""
         return ""
 
     def write(self, rows: Rows) -> None:
