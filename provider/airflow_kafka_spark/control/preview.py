@@ -65,7 +65,7 @@ class Preview:
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
-    :param held_back: offsets after the start of an open transaction, left to a later window.
+    :param held_back: offsets from an open transaction on, left to a later window.
     :param warnings: sentences about differences of the run that are possible because the record of a sink was not read.
     """
 
@@ -214,8 +214,8 @@ def _find_warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (
-            "The ledger holds no position of this pipeline, and its sink was not asked. If the sink remembers a window of it, the"
-            " run begins after the last one instead",
+            "The ledger holds no position of this pipeline, and its sink was not asked. If its record has a window, the run "
+            "begins after the last one instead",
             asks,
         )
     if beginning.sink_may_change == "number":

@@ -141,7 +141,7 @@ class SourceOwned(PlanError):
             expected=f"a slot of pipeline `{pipeline}` alone",
             action=f"Give this one a slot of its own. If it is `{owner}` under another name, keep that name with `pipeline=`. If "
             f"`{owner}` will not run again: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
-            "goes on where the slot stands",
+            "continues at the slot's position",
         )
 
 

@@ -27,7 +27,7 @@ class TopicRecreated(PlanError):
     def __init__(self, topic: str, known_id: str, found_id: str, action: str = "") -> None:
         self.topic, self.known_id, self.found_id = topic, known_id, found_id
         decide = (
-            "Records of the old topic that were not read yet are lost. To go on with the new one from its earliest "
+            "Records of the old topic that were not read yet are lost. To continue with the new one from its earliest "
             'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`'
         )
         super().__init__(
@@ -88,7 +88,7 @@ class DataLoss(PlanError):
     def __init__(self, topic: str, partition: int, wanted: int, low: int, action: str = "") -> None:
         self.topic, self.partition, self.wanted, self.low = topic, partition, wanted, low
         before = "the window is replayed" if action else "they were read"
-        decide = 'To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
+        decide = 'To continue without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
         super().__init__(
             f"Records of {topic}-{partition} from offset {wanted} up to {low} were deleted before {before}",
             expected=f"offset {wanted} still in the log",
@@ -114,7 +114,7 @@ class BeginningDeleted(DataLoss):
             f"{topic}-{partition} contains nothing from before {instant}: its offsets from {wanted} up to {low} were deleted, "
             "and may have belonged to the interval",
             expected=f"a record from before {instant}, which shows that the log still contains the interval's first records",
-            action='To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
+            action='To continue without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
             "A schedule that begins after the log's oldest record loses nothing",
         )
 
@@ -174,9 +174,9 @@ class LogTruncated(PlanError):
             decide = f"To complete the planned window without them {gap}. To read the present records afterwards: {reset}"
         if interval:
             decide = (
-                f"What lies between {end} and {position} now belongs to no interval from {interval} on. To go on "
-                f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap. To move what is there now in '
-                'place of what was read, `replay` the intervals that had these offsets, with `data_loss="skip"`'
+                f"The records between {end} and {position} now belong to no interval from {interval} on. To continue "
+                f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap. To move the present '
+                'records in place of those that were read, `replay` the intervals that had these offsets, with `data_loss="skip"`'
             )
         super().__init__(
             f"{topic}-{partition} was cut off at offset {end} and has grown again since, under leader epoch {found_epoch}: its "
@@ -208,7 +208,7 @@ class LedgerBehind(PlanError):
         named = f" --only {' '.join(only)}" if only else ""
         super().__init__(
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
-            f"does not know any after {known}",
+            f"has no window after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
             action="To continue after that window: `airflow kafka-spark reset "
             f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. "
@@ -360,7 +360,7 @@ class IntervalsOpen(PlanError):
     def __init__(self, pipeline: str, interval: object, state: str) -> None:
         self.pipeline, self.interval, self.state = pipeline, interval, state
         super().__init__(
-            f"Pipeline `{pipeline}` cannot go on from where its intervals end: {interval} is {state}, and not all before it are "
+            f"Pipeline `{pipeline}` cannot continue after its intervals: {interval} is {state}, and not all before it are "
             "complete",
             expected="intervals that are complete without a gap",
             action="Run the intervals that are missing first",
@@ -385,7 +385,7 @@ class TimestampsInFuture(PlanError):
         self.reached, self.seconds = reached, seconds
         super().__init__(
             f"The record at offset {offset} of {topic}-{partition} has the timestamp {timestamp} (milliseconds since 1970), "
-            f"which lies in the future, and reading behind it came only to offset {reached} in {seconds:g} s",
+            f"which lies in the future, and reading after it reached only offset {reached} in {seconds:g} s",
             expected="timestamps that are not later than this moment",
             action="Correct the producer's clock, or its unit. `message.timestamp.type=LogAppendTime` on the topic lets the "
             "broker set the time, and `message.timestamp.after.max.ms` lets it refuse such records. For this topic use "

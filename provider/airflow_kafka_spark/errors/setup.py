@@ -27,9 +27,9 @@ class Problem:
 
     @classmethod
     def of(cls, where: str, error: KafkaSparkError, action: str | None = None) -> Problem:
-        """Return the problem that an error is of an argument.
+        """Return an error as the problem of an argument.
 
-        :param action: what to do; default: what the error says.
+        :param action: the action; default: that of the error.
         """
         what = f"{error.found}{f' (expected {error.expected})' if error.expected else ''}"
         return cls(where, what, error.action if action is None else action, retryable=error.retryable)

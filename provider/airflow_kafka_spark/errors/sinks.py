@@ -138,7 +138,7 @@ class CountMismatch(KafkaSparkError):
         changed = (
             "Splits that an earlier attempt has committed stay as they are: if the format, a transform or another option was "
             "changed since, set it back until this window is complete; if their topic is compacted, give the connection's user "
-            "DESCRIBE_CONFIGS on it. Else run the task again"
+            "DESCRIBE_CONFIGS on it. Otherwise run the task again"
         )
         super().__init__(
             f"Window {window}: the sink counted {flushed} rows",
@@ -243,7 +243,7 @@ class ForeignOffsets(WindowConflict):
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
             expected="offsets of the cluster and the topics that are read, because they show the records in the sink",
             action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created again, records "
-            "that were not read before are lost; to go on with the new one, say where: `airflow kafka-spark reset "
+            "that were not read before are lost; to continue with the new one, name the position: `airflow kafka-spark reset "
             f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
             "its own",

@@ -101,7 +101,7 @@ class RowsRejected(RowRejected):
         KafkaSparkError.__init__(
             self,
             f"{rows}; nothing of a split that holds one was published\n{listed}{more}",
-            action="Correct the rows, or the schema, and run the task again: it continues with the splits that are not published. A row that "
+            action="Correct the rows, or the schema, and run the task again: it continues with the other splits. A row that "
             'does not fit is never written as something else; `errors_tolerance="all"` leaves such rows out',
         )
 

@@ -76,7 +76,7 @@ _NUMBER = re.compile(r"(?:\(os error |\bOs \{ code: )(\d+)")
 def store_error(error: Exception) -> OSError:
     """Return the error of an object store's client, or of deltalake, in one line.
 
-    Their own messages go on with the store's answer as XML, with all causes, and with the query of the request, which may hold a
+    Their own messages contain the store's answer as XML, with all causes, and with the query of the request, which may hold a
     token. The result is a :class:`PermissionError` if the store refused the user, and has the number of a local system's error.
     """
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno):

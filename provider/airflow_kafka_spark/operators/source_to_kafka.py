@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 COPIED_LEDGER = (
     "Correct `bootstrap.servers`. If the ledger topic was copied to a new cluster, compare the topics with the source first: the "
-    "copies may have fewer records than the ledger says, or more. To continue at the ledger's position: `airflow kafka-spark rebind "
+    "copies may have fewer records than the ledger says, or more. To continue at its position: `airflow kafka-spark rebind "
     "<pipeline> --not-running --why ...`. To publish all rows to the new cluster, give the operator a new `pipeline=` name"
 )
 """The action of the error if the ledger names another cluster."""

@@ -330,7 +330,7 @@ RECORD = json.dumps(
         (Avro(RECORD), ["x"], []),
         (Avro(RECORD), ["x", "z"], ["record R has no field for column `z`"]),
         (Avro(RECORD), ["y"], ["there is no column for field `x`, which has no default"]),
-        (Avro('"long"'), ["x", "y"], ["the schema is long, which one column is, found `x`, `y`"]),
+        (Avro('"long"'), ["x", "y"], ["the schema is long, which needs one column; found `x`, `y`"]),
         (Avro("{"), ["x"], ["it is no JSON"]),
         (Avro(), ["x"], ["found neither `schema` nor `registry`"]),
         (Avro(registry="r", subject_name_strategy="Odd"), ["x"], ["found 'Odd'"]),  # type: ignore[arg-type]

@@ -434,7 +434,7 @@ def select_tables_like(schema: str, prefix: str) -> str:
 
 def index_offsets(stage: str, offset: str) -> str:
     """Create an index on the offsets of a stage.
-    
+
     :param stage: the stage, quoted for a statement.
     """
     return f"CREATE INDEX ON {stage} ({quote(offset)})"

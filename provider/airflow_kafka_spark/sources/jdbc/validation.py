@@ -139,9 +139,7 @@ class ServerValidation:
             what = f"`{column.name}` is of type {column.type}, whose values do not grow with every row"
             yield Problem(where, what, "Name a column that is filled from a sequence, or use another mode")
             return
-        found, failed = self._ask(
-            where, "reading its sequence", lambda open_: list(open_.find_cursor_problems(relation, column))
-        )
+        found, failed = self._ask(where, "reading its sequence", lambda open_: list(open_.find_cursor_problems(relation, column)))
         yield from found or failed
 
     def _find_writer_problems(self, relation: Relation) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
 
     :param target: the attempt that the split belongs to.
     """
-    
+
     def __init__(self, target: FilesTarget) -> None:
         self.target: FilesTarget = target
         self.directory: Path | None = None
