@@ -151,7 +151,7 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
     assert code == 1 and "has no dead letters" in text
     assert line("forget", name, "--why", "x")[0] == 0
     code, text = line("reset", name, "--to", "earliest", "--why", "x")
-    assert code == 1 and f"holds nothing of a pipeline `{name}`" in text
+    assert code == 1 and f"has no record of a pipeline `{name}`" in text
 
 
 @pytest.mark.parametrize(

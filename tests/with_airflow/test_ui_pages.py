@@ -407,7 +407,7 @@ def test_dead_letters_are_sent_again_once(people):
     picture(visit, "resend", 800)
     confirm(visit)
     visit.see("[data-view=dead]", has_text="sent again by editor")
-    assert "Nothing is left to send again" in plan(visit, "resend", "once more")
+    assert "No dead letters are left to send again" in plan(visit, "resend", "once more")
     visit.page.get_by_role("button", name="Cancel").click()
     # The pipeline is to read them. Lag counts offsets, also that of the transaction's end.
     visit.see("dd [data-lag]:not([data-lag='0'])")

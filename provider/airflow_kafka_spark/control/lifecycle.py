@@ -58,7 +58,7 @@ def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason. All data intervals of a pipeline are paused with it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises ChangeRefused: the name is that of a data interval.
     :raises KafkaUnavailable: Kafka does not answer.
     """
@@ -125,7 +125,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
     :param running: True if an attempt works on an open window, by the state of its task in Airflow; None if unknown.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises AttemptAtWork: a window is open, and an attempt is working on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
@@ -192,7 +192,7 @@ def forget(
     :param group_id: its consumer group. Default: that of its newest window.
     :param delete_group: True to delete its group with the offsets that it has committed.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
@@ -235,7 +235,7 @@ def _find_forgettable(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_s
     """Return the state of a pipeline in the ledger.
 
     :param is_said: True if a group to delete is named, which may exist without any record of the ledger.
-    :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
+    :raises PipelineUnknown: the ledger has no record of it, and no group is named.
     """
     try:
         return read_pipeline(hook, pipeline, ledger_topic)
@@ -327,7 +327,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     :param request: the pipeline under its old name, the author and the reason.
     :param to: its new name, which no pipeline of the ledger has.
     :param group_id: its consumer group. Default: that of its newest window.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: it has an open window, which has to be finished, or given up, under the old name.
     :raises GroupHasMembers: its group has members.
     :raises GroupOwned: another pipeline uses the group.

@@ -468,7 +468,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     :param group_id: its consumer group. Default: that of its newest window.
     :param running: True if an attempt works on the open window, by the state of its task in Airflow; None if unknown. A window is
         given up only with False.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises AttemptAtWork: an attempt is working on the window, or this is not known.
     :raises GroupHasMembers: its group has members.
     :raises GroupOwned: another pipeline uses the group.

@@ -136,7 +136,7 @@ def preview_window(
     :param options: the options of its operator. A pipeline that has not run yet needs topics and a group.
     :param ledger_topic: the ledger that knows it.
     :param last_applied: returns the last window in the record of the pipeline's sink; None (default): no sink is asked.
-    :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
+    :raises PipelineUnknown: the ledger has no record of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
     """
     try:

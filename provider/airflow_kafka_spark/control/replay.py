@@ -51,7 +51,7 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: the window is not complete.
     :raises ReplayRefused: there is no such window any more, or its destination cannot replace it.
     :raises PlanError: (a subclass) its records were deleted.
@@ -186,7 +186,7 @@ def resend_dead_letters(
     :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: the window is not complete.
     :raises ResendRefused: there is no such window any more, it has no dead letters, or they have no headers with their origin.
     :raises RightMissing: the user may not read the dead letters, or not write to the topic that they came from.

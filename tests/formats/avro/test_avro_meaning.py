@@ -460,7 +460,7 @@ def test_options_that_contradict_each_other_are_problems() -> None:
     assert "neither of" in str(Avro().validate("value"))
     assert "both of" in str(Avro('"int"', registry="r").validate("value"))
     assert "found 'Topic'" in str(Avro(registry="r", subject="s", subject_name_strategy="Topic").validate("value"))  # type: ignore[arg-type]
-    assert "the record's name is not known" in str(
+    assert "the record's name is unknown" in str(
         Avro(registry="r", subject_name_strategy="RecordNameStrategy").of_topics(["t"], "value").validate("value")
     )
     assert Avro('"int"').find_encoding_problems("value", ["a"])

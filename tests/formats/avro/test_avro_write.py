@@ -338,7 +338,7 @@ RECORD = json.dumps(
         (Avro(registry="r", use_latest_version=True, auto_register_schemas=True), ["x"], ["beside `auto_register_schemas`"]),
         (Avro(registry="r", record_name="a-b"), ["x"], ["`orders.a-b` is no name in Avro"]),
         (Avro(registry="r"), ["x", "größe", "1st"], ["`größe` is no name in Avro", "`1st` is no name in Avro"]),
-        (Avro(registry="r", use_latest_version=True, subject_name_strategy="RecordNameStrategy"), ["x"], ["name is not known"]),
+        (Avro(registry="r", use_latest_version=True, subject_name_strategy="RecordNameStrategy"), ["x"], ["name is unknown"]),
     ],
     ids=str,
 )  # fmt: skip

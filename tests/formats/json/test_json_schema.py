@@ -430,7 +430,7 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         ({"registry": "sr"}, "the subject is unknown"),
         (
             {"registry": "sr", "topics": ("t",), "subject_name_strategy": "RecordNameStrategy"},
-            "the record's name is not known",
+            "the record's name is unknown",
         ),
     ],
 )

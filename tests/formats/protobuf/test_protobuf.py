@@ -354,7 +354,7 @@ def test_a_descriptor_set_will_do_and_messages_are_found_by_either_name() -> Non
         ({"schema": 'syntax = "proto3"; mesage'}, "protoc reports: schema.proto:1:"),
         ({"schema": b"nonsense"}, "the descriptor set"),
         ({"schema": 'syntax = "proto3"; message M {}'}, "has no fields"),
-        ({"schema": 'syntax = "proto3"; message M { int32 a = 1; int32 A = 2; }'}, "which are one to Spark|protoc says"),
+        ({"schema": 'syntax = "proto3"; message M { int32 a = 1; int32 A = 2; }'}, "which are one to Spark|protoc reports"),
         ({"schema": SMALL, "recursive_fields_max_depth": 11}, "found 11"),
         ({"schema": SMALL, "nanoseconds": "round"}, "found 'round'"),
         ({"schema": SMALL, "reader_schema": 3}, "a version is one of a registry"),
