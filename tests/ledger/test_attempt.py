@@ -484,14 +484,14 @@ def test_a_replay_that_is_too_old_by_now_is_complete_and_forgotten_by_the_next_w
 
 def counted(monkeypatch) -> list[int]:
     """Counts the records that reading a ledger takes."""
-    read, original = [0], ledger_topic.read_to
+    read, original = [0], ledger_topic.read_span
 
     def counting(*args):
         for record in original(*args):
             read[0] += 1
             yield record
 
-    monkeypatch.setattr(ledger_topic, "read_to", counting)
+    monkeypatch.setattr(ledger_topic, "read_span", counting)
     return read
 
 

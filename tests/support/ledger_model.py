@@ -38,7 +38,7 @@ from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.group import make_offset_metadata
-from airflow_kafka_spark.ledger.topic import Hint
+from airflow_kafka_spark.ledger.topic import ALL_RECORDS, AwaitedRecords, Hint, LedgerSpan
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
 from airflow_kafka_spark.operators.publishing import publish_splits
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
@@ -387,21 +387,12 @@ def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, 
             raise Fenced(PIPELINE, "moving the group")
 
 
-def _read_to(
-    config: Any,
-    tp: Any,
-    start: int,
-    end: int,
-    mine: Any = (),
-    on_hidden: Any = None,
-    on_open_transaction: Any = None,
-    kept: Any = None,
-) -> Iterator[LedgerRecord]:
-    seen, hidden = _ask("read", start, mine, False)
+def _read_span(span: LedgerSpan, awaited: AwaitedRecords = ALL_RECORDS, kept: Any = None) -> Iterator[LedgerRecord]:
+    seen, hidden = _ask("read", span.start, awaited.keys, False)
     if hidden:
-        if on_hidden:
-            on_hidden(hidden)
-        seen, _ = _ask("read", start, mine, True)
+        if awaited.on_hidden:
+            awaited.on_hidden(hidden)
+        seen, _ = _ask("read", span.start, awaited.keys, True)
     return (LedgerRecord(*record) for record in seen)
 
 
@@ -580,7 +571,8 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
     name = f"{ledger.split_prefix}{split}"
     epoch = _ask("fence", name)
     claimed = ClaimedWindow(place)
-    claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (make_window_key(window.pipeline, window.number),)), HIGH)
+    awaited = AwaitedRecords((make_window_key(window.pipeline, window.number),))
+    claimed.read_on(lambda start: _read_span(LedgerSpan({}, TP, start, HIGH), awaited), HIGH)
     publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
     if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
@@ -663,7 +655,7 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "send_offsets", _send_offsets),
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
-        patch.object(ledger_topic, "read_to", _read_to),
+        patch.object(ledger_topic, "read_span", _read_span),
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.

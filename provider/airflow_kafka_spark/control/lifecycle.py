@@ -33,7 +33,15 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
 from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, LedgerTopic, find_first_open_transaction
+from airflow_kafka_spark.ledger.topic import (
+    TOPIC,
+    WAIT_FOR_NONE,
+    Hint,
+    LedgerContent,
+    LedgerSpan,
+    LedgerTopic,
+    find_first_open_transaction,
+)
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -470,7 +478,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     bounds = hook.offsets([tp])[tp]
     if bounds.lso >= bounds.high:
         return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
-    transaction = find_first_open_transaction(hook.consumer_config(), tp, bounds.lso, bounds.high)
+    transaction = find_first_open_transaction(LedgerSpan(hook.consumer_config(), tp, bounds.lso, bounds.high), bounds.lso)
     if dry_run:
         return Unblocked(pipeline, ledger_topic, partition, transaction, False, (), dry_run)
     why = topic.abort(transaction)

@@ -25,7 +25,7 @@ from airflow_kafka_spark.errors import ReplayRefused, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
 from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import find_dead_letters
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
@@ -143,8 +143,7 @@ MAX_LETTERS = 10_000
 MAX_BYTES = 64 << 20
 """Maximum size of these dead letters in bytes, because they pass through this process."""
 SECONDS = 60
-PREFIX = "__connect.errors."
-ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
+ORIGIN = (f"{CONNECT_ERROR_PREFIX}topic", f"{CONNECT_ERROR_PREFIX}partition", f"{CONNECT_ERROR_PREFIX}offset")
 """The headers that the context of a dead letter begins with, in this order."""
 
 
@@ -330,9 +329,13 @@ def _parse_letter(message: Message, names: set[str]) -> DeadLetter | None:
         return None
     # The last headers count, because the dead letter of a dead letter has the headers of both.
     at = starts[-1]
-    context = {header: (value or b"").decode(errors="replace") for header, value in headers[at:] if header.startswith(PREFIX)}
+    context = {
+        header: (value or b"").decode(errors="replace")
+        for header, value in headers[at:]
+        if header.startswith(CONNECT_ERROR_PREFIX)
+    }
     topic, partition, offset = (context[header] for header in ORIGIN)
-    if context.get(f"{PREFIX}connector.name") not in names or not (partition.isdecimal() and offset.isdecimal()):
+    if context.get(f"{CONNECT_ERROR_PREFIX}connector.name") not in names or not (partition.isdecimal() and offset.isdecimal()):
         return None
     kind, timestamp = message.timestamp()
     stamp = timestamp if kind == 1 and timestamp > 0 else None

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+INTEGER_BITS: Mapping[str, int] = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+"""Number of bits of Spark's integers, by the names of their types."""
+
+
 @dataclass(frozen=True)
 class Primitive:
     """A type without parameters, by Spark's name: ``tinyint``, ``smallint``, ``int``, ``bigint``, ``float``, ``double``,

@@ -36,6 +36,10 @@ _DEFAULTS = {
 }
 
 
+OLDEST_POSTGRES = 12
+"""The oldest supported major release of PostgreSQL."""
+
+
 @dataclass(frozen=True)
 class PostgresServer:
     """A database to connect to. It is sent to the tasks, because executors have no Airflow connections.

@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.formats.types import INTEGER_BITS
 from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform, RecordSchema, rebuild_struct
 from airflow_kafka_spark.transforms.options import (
     find_name_problems,
@@ -271,9 +272,6 @@ def _parse_field_name(spec: str) -> str:
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
 
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-
-
 @dataclass(frozen=True)
 class MaskField(NullDefaultTransform, KeyOrValueTransform):
     """Replaces fields by a neutral value: 0, false, an empty text or list, 1970-01-01. Nulls stay null.
@@ -348,7 +346,7 @@ def _make_replacement_value(text: str, found: DataType) -> Column | None:
         return None
     try:
         if isinstance(found, t.IntegralType):
-            limit = 2 ** (_BITS[found.simpleString()] - 1)
+            limit = 2 ** (INTEGER_BITS[found.simpleString()] - 1)
             whole = Decimal(text)
             return F.lit(str(int(whole))).cast(found) if -limit - 1 < whole < limit else None
         if isinstance(found, (t.FloatType, t.DoubleType)):

@@ -14,6 +14,9 @@ from typing import Any
 
 from airflow_kafka_spark.windows.model import Landed, TopicPartition, merge_landed
 
+CONNECT_ERROR_PREFIX = "__connect.errors."
+"""Prefix of the headers of dead letters, as Kafka Connect names them (KIP-298)."""
+
 _SHIFT = 12
 _MASK = (1 << _SHIFT) - 1
 _SIZE = 1 << (_SHIFT - 3)

@@ -119,7 +119,7 @@ def test_what_is_kept(schema: dict[str, Any], expected: str) -> None:
         (of({"$ref": "other.json#/a"}), "`$ref` to 'other.json#/a'", "#/properties/a"),
         (of({"$ref": "#/$defs/b"}), "`$ref` to `#/$defs/b`, which does not exist", "#/properties/a"),
         (of({"$ref": "#"}), "a schema that contains it", "#/properties/a"),
-        (of({"$ref": "#/$defs/b"}) | {"$defs": {"b": of({"$ref": "#/$defs/b"})}}, "a schema that contains it", "#/$defs/b/properties/a"),
+        (of({"$ref": "#/$defs/b"}) | {"$defs": {"b": of({"$ref": "#/$defs/b"})}}, "that contains it", "#/$defs/b/properties/a"),
         (of({"$ref": "#/$defs/b", "type": "string"}) | {"$defs": {"b": {"type": "string"}}}, "`$ref` beside", "#/properties/a"),
         (of({"type": "string", "contentEncoding": "base32"}), "contentEncoding 'base32'", "#/properties/a"),
         (of({"enum": ["a", 1]}), "a choice between several types", "#/properties/a"),

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
-from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.ledger.topic import LedgerClaim, read_span
 from airflow_kafka_spark.sinks.kafka.tasks import publish as publishing
 from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, RecordBatches, read_claimed_window
 from airflow_kafka_spark.windows.memory import (
@@ -61,11 +61,11 @@ def read(monkeypatch) -> list[list[LedgerRecord]]:
 
     def counted(*arguments, **options) -> Iterator[LedgerRecord]:
         readings.append([])
-        for record in read_to(*arguments, **options):
+        for record in read_span(*arguments, **options):
             readings[-1].append(record)
             yield record
 
-    monkeypatch.setattr("airflow_kafka_spark.sinks.kafka.tasks.publish.read_to", counted)
+    monkeypatch.setattr("airflow_kafka_spark.sinks.kafka.tasks.publish.read_span", counted)
     return readings
 
 

@@ -10,6 +10,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import (
     NAME_BYTES,
+    OLDEST_POSTGRES,
     Name,
     choose_action,
     describe_driver_message,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.postgres.server import ServerFacts, SinkServer, Table
 
-OLDEST = 12
 RESERVED = "__airflow_"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
@@ -139,8 +139,8 @@ class _TargetValidation:
         from airflow_kafka_spark.sinks.postgres.server import read_server_facts, read_table
 
         facts = self.facts = read_server_facts(self.connection)
-        if facts.version < OLDEST * 10_000:
-            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
+        if facts.version < OLDEST_POSTGRES * 10_000:
+            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST_POSTGRES} or newer"
             return [Problem("sink.conn_id", what), Unchecked("sink.table", "sink.conn_id")]
         found = list(self._find_server_problems(facts))
         try:

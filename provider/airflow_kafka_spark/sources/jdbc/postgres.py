@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
+    OLDEST_POSTGRES,
     SEES_LAG,
     PostgresServer,
     describe_driver_message,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
-OLDEST = 12
 STREAMED_ROWS = 5_000
 LOCK_CLASS = 0x616B73
 """The first number of the advisory locks that limit the sessions of tasks; the second one counts from 1."""
@@ -193,8 +193,8 @@ class PostgresSession(DatabaseSession):
 
     def find_server_problems(self) -> Iterator[Problem]:
         version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
-        if version < OLDEST * 10_000:
-            what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
+        if version < OLDEST_POSTGRES * 10_000:
+            what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST_POSTGRES} or newer"
             yield Problem("source.conn_id", what)
 
     def table(self, schema: str | None, table: str) -> Relation | MissingRelation:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
+from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
@@ -15,7 +15,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, d
 if TYPE_CHECKING:
     import psycopg
 
-OLDEST = 12
 WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))
 """The checks that need the server."""
 
@@ -88,8 +87,8 @@ class CdcServerValidation:
 
     def _find_server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000
-        if version < OLDEST:
-            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
+        if version < OLDEST_POSTGRES:
+            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST_POSTGRES} or later")
             return
         level = _read_setting(connection, "wal_level")
         if level != "logical":

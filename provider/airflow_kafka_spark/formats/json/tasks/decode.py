@@ -62,6 +62,7 @@ from airflow_kafka_spark.formats.text_values import (
     decode_base64,
 )
 from airflow_kafka_spark.formats.types import (
+    INTEGER_BITS,
     Array,
     Column,
     DataType,
@@ -507,7 +508,6 @@ _READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
 # --- which records are probably bad ---------------------------------------------------------------------------------------
 
 
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _31 = r"(?:0[1-9]|[12][0-9]|3[01])"
 _DAY = rf"[0-9]{{4}}-(?:(?:0[13578]|1[02])-{_31}|(?:0[469]|11)-(?!31){_31}|02-(?!3){_31})"
 _CLOCK = r"[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6}0*)?)?)?"
@@ -623,8 +623,8 @@ def _find_checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
         return Annotated[str, most] | int | float | bool | list | dict
     if isinstance(data_type, Decimal):
         return decimal.Decimal
-    if data_type.name in _BITS:
-        limit = 1 << _BITS[data_type.name] - 1
+    if data_type.name in INTEGER_BITS:
+        limit = 1 << INTEGER_BITS[data_type.name] - 1
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
     return {
         "boolean": bool,

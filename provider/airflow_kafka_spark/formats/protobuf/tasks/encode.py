@@ -21,9 +21,9 @@ from airflow_kafka_spark.formats.tasks.base import (
     to_java_big_integer,
     to_unscaled,
 )
+from airflow_kafka_spark.formats.text_values import EPOCH_ORDINAL
 
-_EPOCH = datetime.date(1970, 1, 1).toordinal()
-_MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
+_MIN_DAY, _MAX_DAY = 1 - EPOCH_ORDINAL, datetime.date.max.toordinal() - EPOCH_ORDINAL
 T = TypeVar("T")
 _Set = Callable[[Any], Any]
 """Returns the argument of a message's constructor for a column's value; raises the errors that _UNFIT lists."""
@@ -174,7 +174,7 @@ def _convert_duration(micros: int) -> dict[str, int]:
 
 
 def _convert_date(day: int) -> dict[str, int]:
-    date = datetime.date.fromordinal(_check_within(day, _MIN_DAY, _MAX_DAY) + _EPOCH)
+    date = datetime.date.fromordinal(_check_within(day, _MIN_DAY, _MAX_DAY) + EPOCH_ORDINAL)
     return {"year": date.year, "month": date.month, "day": date.day}
 
 

@@ -48,7 +48,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
 )
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.ledger.topic import AwaitedRecords, LedgerClaim, LedgerSpan, read_span
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
@@ -345,7 +345,7 @@ class Publisher:
         )
 
         def read(start: int) -> Iterator[LedgerRecord]:
-            return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
+            return read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))
 
         return read_claimed_window(self.ledger, split, read, high)
 
