@@ -137,7 +137,7 @@ def _prepare_spark(*, several: bool) -> None:
     found = []
     for package in (jars.find_spark_kafka_connector(), DRIVER):
         with contextlib.suppress(KafkaSparkError):  # without Java, a network or this release: the tests that need it say so
-            found += jars.resolve([package], exclude_bundled=True)
+            found += jars.resolve_jars([package], exclude_bundled=True)
     if found:
         options = ["--jars", ",".join(map(str, found)), *options]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{' '.join(options)} pyspark-shell"

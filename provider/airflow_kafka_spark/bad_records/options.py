@@ -233,7 +233,7 @@ def find_route_problems(
     return problems
 
 
-def find_target_problems(
+def find_target_clashes(
     target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records"
 ) -> list[Problem]:
     """Return dead letter and routing topics that are the topic of the good records, too.

@@ -22,7 +22,7 @@ from airflow_kafka_spark.errors import (
     WindowOpen,
 )
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, describe_partitions, resolve_start
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, format_partitions, resolve_start
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, format_utc_now
 from airflow_kafka_spark.ledger.group import find_source_window, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
@@ -163,7 +163,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         raise ChangeRefused(
             f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
             expected="all of its partitions to be moved at once",
-            action=f"Move {describe_partitions(left)}, too",
+            action=f"Move {format_partitions(left)}, too",
         )
     kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
     ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
@@ -199,7 +199,7 @@ def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics
         scope = named & set(log.partitions)
     if unknown := named - set(log.partitions):
         raise BoundRefused(
-            f"The pipeline reads no {describe_partitions(unknown)}",
+            f"The pipeline reads no {format_partitions(unknown)}",
             expected=f"partitions of {', '.join(sorted(topics))}",
             action="Correct the names",
         )

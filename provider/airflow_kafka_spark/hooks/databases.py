@@ -208,7 +208,7 @@ def _unquote(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
-def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
+def resolve_table(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
     """Return the full name of a table. Without a schema, it is the table that the server finds, or a new one in the current
     schema."""
     if schema is not None:

@@ -41,7 +41,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
-    describe,
+    describe_producer_error,
     find_fatal_error,
     is_fenced,
     make_fencing_producer,
@@ -782,7 +782,7 @@ class Ledger:
         user = KafkaUser.of(self.hook.config, self.hook.conn_id)
         if missing := find_missing_right(cause, user, doing, rights, events=self._events):
             return missing
-        return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+        return KafkaUnavailable(self.hook.conn_id, doing, describe_producer_error(error))
 
 
 class ChangeLedger(Ledger):

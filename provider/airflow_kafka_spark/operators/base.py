@@ -57,7 +57,7 @@ from airflow_kafka_spark.operators.visibility.progress import emit
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, add_details
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, select_first_bad_records
-from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
+from airflow_kafka_spark.windows.report import Report, describe_window, sum_up_applied
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -479,7 +479,7 @@ class WindowOperator(VisibleOperator):
             self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
         else:
-            if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
+            if bindings.refuse_other_binding(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
                 if unfinished.window.binding is not None:
                     # The new destination need not have a record of earlier windows.
@@ -497,7 +497,7 @@ class WindowOperator(VisibleOperator):
             )
             entry = ledger.reopen(unfinished)
         window = entry.window
-        self.log.info("Window %s: %s", window, describe(window))
+        self.log.info("Window %s: %s", window, describe_window(window))
         if window.held_back:
             self.log.info("%s offsets of an open transaction are left to a later window", f"{window.held_back:,}")
         for gap in window.gaps:

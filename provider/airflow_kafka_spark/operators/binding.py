@@ -177,7 +177,7 @@ def find_committed_before(whole: Memory, found: Binding) -> int:
     return last.number if last is not None and before.decided == found.decided else 0
 
 
-def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
+def refuse_other_binding(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
     """Return True if an open window gets the binding of this run, because its own is unknown or a ``rebind`` allows it.
 
     :param pipeline: the pipeline's name.

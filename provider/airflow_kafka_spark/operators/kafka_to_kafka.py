@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_problems
+from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_clashes
 from airflow_kafka_spark.errors import KafkaSparkError, LedgerBehind, Problem, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
@@ -359,7 +359,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return [Problem("sink.topic", found, "Write to another topic")]
         if of_ledger := find_ledger_problems(self.sink, self.ledger_topic):
             return of_ledger
-        mixed = find_target_problems(self.sink.topic, self.errors, self.routes())
+        mixed = find_target_clashes(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
         return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]

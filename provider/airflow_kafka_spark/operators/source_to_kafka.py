@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_problems
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_clashes
 from airflow_kafka_spark.errors import (
     ClusterChanged,
     LedgerBehind,
@@ -54,7 +54,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     select_first_bad_records,
 )
-from airflow_kafka_spark.windows.report import Report, format_progress, sum_up_published
+from airflow_kafka_spark.windows.report import Report, format_pass_progress, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -310,7 +310,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _find_error_problems(self) -> list[Problem]:
         routes, taken = self.routes(), (self.ledger_topic,)
-        mixed = find_target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
+        mixed = find_target_clashes(getattr(self.sink, "topic", None), self.errors, routes, "rows")
         wrong = self.errors.find_problems() or self.errors.find_server_problems(self.kafka, taken)
         return [*mixed, *wrong, *find_route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
@@ -640,7 +640,7 @@ class SourceToKafkaOperator(WindowOperator):
         summary = report.to_dict()
         ledger.close(summary, offsets)
         if progress := summary.get("source_progress"):
-            self.log.info("All tables: %s", format_progress(progress))
+            self.log.info("All tables: %s", format_pass_progress(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
         self.source.completed(closed.position)

@@ -530,4 +530,4 @@ def _list_jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
 
     if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own
         return ()
-    return tuple(map(str, jars.resolve(list(source.packages), exclude_bundled=True)))
+    return tuple(map(str, jars.resolve_jars(list(source.packages), exclude_bundled=True)))

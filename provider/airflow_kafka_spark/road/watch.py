@@ -195,7 +195,7 @@ class _ProgressReporter:
             log.info("%s", self._line(finished, now - self._begun))
 
 
-def format_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
+def format_job_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
     """Return the progress of a window as a line for the log."""
     share = sum(s.range.span for s in splits) * finished / len(splits)
     rate = share / seconds if seconds else 0.0

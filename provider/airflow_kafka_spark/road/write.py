@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import SparkJobFailed
 from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, format_progress, run_per_split
+from airflow_kafka_spark.road.watch import Watch, collect, format_job_progress, run_per_split
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
@@ -64,7 +64,7 @@ class SinkJob(ABC):
 
     def __post_init__(self) -> None:
         self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: format_progress(self.window, self.splits, tasks, seconds)
+            self.spark, self.window, lambda tasks, seconds: format_job_progress(self.window, self.splits, tasks, seconds)
         )
 
     @abstractmethod
@@ -118,7 +118,7 @@ class RowJob(SinkJob):
     def _jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks.spark import jars
 
-        return tuple(map(str, jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True)))
+        return tuple(map(str, jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True)))
 
     def _make_kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""

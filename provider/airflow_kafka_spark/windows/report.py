@@ -101,7 +101,7 @@ def parse_position_progress(position: Mapping[str, Any]) -> PassProgress | None:
     return PassProgress.from_json(position.get("progress") or (position.get("snapshot") or {}).get("progress"))
 
 
-def format_progress(found: Mapping[str, Any]) -> str:
+def format_pass_progress(found: Mapping[str, Any]) -> str:
     """Return the facts of :meth:`PassProgress.at` as a text for a log."""
     if "all_chunks" not in found:
         return f"{found['chunks']:,} chunks, at most {found['rows']:,} rows, in {_format_duration(found['seconds'])}"
@@ -345,7 +345,7 @@ def make_widest_report(window: Window, group_id: str = "") -> Report:
     return Report(window, records=records, committed=committed, group_id=group_id, gaps=window.gaps, published=landed)
 
 
-def describe(window: Window) -> str:
+def describe_window(window: Window) -> str:
     """Return the ranges of a window for a log line."""
     if window.source is None:
         interval = f"[{format_instant(window.interval[0])}, {format_instant(window.interval[1])}): " if window.interval else ""

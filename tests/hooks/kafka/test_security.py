@@ -15,7 +15,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
-from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve
+from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -70,7 +70,7 @@ def spark(tmp_path_factory):
     connection = {"conn_type": "spark", "host": "local[1]"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW_CONN_SPARK_SECURITY", json.dumps(connection))
-        jars = tuple(map(str, resolve([find_spark_kafka_connector()], exclude_bundled=True)))
+        jars = tuple(map(str, resolve_jars([find_spark_kafka_connector()], exclude_bundled=True)))
         with SparkHook("spark_security").session(jars=jars) as session:
             yield session
     # Its connections are closed after pytest has closed the log they report to.

@@ -82,7 +82,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
     lakes = {kind: make(here / kind / "orders") for kind, make in KINDS.items()}
     delta, iceberg = lakes["delta"], lakes["iceberg"]
     settings = {
-        "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve([package], exclude_bundled=True)),
+        "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve_jars([package], exclude_bundled=True)),
         "spark.sql.extensions": ",".join(EXTENSIONS),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",

@@ -48,7 +48,7 @@ class JdbcSpark:
     def __init__(self, scratch: Path, packages: Sequence[str], zone: str = "Europe/Berlin") -> None:
         self.scratch = scratch
         (scratch / "events").mkdir()
-        classpath = ",".join(map(str, jars.resolve(packages, exclude_bundled=True)))
+        classpath = ",".join(map(str, jars.resolve_jars(packages, exclude_bundled=True)))
         command = [sys.executable, "-m", "tests.sources.jdbc.spark_process", classpath, zone, str(scratch / "events")]
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         env = {**os.environ, "PYTHONPATH": path, "TZ": "UTC", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

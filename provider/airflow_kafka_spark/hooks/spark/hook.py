@@ -367,7 +367,7 @@ class SparkHook(BaseHook):
         try:
             if SparkContext._active_spark_context is not None and not warm.is_attached():
                 raise WarmUnavailable("this process has a Spark of its own already")
-            return warm.open_session(wanted, self.app_name)
+            return warm.open_warm_session(wanted, self.app_name)
         except WarmUnavailable as error:
             log.warning("The warm Spark process cannot be used, so that this task starts its own: %s", error)
             return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, parse_name, quote_literal, resolve, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, parse_name, quote_literal, resolve_table, run
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -259,7 +259,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
     server = sink.server()
     with server.session("beginning window", str(window)) as connection:
         schema, table = parse_name(sink.table)
-        name = resolve(connection, schema, table)
+        name = resolve_table(connection, schema, table)
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
         key = make_pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema

@@ -15,7 +15,7 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     quote_literal,
     read_system_identifier,
-    resolve,
+    resolve_table,
 )
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
@@ -126,7 +126,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         server = self.server()
         with server.session("asking where the table is of", self.table) as connection:
-            name, identity = resolve(connection, *parse_name(self.table)), read_system_identifier(connection)
+            name, identity = resolve_table(connection, *parse_name(self.table)), read_system_identifier(connection)
         place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
         mode = self.mode if self.atomic == "split" else ""
         details = {"windows_table": self.windows_table, "splits_table": self.splits_table, "mode": mode}
@@ -176,7 +176,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.mode != "upsert":
             return []
         with self.server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
-            name = resolve(connection, *parse_name(self.table))
+            name = resolve_table(connection, *parse_name(self.table))
             table = read_table(connection, name)
             if table is None or not all(column in table.columns for column in OFFSET_COLUMNS):
                 return []
@@ -246,7 +246,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
     def _resolve_tables(self, connection: psycopg.Connection) -> tuple[Name, Name]:
         """Return the names of the target and of the table of windows in its schema."""
-        name = resolve(connection, *parse_name(self.table))
+        name = resolve_table(connection, *parse_name(self.table))
         return name, Name(name.schema, self.windows_table)
 
 

@@ -18,7 +18,7 @@ from airflow_kafka_spark.hooks.databases import (
     is_login_refused,
     parse_name,
     quote,
-    resolve,
+    resolve_table,
 )
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -147,7 +147,7 @@ class _TargetValidation:
             schema, table = parse_name(self.sink.table)
         except ValueError:
             return [*found, *self._waiting()]
-        name = resolve(self.connection, schema, table)
+        name = resolve_table(self.connection, schema, table)
         target = read_table(self.connection, name)
         found += self._find_schema_problems(name, facts.role, creates=target is None)
         if target is None:

@@ -24,7 +24,7 @@ from airflow_kafka_spark.sources.files.windows import (
     decode_split,
     escape_path,
     is_splittable,
-    list_files,
+    list_selected_files,
     make_spark_settings,
     sort_like_spark,
     split_files,
@@ -323,7 +323,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         if self.schema is not None:
             return tuple(column.name for column in parse_ddl(self.schema))
         try:
-            files = list_files(self, self._store)
+            files = list_selected_files(self, self._store)
             newest = max((f for f in files if f.size), key=lambda f: f.key, default=None)
             return tuple(name for name, _ in read_footers(self._store, self.format, [newest])[0].columns) if newest else None
         except KafkaSparkError as error:

@@ -335,7 +335,7 @@ MAX_FILES = 5_000
 FORMATS_WITH_FOOTER = ("parquet", "orc")
 
 
-def list_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile]:
+def list_selected_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile]:
     """Return the files that the options select now.
 
     :raises SourceUnavailable: the directory cannot be listed.
@@ -372,7 +372,7 @@ class WindowPlanner:
         now = time.time()
         seen = self._read_seen_files(position)
         before = int((now - self.options.min_age) * 1e6) if self.options.min_age else None
-        files = list_files(self.options, self.store)
+        files = list_selected_files(self.options, self.store)
         reselected = self._is_reselected(position)
         listing = self._handle_changed(seen.classify((f for f in files if f.size), before))
         self._refuse_late(listing, seen)

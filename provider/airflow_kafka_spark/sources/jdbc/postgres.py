@@ -31,7 +31,7 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     quote_literal,
     read_system_identifier,
-    resolve,
+    resolve_table,
     wait_for_replicas,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -198,7 +198,7 @@ class PostgresSession(DatabaseSession):
             yield Problem("source.conn_id", what)
 
     def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
-        name = resolve(self.connection, schema, table)
+        name = resolve_table(self.connection, schema, table)
         found = self.rows(_OID.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
         if not found:
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))

@@ -191,7 +191,7 @@ class WindowStart:
     table_id: int = 0
 
 
-def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
+def resolve_window_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
     """Return the start of the window after ``position``.
 
     :raises SourceRejected: the position belongs to another table, mode or cursor, or to a cursor of another type.
@@ -270,7 +270,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
     """Decide the window after ``position``; see :meth:`RowSource.freeze`."""
     with database.session("freezing a window") as session:
         relation = find_relation(options, session)
-        start = resolve_start(options, relation, position)
+        start = resolve_window_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
         cursor = options.effective_mode != "bulk"
         if options.waits_for_writers and (hidden := session.find_hidden_writers(relation)):

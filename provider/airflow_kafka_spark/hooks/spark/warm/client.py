@@ -74,7 +74,7 @@ def is_attached() -> bool:
     return _attached is not None
 
 
-def open_session(settings: WarmSettings, name: str) -> SparkSession:
+def open_warm_session(settings: WarmSettings, name: str) -> SparkSession:
     """Return the session of this process in the warm process with these settings, which is started if it does not run.
 
     :param settings: settings of the warm process.

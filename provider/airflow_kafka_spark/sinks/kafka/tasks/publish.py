@@ -39,7 +39,7 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUse
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
-    describe,
+    describe_producer_error,
     find_fatal_error,
     is_fatal,
     is_fenced,
@@ -490,7 +490,7 @@ class Publisher:
         return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
-        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
+        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe_producer_error(error))
 
 
 def publish_split(publisher: Publisher | None, split: int, records: RecordBatches) -> pa.RecordBatch:
