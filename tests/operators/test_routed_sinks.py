@@ -14,7 +14,7 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter, RecordIsTombstone, Sql
 from tests.operators.test_binding import decide
-from tests.support.dead_letters import is_bad, letters, produce_mixed, told
+from tests.support.dead_letters import decode_headers, is_bad, letters, produce_mixed
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import COLUMNS, SCHEMA, Pipeline, files_rows, order, row_of
@@ -85,7 +85,7 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
     there = letters(table.kafka.connection_extra(), topic)
     assert same_multiset(to_topic, [row_of(value) for _, value, *_ in there]) > 50
     found = letters(table.kafka.connection_extra(), dead)
-    put = [row_of(value) for _, value, _, headers in found if told(headers)["stage"] == "TASK_PUT"]
+    put = [row_of(value) for _, value, _, headers in found if decode_headers(headers)["stage"] == "TASK_PUT"]
     assert same_multiset([*refused, *refused_too], put) == len(found) - bad
     assert report["captured"] == [
         {"sink": other.uri, "records": len(to_other)},

@@ -31,7 +31,7 @@ from airflow_kafka_spark.transforms import (
     TimestampRouter,
     ValueToKey,
 )
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.shop import Shop, shop
 from tests.support.unfit import avro, plain
@@ -201,7 +201,7 @@ def test_a_row_that_cannot_be_transformed_or_written_fails_the_window_or_becomes
     for key, body, stamp, headers in letters(orders.kafka.connection_extra(), dead):
         row = json.loads(body or b"", parse_float=str)
         shown.append((row["id"], row["customer"], row["amount"], row["placed_at"]))
-        facts = told(headers)
+        facts = decode_headers(headers)
         stage = "VALUE_CONVERTER" if row["id"] == HUGE else "TRANSFORMATION"
         assert facts["stage"] == stage and key == b"%d" % row["id"]
         assert (

@@ -20,7 +20,7 @@ from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import parse_ddl
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import Pipeline
 from tests.support.shop import shop
@@ -124,7 +124,7 @@ def test_old_and_new_records_and_keys_of_confluents_serializers_come_out_alike_a
     assert same_multiset(map(repr, expected), map(repr, rows)) == 90
     there = letters(files.kafka.connection_extra(), dead)
     assert len(there) == 6 == report["records_rejected"]
-    assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
+    assert any("2147483647" in decode_headers(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
 
 
 # --- source -> Kafka -----------------------------------------------------------------------------------------------------

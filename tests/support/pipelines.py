@@ -1,4 +1,4 @@
-"""A pipeline under test: a topic of order events, an operator, a sink of one kind, and the question whether all is there once."""
+"""A pipeline under test: a topic of orders, an operator, a sink of one kind, and the check that the sink has each order once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create_ledger(kafka: EmbeddedKafka, pipeline: str) -> None:
 
 
 def make(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
-    """The operator, built anew in whatever process it runs."""
+    """Build the operator, in this process or another."""
     return KafkaToSinkOperator(**{"task_id": "task", "value": Json(schema=SCHEMA), "sink": make_sink(kind, place), **options})
 
 
@@ -110,7 +110,7 @@ class Pipeline(Attempts):
     # --- events ---
 
     def produce(self, count: int, *, transaction: str | None = None) -> None:
-        """More order events; ``transaction`` is ``commit`` or ``abort``."""
+        """Produce more orders; ``transaction`` is ``commit`` or ``abort``."""
         settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20}
         if transaction:
             settings["transactional.id"] = f"{self.topic}-{self._produced}"
@@ -127,9 +127,9 @@ class Pipeline(Attempts):
             settled(self.topic, seconds=120)
 
     def begin(self, count: int) -> tuple[Producer, range]:
-        """Write more order events to every partition, in a transaction that is left open.
+        """Write more orders to every partition, in a transaction that is left open.
 
-        :return: who ends it, and the numbers of its orders.
+        :return: the producer that can end it, and the numbers of its orders.
         """
         numbers = range(self._produced, self._produced + count)
         settings: dict[str, Any] = {"transactional.id": f"{self.topic}-{self._produced}", "transaction.timeout.ms": 900_000}
@@ -154,7 +154,7 @@ class Pipeline(Attempts):
         }  # fmt: skip
 
     def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
-        """One task attempt, here; its report."""
+        """Run one task attempt in this process, and return its report."""
         report = super().run(run_id, **options)
         if not self.reports or self.reports[-1]["window"] != report["window"] or "interval" in report:
             self.reports.append(report)
@@ -212,7 +212,8 @@ class Pipeline(Attempts):
             consumer.close()
 
     def check(self, *, stable: bool = True) -> int:
-        """Every committed record of the topic is in the sink exactly once, and the group stands at the end of the last window.
+        """Check that every committed record of the topic is in the sink exactly once, and that the group's offsets are the end of
+        the last window.
 
         :param stable: as for :meth:`events`.
         """
