@@ -1,4 +1,4 @@
-"""Offset control on a real broker: what is refused, what one transaction changes, and what is only looked at."""
+"""Offset control on a real broker: what is refused, what one transaction changes, and previews."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_
 
 
 class Hourly:
-    """A pipeline of hourly intervals of ten offsets each, moved without their records."""
+    """A pipeline of hourly intervals of ten offsets each; its records are not moved."""
 
     def __init__(self, kafka, hook, name, topic, ledger):
         self.hook, self.name, self.topic, self.ledger = hook, name, topic, ledger

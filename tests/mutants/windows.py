@@ -1,4 +1,4 @@
-"""Mutants of what decides a window: ledger, planning, intervals, and the reading of topics and sources."""
+"""Mutants of the code that decides a window: ledger, planning, intervals, and the reading of topics and sources."""
 
 from __future__ import annotations
 

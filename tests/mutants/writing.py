@@ -1,4 +1,4 @@
-"""Mutants of what writes a window: the sinks, publishing to Kafka, and dead letters."""
+"""Mutants of the code that writes a window: the sinks, publishing to Kafka, and dead letters."""
 
 from __future__ import annotations
 

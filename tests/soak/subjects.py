@@ -147,8 +147,9 @@ class Subject(ABC):
         return "pause"
 
     def _leave_open(self, chance: random.Random) -> bool:
-        """Leave a window that is planned, and nothing of it is moved. If the attempt fails before its plan, its retry moves the
-        records, and False is returned."""
+        """Leave a window that is planned and of which nothing is moved. If the attempt fails before its plan, its retry moves the
+        records, and False is returned.
+        """
         self.feed(chance)
         self.next_run()
         victim = self.victim("planned")
@@ -241,7 +242,7 @@ class ToSink(Subject):
 
     @property
     def _name(self) -> str:
-        """The pipeline's, which changes."""
+        """Return the pipeline's present name."""
         return str(self.flow.arguments["pipeline"])
 
     def check(self) -> int:
@@ -377,7 +378,7 @@ class ToSink(Subject):
         return "records of the future"
 
     def _lose_records(self, chance: random.Random) -> str | None:
-        """Delete records that were not read: that is refused until it is said that they may be left out."""
+        """Delete records that were not read: that is refused until the user allows the pipeline to skip them."""
         from airflow_kafka_spark.errors import DataLoss
 
         if self._open is not None:
@@ -534,7 +535,7 @@ class BetweenTopics(Subject):
 
 
 class FromTable(Subject):
-    """Rows of a table in a topic, and what another pipeline that follows it has loaded of them."""
+    """Rows of a table in a topic, and the rows that another pipeline has loaded, which follows the first."""
 
     has_cluster = True
 
@@ -769,8 +770,8 @@ class Kind:
     """A kind of pipeline.
 
     :param name: name of its pipelines.
-    :param make: makes one with a topic, a sink and a ledger of its own; its servers and files live as long as the stack.
-    :param renews: False if there can be only one at a time, which begins anew by itself.
+    :param make: builds a pipeline with its own topic, sink and ledger. Its servers and files live as long as the stack.
+    :param renews: False if there can be only one at a time, which starts again by itself.
     """
 
     name: str

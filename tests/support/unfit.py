@@ -1,4 +1,4 @@
-"""A shop with orders that do not fit the schema of their topic, and the check that each order is a record or a dead letter once."""
+"""A shop with orders that do not fit the schema of their topic, and the check that each is a record or a dead letter once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plain(schema: Any) -> Read:
 
 
 def spoil(orders: Shop, *, null: int, large: int, key: int) -> set[int]:
-    """Insert three orders that do not fit: a null that is not allowed, a decimal and a key that are too large. Return their ids."""
+    """Insert three orders that do not fit: a null that is not allowed, a decimal and a key that are too large. Return the ids."""
     with orders.postgres.connect(autocommit=True) as connection:
         for change, number in (("customer = NULL", null), ("amount = 1234567.89", large), (f"id = {1 << 40} + id", key)):
             connection.execute(f'UPDATE "{orders.table}" SET {change} WHERE id = {number}')

@@ -1,4 +1,4 @@
-"""Starts and stops as users write them."""
+"""Starts and stops as users write them, parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jars: fetched once, whole, by one process, and found in milliseconds afterwards."""
+"""Jars: each is fetched once, completely, by one process. Later lookups take milliseconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Repository:
 
 @pytest.fixture(autouse=True)
 def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ivy lives for two seconds: what a better compiler would gain, it does not see."""
+    """Set options for a JVM that starts quickly. Ivy runs for two seconds, too short to profit from the better compiler."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 

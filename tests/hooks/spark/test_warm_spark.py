@@ -1,4 +1,4 @@
-"""Which tasks share a warm Spark process, and what is refused, without a JVM."""
+"""The tasks that share a warm Spark process, and the refused ones. No JVM is started."""
 
 from __future__ import annotations
 
