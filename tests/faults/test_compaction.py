@@ -34,7 +34,7 @@ def by_place(flow):
 
 
 def died_between_splits(flow):
-    """Attempt 1, which dies when its first split is committed. Return the offsets of the records that are in the table by then."""
+    """Attempt 1, which dies when its first split is committed. Return the offsets of the records that are then in the table."""
     victim = flow.victim("run1", fault="split.flushed")
     assert victim.wait() != 0 and victim.fired, victim.tail()
     query = "SELECT partition, start_offset, end_offset FROM airflow_window_splits WHERE pipeline = %s AND number > 0"

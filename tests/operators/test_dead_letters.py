@@ -1,4 +1,4 @@
-"""Bad records: they fail the window, are left out and counted, or go to a dead letter topic, each exactly once."""
+"""Bad records: they fail the window, are dropped and counted, or go to a dead letter topic, each exactly once."""
 
 from __future__ import annotations
 

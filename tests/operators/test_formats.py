@@ -1,4 +1,4 @@
-"""Formats all the way: what other people's producers write is in the sink, each record exactly once."""
+"""Formats end to end: records of other producers are in the sink, each exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between topics: bad records become dead letters in the transaction of the others, and transforms say what the others become."""
+"""Between topics: bad records become dead letters in the transaction of the other records, and transforms change the others."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
 
 
 def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_error(orders, unique):
-    """Each record is in the output, in one of two topics, or a dead letter, whatever later transforms would make of it."""
+    """Each record is in the output, in one of two topics, or a dead letter, also if later transforms would fail on it."""
     small, gone, dead = unique("small"), unique("gone"), unique("dead")
     orders.kafka.create_topic(small, 5)
     bad = orders.send_mixed(120, 10)

@@ -1,4 +1,4 @@
-"""Between topics: a record that does not fit the schema it is written in is a bad one, and its letter is the record as it was."""
+"""Between topics: a record that does not fit the schema of the output is bad, and its dead letter equals the original record."""
 
 from __future__ import annotations
 

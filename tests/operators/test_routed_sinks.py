@@ -1,4 +1,4 @@
-"""Records that do not meet a condition go to another sink, in the same window: each is in one place, exactly once."""
+"""Records that do not meet a condition go to another sink, in the same window: each record is in one sink, exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDER = {name: name for name in ("id", "customer", "amount", "placed_at")}
 
 
 def second_table(flow: Pipeline, columns: str = COLUMNS, **options) -> PostgresSink:
-    """Another table of the same database."""
+    """Another table of the pipeline's database."""
     sink = PostgresSink(conn_id="warehouse", table=f"other_{flow.place}", **options)
     with flow.postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{sink.table}" ({columns})')
@@ -41,7 +41,7 @@ def orders(flow: Pipeline) -> list[tuple[int, str, str, int]]:
 
 
 def split(rows: list[tuple], takes) -> tuple[list[tuple], list[tuple]]:
-    """Return the records that are taken out, and the others."""
+    """Return the records that the filter removes, and the others."""
     return [row for row in rows if takes(row)], [row for row in rows if not takes(row)]
 
 

@@ -1,4 +1,4 @@
-"""Rows that the table refuses become dead letters like any other bad record, and the others are committed without them."""
+"""Rows that the table refuses become dead letters like other bad records, and the other rows are committed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = {
 
 
 def produce(flow: Pipeline, count: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Orders, of which every tenth has something that is refused: those, with their keys, and the others."""
+    """Produce orders, of which the table refuses every tenth. Return the refused orders with their keys, and the others."""
     producer, bad, good = Producer(flow.kafka.connection_extra()), [], []
     for number in range(count):
         key, value, headers = b"%d" % number, order(number), [("trace", b"\x00\xff"), ("trace", None)]
@@ -43,7 +43,7 @@ def produce(flow: Pipeline, count: int) -> tuple[list[tuple[bytes, bytes]], list
 
 @pytest.fixture
 def strict(table: Pipeline) -> Pipeline:
-    """A pipeline into a table with rules of its own."""
+    """A pipeline into a table with constraints."""
     with table.postgres.connect(autocommit=True) as connection:
         connection.execute(
             f"ALTER TABLE \"{table.place}\" ADD CONSTRAINT recent CHECK (placed_at > '2000-01-01'), "
@@ -108,7 +108,7 @@ def test_split_by_split_nothing_of_a_split_is_there_before_it_is_decided_what_be
 
 
 def send(flow: Pipeline, *partitions: Sequence[tuple[int, str, str]]) -> None:
-    """Orders of these ids, customers and amounts."""
+    """Send orders with these ids, customers and amounts."""
     producer = Producer(flow.kafka.connection_extra())
     for partition, orders in enumerate(partitions):
         for number, customer, amount in orders:

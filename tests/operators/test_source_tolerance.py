@@ -1,4 +1,4 @@
-"""From a table: rows that do not fit the schema become dead letters in the transaction of the others, or fail the window."""
+"""From a table: rows that do not fit the schema become dead letters in the transaction of the other rows, or fail the window."""
 
 from __future__ import annotations
 

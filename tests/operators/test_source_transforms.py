@@ -1,4 +1,4 @@
-"""From a table, through transforms, to a topic: what they make of each row is there once, and the rest is accounted for."""
+"""From a table, through transforms, to a topic: each row's result is there once, and all other rows are accounted for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def orders(kafka, postgres, unique, tmp_path):
 
 
 def sent(orders: Shop, topic: str = "") -> list[Any]:
-    """Key, value, timestamp and headers of what a read_committed reader sees."""
+    """Return key, value, timestamp and headers of the records that a read_committed reader sees."""
     return letters(orders.kafka.connection_extra(), topic or orders.topic)
 
 

@@ -1,4 +1,4 @@
-"""Transforms between format and sink: the sink holds what they made of each record, exactly once."""
+"""Transforms between format and sink: the sink holds the result of each record, exactly once."""
 
 from __future__ import annotations
 

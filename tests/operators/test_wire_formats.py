@@ -1,5 +1,6 @@
-"""Protobuf and JSON Schema in Confluent's wire format, with a real registry: what Confluent's clients write is read, they read
-what is written, and schemas that the registry refuses are reported before anything starts."""
+"""Protobuf and JSON Schema in Confluent's wire format, with a real registry: values that Confluent's clients write are read, they
+read the written values, and schemas that the registry refuses are reported before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def client(registry, monkeypatch) -> SchemaRegistryClient:
 
 
 def own_class(text: str, name: str = "") -> Any:
-    """protobuf's class of a message, as generated code has it."""
+    """Return protobuf's class of a message, like generated code."""
     from google.protobuf.message_factory import GetMessageClass
 
     (files,) = compile_schemas([SchemaDocument(text, (), "it")])
@@ -67,7 +68,7 @@ def own_class(text: str, name: str = "") -> Any:
 
 
 def protobuf_serializer(client: SchemaRegistryClient, text: str, name: str, field: str) -> Callable[[str, dict[str, Any]], bytes]:
-    """Confluent's own, of a topic and a message."""
+    """Return Confluent's serializer, which takes a topic and a message."""
     from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 
     made = own_class(text, name)
@@ -76,7 +77,7 @@ def protobuf_serializer(client: SchemaRegistryClient, text: str, name: str, fiel
 
 
 def json_serializer(client: SchemaRegistryClient, text: str, name: str, field: str) -> Callable[[str, dict[str, Any]], bytes]:
-    """Confluent's own, of a topic and an object."""
+    """Return Confluent's serializer, which takes a topic and an object."""
     from confluent_kafka.schema_registry.json_schema import JSONSerializer
 
     write = JSONSerializer(text, client)

@@ -1,4 +1,4 @@
-"""The pages as people see them: a real browser on a real Airflow, whose real tasks move windows of a real Kafka."""
+"""The pages in a real browser on a real Airflow, whose real tasks move windows of a real Kafka."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GATED = f"{DAG}.gated"
 
 @dataclass
 class Gate:
-    """A pipeline whose task waits for what is written into a file."""
+    """A pipeline whose task waits for the text of a file."""
 
     site: Any
     file: Path
@@ -66,7 +66,9 @@ def gate(site):
 
 
 def settle(gate: Gate) -> int:
-    """Complete the window that a failed test, or an earlier try of this one, has left open; the number of the last window."""
+    """Complete the window that a failed test, or an earlier try of this test, has left open. Return the number of the last
+    window.
+    """
     gate.say("go")
     answer = gate.site.login("viewer").get(f"/api/v2/dags/{DAG}/dagRuns", order_by="-run_after", limit=1)
     newest = next((run["dag_run_id"] for run in answer.json["dag_runs"]), None)
@@ -93,7 +95,7 @@ def picture(visit: Visit, name: str, height: int = 640) -> None:
 
 
 def row(visit: Visit, pipeline: str) -> Any:
-    """A pipeline's row of the list."""
+    """Return a pipeline's row of the list."""
     found = visit.page.locator("tr[data-row]", has=visit.page.get_by_role("link", name=pipeline, exact=True))
     found.first.wait_for()
     return found.first
@@ -299,7 +301,7 @@ def test_dead_letters_are_shown_as_text(people):
 
 
 def plan(visit: Visit, action: str, why: str) -> str:
-    """Open the dialog, say why, and look at the plan."""
+    """Open the dialog, enter a reason, and return the plan."""
     visit.see(f"[data-action={action}]").click()
     visit.see(f"[data-dialog={action}]")
     visit.page.locator("[name=why]").fill(why)

@@ -25,7 +25,7 @@ UTC = timezone.utc
 
 
 def field(type_: Any, **more: Any) -> dict[str, Any]:
-    """A record of one field `x`."""
+    """Return a record of one field `x`."""
     return {"type": "record", "name": "R", "fields": [{"name": "x", "type": type_, **more}]}
 
 
@@ -289,7 +289,7 @@ def test_nanoseconds_are_read_as_microseconds_or_bad_never_as_another_time() -> 
 
 
 def counted(kind: str, name: str) -> dict[str, Any]:
-    """A field of this logical type, or of Debezium's by its name."""
+    """Return a field of this logical type, or of Debezium's type of this name."""
     if name == kind:
         return field(kind)
     return field(logical(kind, name) if "-" in name else {"type": kind, "connect.name": f"{DEBEZIUM}{name}"})

@@ -1,4 +1,4 @@
-"""Writing Avro: both ways write the same bytes; what is written is read again, by this package and by fastavro."""
+"""Writing Avro: both implementations write the same bytes; written values are read by this package and by fastavro."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOME = settings(max_examples=examples(25), derandomize=True, deadline=None, supp
 
 
 class Watched(AvroEncoder):
-    """Counts how often it had to ask the reference."""
+    """An encoder that counts how often it used the reference."""
 
     asked = 0
 

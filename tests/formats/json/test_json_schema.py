@@ -47,7 +47,7 @@ p array<struct<q: decimal(3,1)>> NOT NULL, q timestamp_ntz, r varchar(3)
 
 
 def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> RegisteredJsonDecoder:
-    """A decoder as it is made for a registry that has the schema."""
+    """Return a decoder as it is made for a registry that has the schema."""
     text = json.dumps(ORDER)
     fields = JsonSchema(schema=ORDER)._fields
     return RegisteredJsonDecoder(

@@ -1,4 +1,4 @@
-"""Protobuf without a registry: columns of messages, messages of columns, and what does not fit."""
+"""Protobuf without a registry: columns of messages, messages of columns, and values that do not fit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SMALL += "message S { bool b = 1; } }"
 
 
 def message_class(text: str, name: str = "") -> Any:
-    """protobuf's own class of a message."""
+    """Return protobuf's class of a message."""
     from google.protobuf.message_factory import GetMessageClass
 
     return GetMessageClass(find_message(files_of(text), name, "it"))
@@ -385,7 +385,7 @@ def test_message_indexes_are_those_of_confluents_clients(path: tuple[int, ...]) 
 
 
 def framed(*, writers: dict[int, str], reader: str, message: str = "Order") -> ProtobufDecoder:
-    """A decoder as it is made for a registry that has these schemas."""
+    """Return a decoder as it is made for a registry that has these schemas."""
     from airflow_kafka_spark.formats.protobuf.format import _find_unreadable_messages
 
     format = Protobuf(schema=reader, message=message)

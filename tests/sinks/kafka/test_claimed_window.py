@@ -1,6 +1,6 @@
-"""A process reads the markers of a window once: the next look of its tasks sees what came since, and misses nothing.
+"""A process reads the markers of a window only once. Later reads of its tasks see all new markers, and miss none.
 
-``process`` stands for a Python worker of Spark: what one has read, the others have not.
+``process`` stands for a Python worker of Spark: a worker does not know the markers that other workers have read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def made(kafka, unique):
 
 @pytest.fixture
 def process(monkeypatch) -> Callable[[str], None]:
-    """Go on as the process of this name."""
+    """Continue as the process of this name."""
     kept: dict[str, OrderedDict] = {}
 
     def become(name: str) -> None:
@@ -56,7 +56,7 @@ def process(monkeypatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def read(monkeypatch) -> list[list[LedgerRecord]]:
-    """The records that each reading of the ledger has given."""
+    """Return the records that each reading of the ledger has given."""
     readings: list[list[LedgerRecord]] = []
 
     def counted(*arguments, **options) -> Iterator[LedgerRecord]:
@@ -167,7 +167,7 @@ def test_what_a_process_keeps_is_bounded(process):
 
 
 class Log:
-    """A partition: committed records with gaps, what hides the last of them, and a cleaner that runs in passes."""
+    """A partition: committed records with gaps, a transaction that hides the last of them, and a cleaner that runs in passes."""
 
     def __init__(self) -> None:
         self.records: list[LedgerRecord] = []

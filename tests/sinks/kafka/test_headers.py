@@ -1,4 +1,4 @@
-"""Headers of many records at once are what they would be one by one."""
+"""Headers of many records at once are equal to headers made one by one."""
 
 from __future__ import annotations
 
