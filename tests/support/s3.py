@@ -1,7 +1,8 @@
 """A real S3 API for tests, which is moto's server on the loopback interface, and what a process needs to list and to read it.
 
 The packages are not among the tested set: botocore asks for an older ``python-dateutil`` than that has. They are installed once
-into a directory of their own, which a process has to have on its ``PYTHONPATH`` from its beginning.
+into a directory of their own, which a process has to have on its ``PYTHONPATH`` from its beginning. ``python -m tests.support.s3``
+installs them and prints this directory.
 """
 
 from __future__ import annotations
@@ -156,3 +157,7 @@ def s3() -> Iterator[EmbeddedS3]:
         os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
         Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
         yield server
+
+
+if __name__ == "__main__":
+    print(packages() or "")
