@@ -106,8 +106,10 @@ def refuse_lost_topics(kafka: KafkaHook, window: Window, sent: Iterable[tuple[st
 
 
 def accept_lost_topics(kafka: KafkaHook, ledger: Ledger, window: Window) -> Window:
-    """Return an open window with the ids of topics that were deleted since it has sent records to them. It continues without these
-    records, or sends them again."""
+    """Return an open window with the ids of topics that were deleted after it has sent records to them.
+
+    It continues without these records, or sends them again.
+    """
     markers = [marker for (number, _), marker in ledger.memory.markers.items() if number == window.number]
     dead = ledger.memory.dead.get(window.number)
     sent = [*list_sent_topics(markers), *(dead.list_topic_ids(window.replay) if dead else ())]
