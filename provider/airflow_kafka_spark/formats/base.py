@@ -44,7 +44,10 @@ split, or the error that ended the reading.
 """
 
 ERROR = "__kafka_error"
-"""The reason why a record could not be transformed; null otherwise."""
+"""The reason why a record could not be transformed, or why a source's row could not be read; null otherwise."""
+
+UNREADABLE = "cannot be read: "
+"""The beginning of the reason why a source's row could not be read."""
 
 ROUTE = "__kafka_route"
 """The topic that a record goes to instead of the sink, and the reason, as JSON; null if it goes to the sink. Only present if a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -55,6 +56,9 @@ _RESERVED: Mapping[str, str] = {
     "mergeschema": "Give `schema`: all files are then read with it",
     "columnpruning": "Every column is parsed, so that no malformed one is missed",
 }
+
+_TEXT_ENCODINGS = ("utf-8", "ascii", "iso8859-1")
+"""The encodings, by Python's names, in which lines of text are read. Spark looks for bytes of a line feed."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,12 @@ def _normalize_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
+    encoding = given.get("encoding", given.get("charset", "UTF-8"))
+    if not _is_known_encoding(encoding):
+        yield Problem("source.options", f"`encoding` is `{encoding}`, which is not known", "Write for instance ISO-8859-1")
+    elif format == "text" and codecs.lookup(encoding).name not in _TEXT_ENCODINGS:
+        found = f"`encoding` is `{encoding}`; lines of text are decoded from UTF-8 or ISO-8859-1 only"
+        yield Problem("source.options", found, 'Convert the files, or read them with `format="csv"`')
     for name in ("multiline", "header", "wholetext", "enforceschema"):
         if given.get(name, "true").lower() not in ("true", "false"):
             yield Problem("source.options", f"`{name}` is `{given[name]}`; expected true or false")
@@ -216,6 +226,16 @@ def _find_contradicting_options(format: str, given: Mapping[str, str], columns: 
         yield Problem("source.options", "`wholetext` and `lineSep` contradict each other", "Leave one of them out")
     if given.get("multiline", "").lower() == "true" and "linesep" in given and format == "json":
         yield Problem("source.options", "`multiLine` and `lineSep` contradict each other", "Leave one of them out")
+
+
+def _is_known_encoding(name: str) -> bool:
+    try:
+        b" ".decode(codecs.lookup(name).name)
+    except UnicodeDecodeError:  # as of UTF-16
+        return True
+    except LookupError:
+        return False
+    return True
 
 
 def _list_nested_types(kind: DataType) -> Iterator[DataType]:
