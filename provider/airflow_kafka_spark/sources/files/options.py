@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.formats.base import find_text_encoding_problems
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources.files.store import open_store
 
@@ -199,8 +200,8 @@ def _normalize_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _find_contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
     encoding = given.get("encoding", given.get("charset", "UTF-8"))
-    if not _is_known_encoding(encoding):
-        yield Problem("source.options", f"`encoding` is `{encoding}`, which is not known", "Write for instance ISO-8859-1")
+    if unknown := find_text_encoding_problems("source.options", encoding):
+        yield from unknown
     elif format == "text" and codecs.lookup(encoding).name not in _TEXT_ENCODINGS:
         found = f"`encoding` is `{encoding}`; lines of text are decoded from UTF-8 or ISO-8859-1 only"
         yield Problem("source.options", found, 'Convert the files, or read them with `format="csv"`')
@@ -226,16 +227,6 @@ def _find_contradicting_options(format: str, given: Mapping[str, str], columns: 
         yield Problem("source.options", "`wholetext` and `lineSep` contradict each other", "Leave one of them out")
     if given.get("multiline", "").lower() == "true" and "linesep" in given and format == "json":
         yield Problem("source.options", "`multiLine` and `lineSep` contradict each other", "Leave one of them out")
-
-
-def _is_known_encoding(name: str) -> bool:
-    try:
-        b" ".decode(codecs.lookup(name).name)
-    except UnicodeDecodeError:  # as of UTF-16
-        return True
-    except LookupError:
-        return False
-    return True
 
 
 def _list_nested_types(kind: DataType) -> Iterator[DataType]:
