@@ -390,7 +390,7 @@ def test_other_encodings() -> None:
     utf16 = Csv("s string, n int", encoding="UTF-16")
     rows, bad = decode(utf16, "Zoë,1".encode("utf-16"), b"\x00", "ë,2".encode("utf-16"))
     assert [row["s"] for row in rows] == ["Zoë", None, "ë"] and bad == {1: "not UTF-16: byte 0x00 at position 0"}
-    assert decode(Csv("s string", encoding="cp1252"), b"Zo\xeb \x81")[1] == {0: "not CP1252: byte 0x81 at position 5"}
+    assert decode(Csv("s string", encoding="cp1252"), b"Zo\xeb \x81")[1] == {0: "not CP1252: byte 0x81 at position 4"}
     [wrong] = utf16.find_encoding_problems("sink.value", ["s"])
     assert (wrong.where, wrong.what) == ("sink.value.encoding", "`UTF-16` is read, not written")
     [unknown] = Csv("s string", encoding="base64").validate("value")
