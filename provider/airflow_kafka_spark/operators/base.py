@@ -642,7 +642,7 @@ class WindowOperator(VisibleOperator):
     def find_spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
         address of the master or Connect server."""
-        from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason
+        from airflow_kafka_spark.hooks.spark.health import find_master_problem
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -655,9 +655,9 @@ class WindowOperator(VisibleOperator):
             if reason := find_master_problem(self.spark.master):
                 action = f"Correct the host of the connection `{self.spark.spark_conn_id}`"
                 return [Problem("spark_conn_id", reason, action)]
-            if reason := find_unreachable_reason(self.spark.master):
+            if reason := self.spark.find_unreachable_reason():
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
-                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
+                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start Spark there"
                 return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
             return []
         except KafkaSparkError as error:
