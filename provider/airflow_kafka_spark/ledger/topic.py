@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client import KeptConsumers
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
@@ -525,7 +526,7 @@ class _StallTimer:
 
     def _error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
-        unblock = f"`airflow kafka-spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
+        unblock = f"{format_command('unblock', name, '--ledger-topic', tp.topic)} ends it, if its producer is known. "
         return LedgerUnreadable(
             tp.topic,
             f"partition {tp.partition} could not be read up to offset {self._end} within {READ_SECONDS:.0f} s"

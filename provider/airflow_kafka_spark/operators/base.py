@@ -48,6 +48,7 @@ from airflow_kafka_spark.errors.arguments import (
     replace_wrong_arguments,
     replace_wrong_types,
 )
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -440,7 +441,7 @@ class WindowOperator(VisibleOperator):
         if not problems:
             return
         found = f"a replay of window {window} is open"
-        give_up = f"To give the replay up, and leave the rows as they are: `airflow kafka-spark skip {window.pipeline}`"
+        give_up = f"To give the replay up, and leave the rows as they are: {format_command('skip', window.pipeline)}"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 

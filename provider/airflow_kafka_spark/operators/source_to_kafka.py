@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -441,10 +442,8 @@ class SourceToKafkaOperator(WindowOperator):
         to, only = f"committed:{group}", [place.topic for place in places if committed[place]]
         error = LedgerBehind(ledger.pipeline, group, named.number, known, self.ledger_topic, to, only)
         in_part = f"Window {named.number} may be published in part, and is published again by it. " if named.is_planned else ""
-        again = (
-            f"To publish all rows again: `airflow kafka-spark forget {ledger.pipeline} --ledger-topic {self.ledger_topic} "
-            f"--delete-group --group-id {group} --why ...`"
-        )
+        options = ("--ledger-topic", self.ledger_topic, "--delete-group", "--group-id", group, "--why", "...")
+        again = f"To publish all rows again: {format_command('forget', ledger.pipeline, *options)}"
         go_on = f"{error.action}. {in_part}" if named.knows_position else "The position in the source is too long for the group. "
         error.action = f"{go_on}{again}"
         raise error
