@@ -40,6 +40,9 @@ CONFIG = {
     "compression.type": "producer",
 }
 
+SMALL_RECORD_BYTES = 16 << 10
+"""Size in bytes up to which a record fits into any topic, so that its compressed size is not computed."""
+
 ABORT_AFTER_SECONDS = 45.0
 """Seconds after which an open transaction of another pipeline is aborted: longer than the timeout of the ledger's own
 transactions. That of a split writes its marker last, so that it hides records for a moment only, unless its task is dead or
@@ -204,7 +207,8 @@ class LedgerTopic:
     def ensure(self) -> None:
         """Find the topic, or create it on first use.
 
-        :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines.
+        :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines; or
+            it takes small records only.
         """
         # A topic that was just found missing is not searched for again, which would take a second.
         found = {} if self._was_missing else self.hook.describe_topics([self.name], missing="omit")
@@ -224,6 +228,16 @@ class LedgerTopic:
                 f"its cleanup.policy is `{policy}`",
                 "`compact`: anything else deletes what pipelines remember",
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
+                retryable=False,
+            )
+        largest = int(settings.get("max.message.bytes") or SMALL_RECORD_BYTES)
+        if largest < SMALL_RECORD_BYTES:
+            raise LedgerUnreadable(
+                self.name,
+                f"its max.message.bytes is {largest:,}",
+                f"at least {SMALL_RECORD_BYTES:,}: smaller records of windows are written without a look at it",
+                f"Leave that setting out for topic `{self.name}`, so that it is the brokers' default, or name another topic with "
+                "`ledger_topic`",
                 retryable=False,
             )
         in_sync = int(settings.get("min.insync.replicas") or 1)

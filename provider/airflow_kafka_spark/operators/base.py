@@ -47,6 +47,7 @@ from airflow_kafka_spark.errors.arguments import (
     find_type_problems,
     replace_wrong_arguments,
     replace_wrong_types,
+    unwrap_literals,
 )
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators import binding as bindings
@@ -145,11 +146,11 @@ class WindowOperator(VisibleOperator):
             super().__init__(**kwargs)
         except TypeError as error:
             raise TypeError(f"{error}{find_similar_arguments(type(self), kwargs)}") from error
-        self.sink = sink
+        self.sink = unwrap_literals(sink)
         self.ledger_options = ledger_options
         self.spark_options = spark_options
         self.errors = errors
-        self.transforms = transforms
+        self.transforms = unwrap_literals(transforms)
         self._job: Cancellable | None = None
         self._destination_is_free = False
 

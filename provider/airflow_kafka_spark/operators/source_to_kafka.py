@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems, unwrap_literals
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
@@ -198,7 +198,7 @@ class SourceToKafkaOperator(WindowOperator):
             spark_options=SparkOptions(spark_conn_id, spark_conf),
             **kwargs,
         )
-        self.source = source
+        self.source = unwrap_literals(source)
         self.read_with = read_with
         self.add_assets(list_asset_uris(source, RowSource), list_topic_uris(self.sink))
 
