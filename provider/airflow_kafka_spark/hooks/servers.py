@@ -18,7 +18,8 @@ ServerKind = Literal["spark", "http2", "http", "tls", "postgres", "mysql", "kafk
 
 TEST_SECONDS = 10.0
 """Maximum seconds of the test of a connection, before the server is identified."""
-_ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
+"""Maximum seconds to wait for each answer."""
 
 _HTTP = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n"
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -43,12 +44,11 @@ class Server(NamedTuple):
     what: str
 
 
-def identify_server(host: str, port: int, *expected: ServerKind, seconds: float = _ANSWER_SECONDS) -> Server:
+def identify_server(host: str, port: int, *expected: ServerKind) -> Server:
     """Return what answers at an address. It takes milliseconds, or some seconds if nothing answers.
 
     :param expected: the protocols to try first, so that a server of these gets no request that it does not know. ``spark`` and
         ``http2`` are possible.
-    :param seconds: maximum seconds to wait for each answer.
     :raises OSError: no connection can be made.
     """
     tries: list[tuple[bytes, Callable[[bytes], Server | None]]] = [(_HTTP, _recognize_text)]
@@ -59,7 +59,7 @@ def identify_server(host: str, port: int, *expected: ServerKind, seconds: float 
     tries = [*(others.pop(kind) for kind in expected), *tries, *others.values()]
     answers = []
     for request, recognize in tries:
-        answer = _exchange(host, port, request, seconds)
+        answer = _exchange(host, port, request, ANSWER_SECONDS)
         if answer and (found := recognize(answer)) is not None:
             return found
         answers.append(answer)
