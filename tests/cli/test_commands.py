@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.cli.definition import COMMANDS, main, make_parser
 from airflow_kafka_spark.errors import (
-    CountMismatch,
+    FollowedMismatch,
     GroupOwned,
     IntervalsLost,
     KafkaSparkError,
@@ -224,7 +224,7 @@ SUGGESTED = [
     PipelineRenamed("my pipe", "its name", "ann", "2026"),
     LedgerBehind("my pipe", "g's", 3, 1, "windows", '{"orders": {"0": 7}}', ["orders", "sold"]),
     IntervalsLost("my pipe", "g's", "2026", "2026", "orders-0", 1, 2, "windows"),
-    CountMismatch("my pipe#1", "other", 1, 2),
+    FollowedMismatch("my pipe#1", "other", 1, 2),
 ]
 
 
