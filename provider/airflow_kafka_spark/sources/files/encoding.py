@@ -89,7 +89,7 @@ class FileEncoding:
             return frame.select(*rows)
         file = F.lit("")
         if _METADATA not in frame.columns:
-            file = F.concat(F.lit(" of file `"), frame[_METADATA]["file_name"], F.lit("`"))
+            file = F.concat(F.lit(" of file `"), F.col(f"{_METADATA}.file_name"), F.lit("`"))
         found_bytes = f"the reader found bytes that are not {self.name}, or U+FFFD" if self._is_replaced else f"not {self.name}"
         advice = "" if self.format in ("parquet", "orc") else ". `encoding` in the source's `options` names another encoding"
         # Null unless a column is named.
