@@ -121,9 +121,10 @@ class SourceToKafkaOperator(WindowOperator):
         ``spark``, the JVM, for executors without the Python driver of the source, and always with ``transforms``; ``auto``
         (default): ``task`` if both give the same bytes, else ``spark``.
 
-    :param errors_tolerance: treatment of bad rows: those that cannot be transformed, or that do not fit the schema of the sink's
-        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema). ``none`` (default): a bad row keeps its split from being
-        published, and fails the window. ``all``: the other rows are published.
+    :param errors_tolerance: treatment of bad rows: those of files with bytes that are not in their encoding, that cannot be
+        transformed, or that do not fit the schema of the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema).
+        ``none`` (default): a bad row keeps its split from being published, and fails the window. ``all``: the other rows are
+        published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad rows are sent as JSON, each exactly once: in
         the transaction of its split's records. The topic is created with one partition if it is missing, before anything is
         published. Default None. Templated.
