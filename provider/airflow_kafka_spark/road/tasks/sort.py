@@ -79,7 +79,7 @@ class RowOrigin(Origin):
         else:
             nothing = {"timestamp": pa.nulls(count, pa.int64()), "headers": pa.nulls(count, HEADERS)}
             given = nothing | {part: rows.column(part) for part in GIVEN if part in names}
-            key = (encoded or rows).column("key")
+            key = (encoded if encoded is not None else rows).column("key")
             key = key if _is_binary(key) else pa.nulls(count, pa.binary())
         return {**given, "key": key, "value": _format_rows(given["key"], given["value"])}
 

@@ -115,24 +115,30 @@ class FileEncoding:
         if isinstance(kind, StructType):
             parts = [self._find_bad(column.getField(f.name), f.dataType) for f in kind.fields]
         elif isinstance(kind, ArrayType):
-            parts = [self._find_bad_item(column, kind.elementType)]
+            parts = [self._find_bad_items(column, kind.elementType)]
         elif isinstance(kind, MapType):
             parts = [
-                self._find_bad_item(F.map_keys(column), kind.keyType),
-                self._find_bad_item(F.map_values(column), kind.valueType),
+                self._find_bad_items(F.map_keys(column), kind.keyType),
+                self._find_bad_items(F.map_values(column), kind.valueType),
             ]
         else:
             parts = [self._find_bad_text(column, kind.typeName())]
         found = [part for part in parts if part is not None]
         return reduce(or_, found) if found else None
 
-    def _find_bad_item(self, column: Column, kind: DataType) -> Column | None:
+    def _find_bad_items(self, column: Column, kind: DataType) -> Column | None:
+        """Return the condition for arrays of items of a type of which one has a bad text; None if there can be none."""
         from pyspark.sql import functions as F
 
         if self._find_bad(F.lit(None), kind) is None:
             return None
-        bad = F.exists(column, lambda item: F.coalesce(self._find_bad(item, kind), F.lit(False)))
-        return F.coalesce(bad, F.lit(False))
+
+        def is_bad(item: Column) -> Column:
+            found = self._find_bad(item, kind)
+            assert found is not None
+            return found
+
+        return F.coalesce(F.exists(column, is_bad), F.lit(False))
 
     def _find_bad_text(self, column: Column, kind: str) -> Column | None:
         from pyspark.sql import functions as F

@@ -143,7 +143,7 @@ class MysqlServer:
             context = ssl.create_default_context(cafile=self.ca or None)
             context.check_hostname = self.tls == "verify-full"
             context.verify_mode = ssl.CERT_NONE if self.tls == "trust" else ssl.CERT_REQUIRED
-        connection = pymysql.connect(
+        connection: Any = pymysql.connect(
             host=self.host,
             port=self.port,
             user=self.user,
@@ -159,7 +159,8 @@ class MysqlServer:
             init_command=f"SET {TIME_ZONE}",
         )
         connection._read_timeout = None
-        return connection
+        made: Connection = connection
+        return made
 
 
 TIME_ZONE = "time_zone = '+00:00'"
