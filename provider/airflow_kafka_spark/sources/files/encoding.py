@@ -1,7 +1,7 @@
 """The encoding of files: rows with bytes that are no text in it are marked as bad.
 
-Spark's readers of CSV, and of JSON with the option ``encoding``, replace such bytes by U+FFFD without an error. Those of text,
-Parquet and ORC keep them in a string that is not UTF-8. Most CSV is therefore read as ISO-8859-1, which keeps every byte, and
+Spark's reader of CSV replaces such bytes by U+FFFD without an error. Those of text, Parquet and ORC keep them in a string that is
+not UTF-8. That of JSON takes the line for malformed. Most CSV is therefore read as ISO-8859-1, which keeps every byte, and
 its texts are made from these bytes again. Where that is not possible, a text that holds U+FFFD counts as bad.
 """
 
@@ -65,10 +65,8 @@ class FileEncoding:
 
     @property
     def _is_replaced(self) -> bool:
-        """True if the reader replaces bytes that are no text by U+FFFD. (Of JSON without an encoding, it refuses them.)"""
-        return not self._is_read_as_bytes and (
-            self.format == "csv" or (self.format == "json" and bool({"encoding", "charset"} & self.options.keys()))
-        )
+        """True if the reader replaces bytes that are no text by U+FFFD."""
+        return self.format == "csv" and not self._is_read_as_bytes
 
     def check_texts(self, frame: DataFrame) -> DataFrame:
         """Return the rows with their texts, and with the column :data:`~airflow_kafka_spark.formats.base.ERROR` if a text of
@@ -104,7 +102,7 @@ class FileEncoding:
         if self._is_read_as_bytes and name in ("string", "binary"):
             return F.encode(column.cast("string"), _BYTES).cast(name)
         if self.format == "text" and not _is_utf8(self.name):
-            return F.decode(column.cast("binary"), self.name)
+            return F.decode(column.cast("binary"), _BYTES)
         return column
 
     def _find_bad(self, column: Column, kind: DataType) -> Column | None:

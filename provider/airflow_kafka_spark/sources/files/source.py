@@ -75,6 +75,8 @@ def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.csv.parser.columnPruning.enabled": "false",
+        # Spark 4 takes seven encodings only, without windows-1252.
+        "spark.sql.legacy.javaCharsets": "true",
         "spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text",
         # Spark lists many files of an object store by a job of its own; for a local disk that is slower.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000" if local else "32",
@@ -280,10 +282,9 @@ class FilesSource(FilesSourceOptions, RowSource):
     ``schema`` in their order, and a damaged file. JSON fields that ``schema`` does not name are left out.
 
     A row with a text that is not in the files' encoding is a bad row: it fails its split, or becomes a dead letter
-    (``errors_tolerance``). The encoding is UTF-8, or that of the option ``encoding``. With another encoding, with ``multiLine``
-    or ``locale``, and with options or a header beyond ASCII, Spark's reader puts U+FFFD in place of such bytes. A CSV row with
-    U+FFFD is then bad, also if the file holds that character itself. Of JSON, that is so with the option ``encoding``. Without
-    it, a line of JSON that is not UTF-8 is malformed.
+    (``errors_tolerance``). The encoding is UTF-8, or that of the option ``encoding``. For CSV with another encoding, with
+    ``multiLine`` or ``locale``, and with options or a header beyond ASCII, Spark's reader puts U+FFFD in place of such bytes. A
+    row with U+FFFD is then bad, also if the file holds that character itself. A line of JSON with such bytes is malformed.
 
     :param path: an absolute path or ``file://`` URI of a directory that the worker and Spark both have mounted; or a URI of an
         object store, as ``s3a://bucket/prefix`` (``s3``, ``gs``, ``abfs``, ``hdfs``...), which the worker lists by the Airflow
