@@ -230,7 +230,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def others(kafka: Any, postgres: Any) -> Iterator[dict[str, int]]:
     """Ports of servers, by kind; that of ``silent`` accepts connections, and answers nothing."""
-    with http.server.HTTPServer(("127.0.0.1", 0), _Page) as web, socket.create_server(("127.0.0.1", 0)) as silent:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as web, socket.create_server(("127.0.0.1", 0)) as silent:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         of_kafka = int(kafka.bootstrap_servers.rpartition(":")[2])
         yield {"http": web.server_port, "silent": silent.getsockname()[1], "kafka": of_kafka, "postgres": postgres.port}

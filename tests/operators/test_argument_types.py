@@ -105,7 +105,7 @@ def test_a_text_with_braces_that_is_no_template_is_wrapped_in_a_literal():
     condition, sql = operator.transforms
     assert (condition.predicate.sql, condition.to.partition_by, sql.columns) == (
         "day = '{{ ds }}'",
-        ["{{ day }}"],
+        ("{{ day }}",),
         {"a": "'{%x%}'"},
     )
     assert [column.name for column in operator.value.columns] == ["id", "{{ a }}"]

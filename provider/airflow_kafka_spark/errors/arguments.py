@@ -118,20 +118,21 @@ def unwrap_literals(value: T) -> T:
     """
     found: Any = value
     if type(found).__name__ == "LiteralValue" and type(found).__module__.partition(".")[0] == "airflow":
-        return LiteralText(found.value) if isinstance(found.value, str) else found.value  # type: ignore[return-value]
-    made: Any = found
+        made: Any = LiteralText(found.value) if isinstance(found.value, str) else found.value
+        return made  # type: ignore[no-any-return]
+    made = found
     if isinstance(found, Mapping):
         made = {name: unwrap_literals(item) for name, item in found.items()}
-        return value if all(made[name] is item for name, item in found.items()) else made
-    if _is_list(found):
+        made = found if all(made[name] is item for name, item in found.items()) else made
+    elif _is_list(found):
         made = [unwrap_literals(item) for item in found]
-        return value if all(new is old for new, old in zip(made, found, strict=True)) else made
-    if is_dataclass(found) and not isinstance(found, type):
+        made = found if all(new is old for new, old in zip(made, found, strict=True)) else made
+    elif is_dataclass(found) and not isinstance(found, type):
         rendered = getattr(found, "template_fields", ())
         given = {each.name: getattr(found, each.name) for each in fields(found) if each.init and each.name not in rendered}
         changed = {name: new for name, item in given.items() if (new := unwrap_literals(item)) is not item}
-        return replace(found, **changed) if changed else value
-    return value
+        made = replace(made, **changed) if changed else made
+    return made
 
 
 def find_template_problems(spec: object, prefix: str = "", rendered: Collection[str] | None = None) -> list[Problem]:

@@ -147,7 +147,7 @@ def _exchange(host: str, port: int, request: bytes, seconds: float) -> bytes | N
 
 def _recognize_text(answer: bytes) -> Server | None:
     if answer.startswith(b"HTTP/"):
-        if b"HTTPS" in answer or b"SSL" in answer:
+        if b" 400 " in answer[:16] and (b"HTTPS" in answer or b"SSL" in answer):
             return Server("tls", "a server that expects TLS (HTTPS)")
         name = re.search(rb"(?im)^server: *([\x21-\x7e]{1,40})", answer)
         return Server("http", f"an HTTP server ({name[1].decode()})" if name else "an HTTP server")
@@ -155,8 +155,8 @@ def _recognize_text(answer: bytes) -> Server | None:
         return Server("tls", "a server that expects TLS")
     if len(answer) > 5 and answer[3] == 0 and answer[4] in (10, 255):
         version = re.match(rb"[\x20-\x7e]{1,60}", answer[5:]) if answer[4] == 10 else None
-        name = "MariaDB" if b"MariaDB" in answer else "MySQL"
-        return Server("mysql", f"{name} ({version[0].decode()})" if version else "MariaDB or MySQL")
+        product = "MariaDB" if b"MariaDB" in answer else "MySQL"
+        return Server("mysql", f"{product} ({version[0].decode()})" if version else "MariaDB or MySQL")
     if re.match(rb"[A-Z0-9]{3}[A-Z0-9.-]*[ -]", answer):
         line = answer.splitlines()[0][:60].decode("ascii", "replace")
         return Server("other", f"a server of another protocol (`{line}`)")

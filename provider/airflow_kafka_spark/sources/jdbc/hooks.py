@@ -24,6 +24,7 @@ class DatabaseHook(BaseHook):
     """
 
     conn_name_attr = "conn_id"
+    kind: ServerKind
 
     def __init__(self, conn_id: str) -> None:
         super().__init__()
@@ -52,8 +53,7 @@ class DatabaseHook(BaseHook):
         done, found = run_within(TEST_SECONDS, lambda: _test_database(database)) or (
             False, f"{server.where} gave no answer within {TEST_SECONDS:g} s.",
         )  # fmt: skip
-        own: ServerKind = "postgres" if self.conn_type == "postgres" else "mysql"
-        return done, found if done else name_other_server(found, server.host, server.port, own)
+        return done, found if done else name_other_server(found, server.host, server.port, self.kind)
 
 
 def _test_database(database: SourceDatabase) -> tuple[bool, str]:
@@ -69,6 +69,7 @@ class PostgresHook(DatabaseHook):
     """A connection of the type ``postgres``, with the connection test of Airflow's UI."""
 
     conn_type = "postgres"
+    kind = "postgres"
     default_conn_name = "postgres_default"
     hook_name = "Postgres"
 
@@ -77,5 +78,6 @@ class MysqlHook(DatabaseHook):
     """A connection of the type ``mysql``, with the connection test of Airflow's UI."""
 
     conn_type = "mysql"
+    kind = "mysql"
     default_conn_name = "mysql_default"
     hook_name = "MySQL"
