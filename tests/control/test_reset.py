@@ -1,4 +1,4 @@
-"""Offset control on a real broker: what is refused, what one transaction changes, and what is only looked at."""
+"""Offset control on a real broker: what is refused, what one transaction changes, and previews."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class TestReset:
     def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
         moved.kafka.delete_topic(moved.topic)
         moved.kafka.create_topic(moved.topic, 2)
-        with pytest.raises(ChangeRefused, match="nothing to shift from"):
+        with pytest.raises(ChangeRefused, match="no position to shift from"):
             moved.reset(ShiftBy(1))
         with pytest.raises(ChangeRefused, match="all of its partitions"):
             moved.reset("earliest", only=[f"{moved.topic}:0"])

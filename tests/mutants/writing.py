@@ -1,4 +1,4 @@
-"""Mutants of what writes a window: the sinks, publishing to Kafka, and dead letters."""
+"""Mutants of the code that writes a window: the sinks, publishing to Kafka, and dead letters."""
 
 from __future__ import annotations
 
@@ -310,8 +310,8 @@ _OF_PUBLISHING = (
     Mutant(
         name="publish-open-marker-believed",
         path="sinks/kafka/tasks/publish.py",
-        old="read_to(config, tp, start, high, mine, on_open_transaction=self._end)",
-        new='read_to({**config, "isolation.level": "read_uncommitted"}, tp, start, high, mine, on_open_transaction=self._end)',
+        old="read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))",
+        new="read_span(LedgerSpan(config, tp, start, high).uncommitted_from(start), AwaitedRecords(mine, abort=self._end))",
         breaks="A marker in a transaction that was aborted does not count.",
         tests=(f"{_PUBLISH}::test_a_marker_that_was_never_committed_does_not_count",),
     ),

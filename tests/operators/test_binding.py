@@ -1,4 +1,4 @@
-"""A window goes to the destination of its plan, moved by the task of its pipeline, until a user decides otherwise."""
+"""A window goes to the destination of its plan, moved by the task of its pipeline, unless a user changes this."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.support.waiting import settled
 
 @pytest.fixture
 def dies():
-    """A run that ends behind a point of its window's life, which stays open."""
+    """Run an attempt that ends after a point of its window's life. The window stays open."""
 
     def died(flow, run, point="sink.committed", **options):
         with fails_at(point):
@@ -60,7 +60,7 @@ def dies():
 
 @pytest.fixture
 def deployment(monkeypatch):
-    """In which Airflow deployment the next run is."""
+    """Set the Airflow deployment of the next run."""
     return lambda name: monkeypatch.setenv("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", name)
 
 
@@ -673,7 +673,7 @@ def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_
 
 
 def stop():
-    """End an attempt that has bound its pipeline, and has planned nothing."""
+    """End an attempt that has bound its pipeline and planned no window."""
     raise RuntimeError("ended")
 
 

@@ -1,4 +1,4 @@
-"""Windows of one topic become records of another: copied, filtered, computed, keyed anew."""
+"""Windows of one topic become records of another: copied, filtered, computed, with new keys."""
 
 from __future__ import annotations
 

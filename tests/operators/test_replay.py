@@ -25,7 +25,7 @@ def ask(action, pipeline, **options):
 
 
 def spoil(pipeline, window: str = "") -> int:
-    """Change the rows of a window, or of all; return how many they are."""
+    """Change the rows of a window, or of all windows; return the number of rows."""
     with pipeline.postgres.connect(autocommit=True) as connection:
         where = f"WHERE \"window\" LIKE '%{window}%'" if window else ""
         return connection.execute(f"UPDATE \"{pipeline.place}\" SET customer = 'spoilt' {where}").rowcount

@@ -1,4 +1,4 @@
-"""From a table: rows that do not fit the schema become dead letters in the transaction of the others, or fail the window."""
+"""From a table: rows that do not fit the schema become dead letters in the transaction of the other rows, or fail the window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources import FilesSource
 from airflow_kafka_spark.transforms import InsertField
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.registry import EmbeddedRegistry
 from tests.support.runs import context
@@ -72,7 +72,10 @@ def test_with_more_bad_rows_than_allowed_nothing_is_visible_else_they_are_dead_l
     assert orders.run("run1", **formats, **tolerant(orders)) == report, "a cleared task does nothing; the ledger has the report"
     facts = {}
     for _, letter, _, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
-        facts[json.loads(letter)["id"]] = {**told(headers), **{name: (found or b"").decode() for name, found in headers}}
+        facts[json.loads(letter)["id"]] = {
+            **decode_headers(headers),
+            **{name: (found or b"").decode() for name, found in headers},
+        }
     null = facts[17]
     assert (null["stage"], null["connector.name"], null["task.id"]) == ("VALUE_CONVERTER", orders.name, "0")
     assert null["class.name"] == "airflow_kafka_spark.formats.avro.format.Avro"
@@ -138,7 +141,7 @@ def test_other_formats_and_skipping(orders: Shop, format) -> None:
     found = []
     for key, value, stamp, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
         assert headers[0] == ("origin", b"web") and stamp == 1_750_000_000_000 + int(key or b"") * 1000
-        assert told(headers)["class.name"].endswith(type(format).__name__)
+        assert decode_headers(headers)["class.name"].endswith(type(format).__name__)
         found.append((key, json.dumps(json.loads(value or b""))))
     expected = [
         (b"7", '{"id": 7, "customer": "customer 7", "cents": 1099511627776}'),
@@ -177,4 +180,4 @@ def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_de
     assert sorted(there) == [(b"1", "Zoë"), (b"3", "x")]
     [(key, letter, _, headers)] = letters(orders.kafka.connection_extra(), dead_of(orders))
     assert (key, json.loads(letter or b"")) == (b"2", {"id": 2, "name": "Zo\ufffd"})
-    assert told(headers)["stage"] == "VALUE_CONVERTER"
+    assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"

@@ -1,4 +1,4 @@
-"""Which windows follow which: the compare of a sink's compare-and-set."""
+"""Which windows may follow each other: the comparison of a sink's compare-and-set."""
 
 from __future__ import annotations
 

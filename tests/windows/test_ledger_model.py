@@ -88,7 +88,7 @@ def model():
 
 
 def one_window() -> World:
-    """Window 1 is complete, and there is one record more."""
+    """Window 1 is complete, and there is one more record."""
     return run_alone(World(end=1), FIRST, "first")._replace(end=2)
 
 
@@ -103,7 +103,7 @@ def taken_window() -> World:
 
 
 def two_splits() -> World:
-    """Window 1 is published, and there are two records more, each of which will be a split."""
+    """Window 1 is published, and there are two more records, each of which will be a split."""
     return run_alone(World(end=1), partial(attempt, "first", publishes=True), "first")._replace(end=3)
 
 
@@ -203,7 +203,7 @@ def test_an_interval_beside_a_progress_window(model):
 
 
 def finish_hours() -> None:
-    """Move what is left by hours, as far as no longer interval has it."""
+    """Move the remaining offsets by hours, unless a longer interval has them."""
     for hour in (1, 2):
         with suppress(IntervalOverlaps):
             attempt(f"last-{hour}", hour=hour)
@@ -251,7 +251,7 @@ def test_an_interval_is_asked_for_once_more_while_it_is_moved_once_more(model):
 
 
 def finish_wherever() -> None:
-    """Move what is left to the place that the pipeline is bound to."""
+    """Move the remaining offsets to the place that the pipeline is bound to."""
     for run in (ONE, ELSEWHERE, LAST, partial(attempt, "last", uri="model://elsewhere")):
         with suppress(BindingChanged):
             run()
@@ -279,7 +279,7 @@ def test_a_pipeline_is_moved_back_while_attempts_are_at_work(model):
 
 
 def finish_rename() -> None:
-    """Give the pipeline its new name, once its window is complete, unless it has that already."""
+    """Give the pipeline its new name once its window is complete, unless it has this name already."""
     with suppress(PipelineRenamed):
         ONE()
     with suppress(ChangeRefused, PipelineUnknown):
@@ -344,7 +344,7 @@ def an_hour_of_a_group() -> World:
 def compete(world: World, acts: dict[str, Any], finish=(), groups: int = 1, **options: Any):
     """Explore pipelines of which some need the same group.
 
-    :param finish: what is done at last; by default, each act once more.
+    :param finish: the last actions; by default, each act once more.
     """
     finish = [*map(refused, finish or acts.values())]
     found = explore(world, acts, finish, always=each_its_own(world, groups), **{**TAKES, **options})

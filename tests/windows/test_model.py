@@ -99,7 +99,7 @@ def test_splits_are_the_same_when_they_were_packed_and_a_task_unpickles_few_obje
 
 
 def begun(task: Counters) -> Tries:
-    """The task's next try."""
+    """Return the task's next try."""
     facts = task.attempt()
     return Tries(facts["try_number"], facts["max_tries"], facts["clears"])
 

@@ -200,7 +200,7 @@ class SideOutputs:
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
             dead = dead.with_skipped(replay, skipped)
             record = self._record(dead, ledger, outputs)
-            # The record goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+            # The record is written last, because no reader passes it in the ledger's partition before its transaction ends.
             (offset,) = ledger.send(producer, [record])
             faults.reached("dead.in_transaction")
             producer.commit_transaction(SECONDS)
@@ -254,7 +254,7 @@ class _SideOutput:
         action = describe_remedy(code, f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._largest()}"
-            action += ". What is sent has some headers more than the record"
+            action += ". A dead letter has some headers more than the record"
             if not self.routed:
                 action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
         return KafkaRefused(conn_id, doing, code, detail, f"{action}. {RETRY_HINT}")

@@ -29,7 +29,7 @@ class KafkaSparkError(Exception):
         super().__init__(found)
 
     def __str__(self) -> str:
-        # Who raises the error may have replaced a sentence since it was made.
+        # The code that raises the error may have replaced a sentence since the error was made.
         sentences = [self.found, f"Expected {self.expected}" if self.expected else "", self.action]
         # A list of lines ends with a line end, not with a full stop.
         return "".join(s if s.endswith("\n") else f"{s.rstrip('.')}. " for s in sentences if s).rstrip()

@@ -36,6 +36,10 @@ _DEFAULTS = {
 }
 
 
+OLDEST_POSTGRES = 12
+"""The oldest supported major release of PostgreSQL."""
+
+
 @dataclass(frozen=True)
 class PostgresServer:
     """A database to connect to. It is sent to the tasks, because executors have no Airflow connections.
@@ -204,7 +208,7 @@ def _unquote(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
-def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
+def resolve_table(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
     """Return the full name of a table. Without a schema, it is the table that the server finds, or a new one in the current
     schema."""
     if schema is not None:
@@ -219,7 +223,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
 
 
 def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
-    """Return which table was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
+    """Return a hint at the table that was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
 
     It is a table whose name differs in upper and lower case only, or one of the same name in another schema.
     """

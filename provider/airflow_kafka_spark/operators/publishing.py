@@ -1,4 +1,4 @@
-"""Publish a window to Kafka split by split: fence earlier attempts, find the splits that are there, publish the others.
+"""Publish a window to Kafka split by split: fence earlier attempts, find published splits, publish the others.
 
 Used by the operators that publish rows and by those that publish records.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REDIRECT = (
-    "What the open window had published to the old topic is gone with it. To publish the rest of the window to the new one: "
+    "The records that the open window had published are gone with it. To publish the rest of the window to the new one: "
     "`airflow kafka-spark rebind <pipeline> --not-running --why ...`, and run the task again. To give the window up: `skip` "
     "instead of `rebind`"
 )
@@ -45,7 +45,7 @@ def set_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
 
 
 def find_sink_problems(sink: KafkaSink) -> list[Problem]:
-    """Return the problems of a sink of another kind, or with formats that are none."""
+    """Return the problems of a sink of another class, and of arguments that are no formats."""
     if not isinstance(sink, KafkaSink):
         return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
     if sink.value is not None and not isinstance(sink.value, Format):
@@ -168,7 +168,7 @@ def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledge
     Splits are published one by one, and no task knows how many bad records the others have. Afterwards no split may have more bad
     records than were counted in it.
 
-    :param can_be_bad: False if no record can be bad: nothing is counted.
+    :param can_be_bad: False if no record can be bad, so that counting is not needed.
     :raises TooManyBadRecords: the window has more, including those that an earlier attempt has accepted.
     """
     if errors.most is None:

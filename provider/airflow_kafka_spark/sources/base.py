@@ -75,7 +75,7 @@ class SplitReader(ABC):
         """
 
     def token(self, split: int) -> Mapping[str, Any]:
-        """Return what :meth:`RowSource.position_after` needs to know about a split that was read (JSON).
+        """Return the facts about a split that was read which :meth:`RowSource.position_after` needs (JSON).
 
         The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read`
         is exhausted. Default: nothing.

@@ -49,7 +49,7 @@ def pack_values(values: Sequence[Any]) -> str:
 
 
 def unpack_values(text: str) -> list[Any]:
-    """Return the values that :func:`pack_values` was given."""
+    """Return the values that :func:`pack_values` has packed."""
     values: list[Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return values
 

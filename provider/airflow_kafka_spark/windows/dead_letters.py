@@ -14,6 +14,9 @@ from typing import Any
 
 from airflow_kafka_spark.windows.model import Landed, TopicPartition, merge_landed
 
+CONNECT_ERROR_PREFIX = "__connect.errors."
+"""Prefix of the headers of dead letters, as Kafka Connect names them (KIP-298)."""
+
 _SHIFT = 12
 _MASK = (1 << _SHIFT) - 1
 _SIZE = 1 << (_SHIFT - 3)
@@ -122,7 +125,7 @@ def group_into_runs(offsets: Iterable[int]) -> Runs:
     return tuple(runs)
 
 
-def list_offsets(runs: Runs) -> frozenset[int]:
+def list_run_offsets(runs: Runs) -> frozenset[int]:
     """Return all offsets in these runs."""
     return frozenset(offset for start, end in runs for offset in range(start, end))
 
@@ -241,7 +244,7 @@ def _list_offsets_by_partition(batches: Iterable[Batch]) -> dict[TopicPartition,
     found: dict[TopicPartition, set[int]] = {}
     for batch in batches:
         for tp, runs in batch.offsets.items():
-            found.setdefault(tp, set()).update(list_offsets(runs))
+            found.setdefault(tp, set()).update(list_run_offsets(runs))
     return {tp: frozenset(offsets) for tp, offsets in found.items()}
 
 

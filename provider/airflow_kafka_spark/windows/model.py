@@ -98,12 +98,12 @@ class State(str, Enum):
 
 
 GIVEN_UP = "given_up"
-"""Key in the position of a source behind a window that was given up: its ``splits``, and per split what is noted of it
-(``tokens``)."""
+"""Key in the position of a source after a window that was given up. It holds the ``splits`` of that window, and the note on each
+of them (``tokens``)."""
 PUBLISHED_IN_PART = "published_in_part"
-"""Key in the position of a source, before a window of which the ledger has lost everything: any part of it may be published."""
+"""Key in the position of a source if the ledger has lost all records of the next window: any part of it may be published."""
 IF_GIVEN_UP = "if_given_up"
-"""Key in the description of a split: what is noted of it if its window is given up before it is published."""
+"""Key in the description of a split: the note to keep if its window is given up before the split is published."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Followed:
 
     :param pipeline: the pipeline that published them.
     :param first: number of the first one.
-    :param last: number of the last one; below ``first`` when there was nothing new.
+    :param last: number of the last one; below ``first`` if there was no new window.
     :param records: number of records that they published to the topics that are read; None if unknown, because the window does
         not begin where a window of that pipeline does. An unknown number is not compared.
     :param totals: for each topic that is read, the number of all records that that pipeline has published up to ``last``.

@@ -208,7 +208,7 @@ def test_a_session_that_is_ended_fails_its_task_and_the_retry_is_right(place: Pl
 
 
 def with_tombstones(orders: Pipeline) -> tuple[Job, list[dict[str, Any]]]:
-    """A window after one of lines(0, 30), and what there is when both are applied."""
+    """Return a window that follows lines(0, 30), and the rows after both are applied."""
     dead = [{"id": i, DEAD: True} for i in range(0, 30, 3)]
     return orders.job([*dead, *lines(100, 10)], [{"id": 1, "v": "changed"}]), [
         *({"id": i, "v": "changed" if i == 1 else f"value {i}"} for i in range(30) if i % 3),

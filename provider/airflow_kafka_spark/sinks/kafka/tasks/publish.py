@@ -39,7 +39,7 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUse
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
-    describe,
+    describe_producer_error,
     find_fatal_error,
     is_fatal,
     is_fenced,
@@ -48,7 +48,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
 )
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.ledger.topic import AwaitedRecords, LedgerClaim, LedgerSpan, read_span
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
@@ -86,7 +86,8 @@ class ClaimedWindow:
     def read_on(self, read: ReadFrom, end: int) -> None:
         """Read the records since the last call. Begin again at the claim if the log has changed.
 
-        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It is not
+        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It differs,
+        or is missing,
 
         - in a log that has lost its end, even if it has grown again, and in a ledger that was created again;
         - after the window was closed or given up, if compaction has removed a record of that transaction: it has the tombstones
@@ -257,9 +258,9 @@ class BadRecordPolicy:
 class Publisher:
     """Publishes splits of one window.
 
-    :param config: the producer's configuration. Travels to the executors inside the pickled task only.
+    :param config: the producer's configuration. It is sent to the executors within the pickled task only.
     :param reading: the configuration of a consumer, to read the ledger with.
-    :param ledger: the claimed window in the ledger, where the markers go.
+    :param ledger: the claimed window in the ledger, to which the markers are written.
     :param prefix: the beginning of the splits' transactional ids; the split's index follows.
     :param topic: the topic of records that do not name their own.
     :param partitions: the number of partitions of each known topic, which decides where keys go.
@@ -344,7 +345,7 @@ class Publisher:
         )
 
         def read(start: int) -> Iterator[LedgerRecord]:
-            return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
+            return read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))
 
         return read_claimed_window(self.ledger, split, read, high)
 
@@ -429,7 +430,7 @@ class Publisher:
         send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
-        # The marker goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+        # The marker is written last, because no reader passes it in the ledger's partition before its transaction ends.
         record = make_marker_record(self.ledger.pipeline, marker)
         producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
         if producer.flush(self.transaction_timeout):
@@ -459,7 +460,7 @@ class Publisher:
             failure = self._unavailable(error, self._doing(split))
         else:
             failure = self._make_failure(error, self._doing(split))
-            # Fencing this task's own id ends the transaction in doubt: afterwards it is either committed or aborted.
+            # Fencing this task's own id ends the uncertain transaction: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
             except KafkaException:
@@ -489,7 +490,7 @@ class Publisher:
         return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
-        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
+        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe_producer_error(error))
 
 
 def publish_split(publisher: Publisher | None, split: int, records: RecordBatches) -> pa.RecordBatch:

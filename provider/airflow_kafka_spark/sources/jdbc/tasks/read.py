@@ -19,7 +19,7 @@ from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
 BATCH_BYTES = 2 << 20
-"""Bytes, roughly, that are read ahead of what is sent."""
+"""Approximate number of bytes that are read ahead."""
 
 _BATCH_SIZE_OPTION = "adbc.postgresql.batch_size_hint_bytes"
 _DECIMAL_CHARACTERS = b"0123456789.-"
@@ -73,7 +73,7 @@ class PostgresSplitReader(SplitReader):
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch under the columns' own names.
 
-        :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
+        :raises SourceRejected: a decimal is NaN, which Spark's decimals cannot hold.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
             if kind in ("decimal", "fine decimal") and concatenate_texts(column).to_pybytes().translate(
@@ -103,7 +103,7 @@ def _read_batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
 
 
 def extract_server_message(error: BaseException) -> str:
-    """Return the server's message, which ADBC puts between its own words and the whole statement."""
+    """Return the server's message from an error of ADBC, without ADBC's own text and the statement."""
     text = str(error)
     found = re.search(r"(?:ERROR|FATAL):\s+(.*)", text)
     return " ".join((found[1] if found else text.partition("Query was:")[0]).split())
