@@ -451,11 +451,15 @@ def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partition
             ledger.refuse_taken()
 
 
-def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):
+def test_a_ledger_topic_that_is_not_compacted_or_takes_small_records_only_is_refused(attempt, hook, kafka, unique):
     name = unique("plain")
     kafka.create_topic(name, 1, {"cleanup.policy": "delete"})
     with pytest.raises(LedgerUnreadable, match="cleanup.policy"), attempt(topic=name):
         pass
+    hook.create_topic(tiny := unique("tiny"), 1, 1, {"cleanup.policy": "compact", "max.message.bytes": "200"})
+    with pytest.raises(LedgerUnreadable, match="its max.message.bytes is 200.*at least 16,384") as caught, attempt(topic=tiny):
+        pass
+    assert not caught.value.retryable
 
 
 def test_old_windows_are_forgotten(attempt, pipeline, topic):

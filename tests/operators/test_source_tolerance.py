@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -12,9 +13,14 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_kafka_spark.errors import RowsRejected, TooManyBadRecords
 from airflow_kafka_spark.formats import JsonSchema, Protobuf
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.sources import FilesSource
+from airflow_kafka_spark.transforms import InsertField
 from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.registry import EmbeddedRegistry
+from tests.support.runs import context
 from tests.support.shop import SPLIT, Shop, shop
 from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 
@@ -149,3 +155,29 @@ def test_other_formats_and_skipping(orders: Shop, format) -> None:
     skipped = orders.run("run2", **options, errors_tolerance="all", errors_skip=True)
     assert (skipped["records_written"], skipped["records_rejected"], skipped.get("dead_letters")) == (1, 1, None)
     assert len(letters(orders.kafka.connection_extra(), dead_of(orders))) == 2
+
+
+@pytest.mark.parametrize("transforms", [(), (InsertField(static_field="shop", static_value="1"),)], ids=["plain", "transforms"])
+def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_dead_letter(
+    orders: Shop, tmp_path: Path, transforms
+) -> None:
+    """Spark's reader of CSV replaces such bytes by U+FFFD without an error."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes("id,name\n1,Zoë\n".encode() + b"2,Zo\xeb\n3,x\n")
+    source = FilesSource(str(tmp_path / "in"), "csv", schema="id bigint, name string", options={"header": True})
+    options = {"pipeline": f"{orders.name}-files", "ledger_topic": orders.arguments["ledger_topic"], "transforms": transforms}
+    sink = KafkaSink(orders.topic, key="id")
+    operator = SourceToKafkaOperator(task_id="task", source=source, sink=sink, **options)
+    with pytest.raises(RowsRejected, match="row 2 of split 0: cannot be read: column `name` of file `a.csv`: not UTF-8"):
+        operator.execute(context("run1"))
+    operator = SourceToKafkaOperator(task_id="task", source=source, sink=sink, **options, **tolerant(orders, max_errors=1))
+    report = operator.execute(context("run1"))
+    assert [report[f"records_{name}"] for name in ("read", "written", "rejected")] == [3, 2, 1]
+    there = [
+        (key, json.loads(value or b"")["name"])
+        for _, _, key, value in committed_records(orders.kafka.connection_extra(), orders.topic)
+    ]
+    assert sorted(there) == [(b"1", "Zoë"), (b"3", "x")]
+    [(key, letter, _, headers)] = letters(orders.kafka.connection_extra(), dead_of(orders))
+    assert (key, json.loads(letter or b"")) == (b"2", {"id": 2, "name": "Zo\ufffd"})
+    assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"

@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import unwrap_literals
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, find_first_cause
@@ -146,7 +147,7 @@ class FromKafkaOperator(WindowOperator):
             kwargs.setdefault("max_active_tis_per_dag", None)
         super().__init__(**kwargs)
         self.read_options = read_options
-        self.record_options = record_options
+        self.record_options = unwrap_literals(record_options)
         self.window_options = window_options
         self.follow_options = follow_options
 

@@ -41,6 +41,7 @@ from airflow_kafka_spark.operators.publishing import (
     set_connection,
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics, find_record_without_key
 from airflow_kafka_spark.transforms.options import find_sql_problems
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
@@ -362,7 +363,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         mixed = find_target_clashes(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
-        return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
+        problems = [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
+        return problems or list(self._find_keyless_problems())
+
+    def _find_keyless_problems(self) -> Iterator[Problem]:
+        """Yield a problem if records without a key would be copied to a compacted topic, which takes none.
+
+        Only the newest records are read. A filter or transforms may leave out what has no key, or give it one.
+        """
+        if self.sink.key_columns or self.transforms or self.filter is not None or self.subscription.validate():
+            return
+        target = str(self.sink.topic)
+        try:
+            if not find_compacted_topics(self.kafka, set(self.kafka.describe_topics([target], missing="omit"))):
+                return
+            read = self.kafka.describe_topics(self.resolve(), missing="omit")
+            found = find_record_without_key(self.kafka, set(read) - find_compacted_topics(self.kafka, set(read)))
+        except KafkaSparkError:
+            return  # Brokers that do not answer, and missing rights, are problems of their own.
+        if found:
+            what = f"topic `{target}` is compacted (`cleanup.policy`) and takes no record without a key, as {found} is"
+            yield Problem("sink.key", what, "Name the columns of a key, or a topic that is not compacted")
 
     def _find_partition_problems(self) -> Iterator[Problem]:
         """Yield a problem if records of a partition that is read have no such partition in the target."""

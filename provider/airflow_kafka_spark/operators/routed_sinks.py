@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRecordMissing, SinkRejected, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import replace_wrong_types
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
@@ -270,8 +271,8 @@ class RoutedPart:
         """Return the action for a window that no attempt can finish."""
         if self.window.interval:
             return "No other interval waits for this one"
-        command = f"airflow kafka-spark skip {self.pipeline} --not-running --why ..."
-        return f"To keep the rows that were written, and give up the rest of the window: `{command}`"
+        command = format_command("skip", self.pipeline, "--not-running", "--why", "...")
+        return f"To keep the rows that were written, and give up the rest of the window: {command}"
 
     def commit(self) -> None:
         """Make this part visible in its sink, in one step.

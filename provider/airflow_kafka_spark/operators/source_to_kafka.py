@@ -21,7 +21,8 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems, unwrap_literals
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -121,9 +122,10 @@ class SourceToKafkaOperator(WindowOperator):
         ``spark``, the JVM, for executors without the Python driver of the source, and always with ``transforms``; ``auto``
         (default): ``task`` if both give the same bytes, else ``spark``.
 
-    :param errors_tolerance: treatment of bad rows: those that cannot be transformed, or that do not fit the schema of the sink's
-        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema). ``none`` (default): a bad row keeps its split from being
-        published, and fails the window. ``all``: the other rows are published.
+    :param errors_tolerance: treatment of bad rows: those of files with bytes that are not in their encoding, that cannot be
+        transformed, or that do not fit the schema of the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema).
+        ``none`` (default): a bad row keeps its split from being published, and fails the window. ``all``: the other rows are
+        published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad rows are sent as JSON, each exactly once: in
         the transaction of its split's records. The topic is created with one partition if it is missing, before anything is
         published. Default None. Templated.
@@ -198,7 +200,7 @@ class SourceToKafkaOperator(WindowOperator):
             spark_options=SparkOptions(spark_conn_id, spark_conf),
             **kwargs,
         )
-        self.source = source
+        self.source = unwrap_literals(source)
         self.read_with = read_with
         self.add_assets(list_asset_uris(source, RowSource), list_topic_uris(self.sink))
 
@@ -450,10 +452,8 @@ class SourceToKafkaOperator(WindowOperator):
         to, only = f"committed:{group}", [place.topic for place in places if committed[place]]
         error = LedgerBehind(ledger.pipeline, group, named.number, known, self.ledger_topic, to, only)
         in_part = f"Window {named.number} may be published in part, and is published again by it. " if named.is_planned else ""
-        again = (
-            f"To publish all rows again: `airflow kafka-spark forget {ledger.pipeline} --ledger-topic {self.ledger_topic} "
-            f"--delete-group --group-id {group} --why ...`"
-        )
+        options = ("--ledger-topic", self.ledger_topic, "--delete-group", "--group-id", group, "--why", "...")
+        again = f"To publish all rows again: {format_command('forget', ledger.pipeline, *options)}"
         go_on = f"{error.action}. {in_part}" if named.knows_position else "The position in the source is too long for the group. "
         error.action = f"{go_on}{again}"
         raise error

@@ -383,7 +383,8 @@ class SourceChain:
         routed = bool(list_chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
         ends = {END: F.col(END)} if END in rows.columns else {}
-        made, changed = transform_frame(self._record_frame(rows, {**given, **ends}), self.transforms)
+        errors = {ERROR: F.col(ERROR)} if ERROR in rows.columns else {}
+        made, changed = transform_frame(self._record_frame(rows, {**given, **ends, **errors}), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         if ends:
@@ -476,7 +477,7 @@ class SourceChain:
         return (self.sink.make_headers_column() if self.sink.headers else F.array()).cast(FIXED["headers"])
 
     def _list_value_columns(self, rows: DataFrame) -> Sequence[str]:
-        return tuple(self.sink.value_columns or (name for name in rows.columns if name != END))
+        return tuple(self.sink.value_columns or (name for name in rows.columns if name not in (END, ERROR)))
 
     def _choose_key_format(self, changed: frozenset[str]) -> Format | None:
         """Return the format of keys; None if a transform makes the keys and no format is given, so that their type decides."""

@@ -466,7 +466,8 @@ class SourceJob(PublishJob):
         return [self.window.source.splits[index] for index in self.left]
 
     def count(self) -> list[SplitResult]:
-        return [] if self.chain is None and not self.sink.may_refuse else super().count()
+        can_be_bad = self.chain is not None or self.sink.may_refuse or self.source.may_be_unreadable
+        return super().count() if can_be_bad else []
 
     def _session(self) -> AbstractContextManager[SparkSession]:
         return open_session_for(self.spark, self.source)

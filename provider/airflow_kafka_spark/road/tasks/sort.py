@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, NullValues
+from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, UNREADABLE, NullValues
 from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
 from airflow_kafka_spark.road.tasks.account import SplitAccount
 from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
@@ -79,7 +79,8 @@ class RowOrigin(Origin):
         else:
             nothing = {"timestamp": pa.nulls(count, pa.int64()), "headers": pa.nulls(count, HEADERS)}
             given = nothing | {part: rows.column(part) for part in GIVEN if part in names}
-            key = encoded.column("key") if encoded is not None else pa.nulls(count, pa.binary())
+            key = (encoded if encoded is not None else rows).column("key")
+            key = key if _is_binary(key) else pa.nulls(count, pa.binary())
         return {**given, "key": key, "value": _format_rows(given["key"], given["value"])}
 
     def locate(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Sorter:
             errors = pc.if_else(pc.and_(missing, errors.is_null()), NO_VALUE, errors)
         if errors is None or errors.null_count == len(errors):
             return rows
-        why = [(VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION, reason) for reason in errors.drop_null().to_pylist()]
+        why = [(_find_stage(reason), reason) for reason in errors.drop_null().to_pylist()]
         self._add_bad(rows.filter(errors.is_valid()), why, None)
         return rows.filter(errors.is_null())
 
@@ -174,6 +175,11 @@ def drop_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.Recor
     if not positions:
         return rows
     return rows.filter(pa.array([at not in positions for at in range(rows.num_rows)], pa.bool_()))
+
+
+def _find_stage(reason: str) -> str:
+    """Return the stage at which a row turned out to be bad."""
+    return VALUE_CONVERTER if reason == NO_VALUE or reason.startswith(UNREADABLE) else TRANSFORMATION
 
 
 def _is_binary(column: pa.Array) -> bool:
