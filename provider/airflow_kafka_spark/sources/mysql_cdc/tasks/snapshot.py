@@ -1,4 +1,4 @@
-"""Chunks of a table's snapshot: how they are read, their coordinates in the log, and the chunks of keys of the log.
+"""Chunks of a table's snapshot: how they are opened, their coordinates in the log, and the chunks of keys of the log.
 
 A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, whose coordinates in the log MariaDB reports: the rows include
 exactly the transactions before it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -132,28 +132,6 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
         if located.end.order >= end.order:
             break
     return False
-
-
-def read_chunk_rows(
-    connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
-) -> Iterator[Sequence[tuple[bytes | None, ...]]]:
-    """Yield the rows of a chunk, some at a time: bytes, of texts in the character set of their column."""
-    from pymysql.cursors import SSCursor
-
-    key = [DIALECT.quote(column) for column in shape.key]
-    conditions = []
-    if chunk["after"] is not None:
-        conditions.append(f"({DIALECT.after(key, format_literals(shape.types, chunk['after']))})")
-    if chunk["upto"] is not None:
-        conditions.append(f"({DIALECT.up_to(key, format_literals(shape.types, chunk['upto']))})")
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    fetch_rows(connection, "SET SESSION character_set_results = NULL")
-    with connection.cursor(SSCursor) as cursor:
-        cursor.execute(f"SELECT {shape.expressions} FROM {shape.source}{where}")
-        # The values as they come: the driver would decode and convert them.
-        cursor._result.converters = [(None, None)] * len(cursor._result.converters)
-        while found := cursor.fetchmany(1000):
-            yield found
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:

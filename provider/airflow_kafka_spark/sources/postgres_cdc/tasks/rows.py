@@ -1,0 +1,92 @@
+"""The rows of a chunk of a table, read by COPY as columns of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from airflow_kafka_spark.hooks.databases import quote
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresTableShape
+
+if TYPE_CHECKING:
+    import psycopg
+
+Line = bytes | bytearray | memoryview
+
+PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
+"""Rows, and bytes of them, that are converted at once."""
+
+_DELIMITER = "\x1f"
+"""Separates the values of a row. Values that have this character are in quotes, so that it should be a rare one."""
+
+
+def read_chunk_rows(
+    connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
+) -> Generator[list[pa.Array], None, None]:
+    """Yield the rows of a chunk, some at a time: per column, the texts of its values as PostgreSQL writes them (binary).
+
+    :param chunk: a split.
+    """
+    ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
+    conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
+    if shape.row_filter:
+        conditions.append(f"({shape.row_filter})")
+    columns = ", ".join(quote(column.name) for column in shape.relation.columns)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    options = f"(FORMAT csv, DELIMITER '{_DELIMITER}')"
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT WITH {options}".encode()) as copy,
+    ):
+        for lines in _read_lines(copy):
+            yield parse_lines(lines, len(shape.relation.columns))
+
+
+def _read_lines(copy: psycopg.Copy) -> Iterator[list[Line]]:
+    """Yield the lines of a COPY, some at a time."""
+    from psycopg.errors import error_from_result
+    from psycopg.pq import ExecStatus
+
+    libpq, is_complete = copy.connection.pgconn, False
+    while not is_complete and (line := copy.read()):
+        lines, size = [line], len(line)
+        while size < PIECE_BYTES and len(lines) < PIECE_ROWS:
+            # Copy.read() waits for the network before each line; libpq has many lines by then.
+            count, line = libpq.get_copy_data(1)
+            if not count:
+                line = copy.read()
+            is_complete = count < 0
+            if is_complete or not line:
+                break
+            lines.append(line)
+            size += len(line)
+        yield lines
+    while is_complete and (result := libpq.get_result()) is not None:
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result)
+
+
+def parse_lines(lines: Sequence[Line], width: int) -> list[pa.Array]:
+    """Return the values of lines of COPY's format `csv`, per column (binary).
+
+    :param lines: complete lines, at least one.
+    :param width: the number of columns.
+    """
+    names = [str(at) for at in range(width)]
+    # With a line of names: Arrow takes some bytes at the beginning for a mark of the encoding.
+    data = b"".join([f"{_DELIMITER.join(names)}\n".encode(), *lines])
+    table = csv.read_csv(
+        pa.BufferReader(data),
+        read_options=csv.ReadOptions(use_threads=False, block_size=len(data)),
+        parse_options=csv.ParseOptions(delimiter=_DELIMITER, newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    return [column.combine_chunks() for column in table.columns]
