@@ -235,6 +235,26 @@ def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot(shop: Bin
     assert keys_of(windows.drain()) == [("other", id) for id in range(1, 7)]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize(
+    "statement", ["RENAME TABLE `orders` TO moved", "ALTER TABLE shop.orders ADD COLUMN more int, RENAME AS moved"]
+)
+def test_a_table_that_is_renamed_within_its_snapshot_is_refused_until_it_has_its_name_back(shop: Binlog, statement, is_read):
+    filled(shop, 6)
+    windows = shop.windows(snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=1)
+    found = keys_of(windows.next())
+    if is_read:  # in a window of the log that is behind the chunk
+        shop.execute("UPDATE orders SET note = 'changed' WHERE id = 6")
+    shop.execute(statement)
+    if is_read:
+        windows.next()
+    with pytest.raises(SourceRejected, match="orders.*it was renamed, and its snapshot is not complete") as refused:
+        windows.drain()
+    assert "Give it its name back" in refused.value.action
+    shop.execute("ALTER TABLE moved RENAME COLUMN note TO text", "RENAME TABLE moved TO orders")
+    assert found + keys_of(windows.drain()) == [("orders", id) for id in range(1, 7)]
+
+
 def test_the_rows_of_a_table_that_is_added_are_read_and_behind_them_its_changes(shop: Binlog):
     filled(shop, 2)
     shop.execute("CREATE TABLE other (id int PRIMARY KEY, note text)", "INSERT INTO other SELECT seq, 'first' FROM seq_1_to_6")

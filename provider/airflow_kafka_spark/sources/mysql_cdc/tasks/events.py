@@ -430,6 +430,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
+        if self._filter is not None:
+            self._filter.note_statement(event.body)
         if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
             goes_back, name = savepoint
             if goes_back:

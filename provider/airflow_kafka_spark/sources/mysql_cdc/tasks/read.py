@@ -30,7 +30,7 @@ class BinlogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
     The token of a window of the log has the coordinates at which its last transaction ends, and the tables whose snapshot has to
-    begin again. The token of a chunk has the coordinates of its snapshot.
+    begin again, or that were renamed. The token of a chunk has the coordinates of its snapshot.
 
     :param server: the server.
     :param form: the form of events.
@@ -64,8 +64,9 @@ class BinlogReader(EventReader):
                     chunks.look_ahead((name, row.key) for name, change in changes for row in change if row is not None)
                 for located, rows in zip(piece, parsed, strict=True):
                     yield from writer.write(located, rows)
-        again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
-        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **again}
+        noted = {"truncated": chunks.truncated, "renamed": chunks.renamed} if chunks is not None else {}
+        of_tables = {name: [list(table) for table in tables] for name, tables in noted.items() if tables}
+        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **of_tables}
 
     def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, some at a time, and note where its last transaction ends."""

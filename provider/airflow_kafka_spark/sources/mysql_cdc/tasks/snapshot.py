@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
@@ -21,7 +21,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogCoordinates, LogServer
-from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm, remove_prefixes
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -125,13 +125,31 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     end = server.end(connection)
     if end.order <= coordinates.order:
         return False
-    named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
+    named = _match_name(name[1])
     for located in server.read_events_up_to(coordinates, end):
         if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
         if located.end.order >= end.order:
             break
     return False
+
+
+_RENAMES = re.compile(
+    r"RENAME\s+TABLES?\b|ALTER\b.*?\bTABLE\b.*?\bRENAME\b(?!\s+(?:COLUMN|INDEX|KEY)\b)", re.IGNORECASE | re.DOTALL
+)
+
+
+def may_rename(body: bytes, table: TableName) -> bool:
+    """Return True if a statement of the log (QUERY) may give a table another name."""
+    database, text = binlog.parse_query(body)
+    text = remove_prefixes(text)
+    if not _RENAMES.match(text):
+        return False
+    return all(_match_name(name).search(text) for name in (table[1:] if database == table[0] else table))
+
+
+def _match_name(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w$]){re.escape(name.replace('`', '``'))}(?![\w$])", re.IGNORECASE)
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
@@ -162,9 +180,11 @@ class BinlogFilter(ChunkFilter):
     Keys are compared by the server: :meth:`look_ahead` asks for many at once.
 
     :param connection: a session, in which queries may run while the log is read.
+    :ivar renamed: tables that statements of the log may have given other names.
     """
 
     connection: Connection
+    renamed: list[TableName] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,6 +200,10 @@ class BinlogFilter(ChunkFilter):
     def has_seen(self, seen: str) -> bool:
         """Return True if a chunk includes the event of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""
         return self._at < self._seen[seen]
+
+    def note_statement(self, body: bytes) -> None:
+        """Note the tables of snapshots that a statement of the log (QUERY) may have renamed."""
+        self.renamed += [name for name in self.tables if name not in self.renamed and may_rename(body, name)]
 
     def look_ahead(self, keys: Iterable[tuple[TableName, Key]]) -> None:
         """Find the chunks of some keys, which :meth:`is_included` is asked about next."""

@@ -153,6 +153,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
     :param user_types: types that are not built in, by OID.
     :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
     :param money_digits: digits behind the point of `money`.
+    :ivar last: the last transaction of the window; None until one has begun.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, RelationWriter] = {}
         self._begin: BeginMessage | None = None
+        self.last: BeginMessage | None = None
         self._of_database = format_json(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
@@ -207,6 +209,8 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
 
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
+        if self._start <= begin.commit_lsn < self._end:
+            self.last = begin
         self._describe(begin.commit_us, "false", str(begin.xid))
         self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
         if self._filter is not None:

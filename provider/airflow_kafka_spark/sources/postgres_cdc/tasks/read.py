@@ -19,7 +19,7 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.rows import read_chunk_rows
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, format_publication_names, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, make_chunk_token, open_chunk
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
@@ -36,7 +36,8 @@ PEEK = (
 class CdcReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
-    The token of a chunk is its snapshot. That of a window of the log names the tables whose snapshot has to begin again.
+    The token of a chunk is its snapshot. That of a window of the log has its last transaction, and the tables whose snapshot has
+    to begin again.
 
     :param server: the server and the slot.
     :param publication: the publication.
@@ -71,8 +72,9 @@ class CdcReader(EventReader):
                     yield from writer.write(lsn, message)
                 if writer.is_past:
                     break
-        if chunks is not None and chunks.truncated:
-            self._tokens[split] = {"truncated": [list(table) for table in chunks.truncated]}
+        again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
+        last = {"last": [format_lsn(writer.last.commit_lsn), writer.last.xid]} if writer.last is not None else {}
+        self._tokens[split] = {**last, **again}
 
     def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> SnapshotFilter | None:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
@@ -151,8 +153,3 @@ def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
 def read_money_digits(connection: psycopg.Connection[Any]) -> int:
     """Return the digits behind the point that `money` has in the locale of the database."""
     return len(re.sub(r"\D", "", fetch_rows(connection, "SELECT 1::int4::money::text")[0][0])) - 1
-
-
-def format_publication_names(publication: str) -> str:
-    """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
-    return '"' + publication.replace('"', '""') + '"'
