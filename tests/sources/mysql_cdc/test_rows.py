@@ -141,6 +141,6 @@ def test_rows_of_several_packets_are_read_and_errors_behind_some_rows_are_raised
     read = list[int]()
     with pytest.raises(SourceRejected, match="reading: too many"), server.session("reading") as connection:
         connection.query("SELECT fails(id) FROM few", unbuffered=True)
-        for _, starts in rows._read_packets(connection):
+        for _, starts in rows.read_packets(connection):
             read.append(len(starts) - 1)
     assert sum(read) >= rows.PIECE_ROWS

@@ -42,8 +42,6 @@ _SERVER_LOST = 2013
 def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[list[pa.Array]]:
     """Yield the rows of a chunk, some at a time: per column, its values as bytes, of texts in the column's character set.
 
-    The session has to be closed behind them if not all of them are read.
-
     :param chunk: a split.
     """
     key = [DIALECT.quote(column) for column in shape.key]
@@ -55,21 +53,25 @@ def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MyS
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     fetch_rows(connection, "SET SESSION character_set_results = NULL")
     connection.query(f"SELECT {shape.expressions} FROM {shape.source}{where}", unbuffered=True)
+    for data, starts in read_packets(connection):
+        yield parse_rows(data, starts, len(shape.table.columns))
+
+
+def read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
+    """Yield the packets of the rows of an unbuffered query, some at a time: bytes, and where each row begins behind the header of
+    its packet; then where the packet of another row would begin it. The connection is closed if not all of them are read."""
     is_complete = False
     try:
-        for data, starts in _read_packets(connection):
-            yield parse_rows(data, starts, len(shape.table.columns))
+        yield from _read_packets(connection)
         is_complete = True
     finally:
+        # The driver would read the other rows.
         connection._result.unbuffered_active = False
         if not is_complete:
-            # The driver would read the other rows.
             connection._force_close()
 
 
 def _read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
-    """Yield the packets of rows, some at a time: bytes, and where each row begins behind the header of its packet; then where the
-    packet of another row would begin it."""
     unpack, number = struct.Struct("<I").unpack_from, connection._next_seq_id
     data, starts, at = bytearray(), list[int](), 0
     while True:

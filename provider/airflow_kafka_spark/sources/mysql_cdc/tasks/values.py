@@ -160,7 +160,7 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
 
         return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), key, "number", _INTEGER)
     text: Callable[[int], str] = str
-    form = _INTEGER
+    column_form = _INTEGER
     packed, found = (
         struct.Struct(unsigned if column.is_unsigned else signed),
         {"type": of_unsigned if column.is_unsigned else schema},
@@ -168,8 +168,8 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     if column.kind == binlog.LONGLONG and column.is_unsigned:
         text = _format_long
         if form.unsigned == "precise":
-            text, found, form = format_unscaled_integer, make_decimal_schema(0, 20), ColumnForm("decimal")
-    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number", form)
+            text, found, column_form = format_unscaled_integer, make_decimal_schema(0, 20), ColumnForm("decimal")
+    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number", column_form)
 
 
 def _format_long(value: int) -> str:

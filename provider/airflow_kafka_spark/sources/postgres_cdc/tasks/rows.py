@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +13,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresTabl
 
 if TYPE_CHECKING:
     import psycopg
-
-Line = bytes | bytearray | memoryview
 
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
 """Rows, and bytes of them, that are converted at once."""
@@ -41,19 +39,26 @@ def read_chunk_rows(
         connection.cursor() as cursor,
         cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT WITH {options}".encode()) as copy,
     ):
-        for lines in _read_lines(copy):
-            yield parse_lines(lines, len(shape.relation.columns))
+        for lines in _read_lines(copy, _make_header(len(shape.relation.columns))):
+            yield parse_lines(lines)
 
 
-def _read_lines(copy: psycopg.Copy) -> Iterator[list[Line]]:
-    """Yield the lines of a COPY, some at a time."""
+def _make_header(width: int) -> bytes:
+    """Return the line of names before the lines of a table."""
+    return (_DELIMITER.join(map(str, range(width))) + "\n").encode()
+
+
+def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
+    """Yield the lines of a COPY, some at a time, each time behind a header."""
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
 
     libpq, is_complete = copy.connection.pgconn, False
     while not is_complete and (line := copy.read()):
-        lines, size = [line], len(line)
-        while size < PIECE_BYTES and len(lines) < PIECE_ROWS:
+        # The lines are copied at once: many objects that live for a while would keep Python's garbage collector busy.
+        lines, rows = bytearray(header), 1
+        lines += line
+        while len(lines) < PIECE_BYTES and rows < PIECE_ROWS:
             # Copy.read() waits for the network before each line; libpq has many lines by then.
             count, line = libpq.get_copy_data(1)
             if not count:
@@ -61,26 +66,24 @@ def _read_lines(copy: psycopg.Copy) -> Iterator[list[Line]]:
             is_complete = count < 0
             if is_complete or not line:
                 break
-            lines.append(line)
-            size += len(line)
+            lines += line
+            rows += 1
         yield lines
     while is_complete and (result := libpq.get_result()) is not None:
         if result.status != ExecStatus.COMMAND_OK:
             raise error_from_result(result)
 
 
-def parse_lines(lines: Sequence[Line], width: int) -> list[pa.Array]:
+def parse_lines(lines: bytearray) -> list[pa.Array]:
     """Return the values of lines of COPY's format `csv`, per column (binary).
 
-    :param lines: complete lines, at least one.
-    :param width: the number of columns.
+    :param lines: complete lines, at least one, behind a line of names: Arrow takes some bytes at the beginning for a mark of the
+        encoding.
     """
-    names = [str(at) for at in range(width)]
-    # With a line of names: Arrow takes some bytes at the beginning for a mark of the encoding.
-    data = b"".join([f"{_DELIMITER.join(names)}\n".encode(), *lines])
+    names = lines[: lines.index(b"\n")].decode().split(_DELIMITER)
     table = csv.read_csv(
-        pa.BufferReader(data),
-        read_options=csv.ReadOptions(use_threads=False, block_size=len(data)),
+        pa.BufferReader(lines),
+        read_options=csv.ReadOptions(use_threads=False, block_size=len(lines)),
         parse_options=csv.ParseOptions(delimiter=_DELIMITER, newlines_in_values=True, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.binary()),
