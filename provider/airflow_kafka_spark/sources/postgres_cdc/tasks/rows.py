@@ -69,9 +69,10 @@ def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
             lines += line
             rows += 1
         yield lines
-    while is_complete and (result := libpq.get_result()) is not None:
-        if result.status != ExecStatus.COMMAND_OK:
-            raise error_from_result(result)
+    if is_complete:
+        for result in list(iter(libpq.get_result, None)):
+            if result.status != ExecStatus.COMMAND_OK:
+                raise error_from_result(result)
 
 
 def parse_lines(lines: bytearray) -> list[pa.Array]:
