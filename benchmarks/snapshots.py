@@ -12,7 +12,7 @@ from benchmarks.capture import start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
 NAMES = ("JdbcSource", "snapshot")
-DATABASES = {"PostgreSQL": "public", "MariaDB": "shop"}
+DATABASES = {"MariaDB": "shop", "PostgreSQL": "public"}
 """The databases, and what tables' names are preceded by in topics."""
 
 _COLUMNS = "n AS id, {customer} AS customer, CAST(n % 100000 / 100.0 AS decimal(12,2)) AS amount, now() AS at"
@@ -42,7 +42,20 @@ def run(records: int, rounds: int) -> None:
 
 
 def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -> Iterator[str]:
-    """Create the tables in each database, and yield its name."""
+    """Create the tables in each database, and yield its name. MariaDB is the first one: Spark starts with its driver."""
+    from tests.sources.mysql_cdc.kit import LOG
+    from tests.support.mariadb import EmbeddedMariaDB, missing
+
+    if not missing():
+        server = stack.enter_context(EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0"))
+        os.environ["AIRFLOW_CONN_MARIADB"] = server.connection_uri()
+        columns = _COLUMNS.format(customer="CONCAT('customer-', n % 10000)")
+        with server.connect() as connection, connection.cursor() as cursor:
+            for table, size in sizes.items():
+                cursor.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM (SELECT seq AS n FROM seq_1_to_{size}) AS s")
+                cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+                cursor.execute(f"ANALYZE TABLE {table}")
+        yield "MariaDB"
     columns = _COLUMNS.format(customer="'customer-' || n % 10000")
     with postgres.connect(autocommit=True) as connection:
         for table, size in sizes.items():
@@ -51,20 +64,6 @@ def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -
             connection.execute(f"VACUUM ANALYZE {table}".encode())
         connection.execute("CREATE PUBLICATION orders FOR TABLE orders, few")
     yield "PostgreSQL"
-    from tests.sources.mysql_cdc.kit import LOG
-    from tests.support.mariadb import EmbeddedMariaDB, missing
-
-    if missing():
-        return
-    server = stack.enter_context(EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0"))
-    os.environ["AIRFLOW_CONN_MARIADB"] = server.connection_uri()
-    columns = _COLUMNS.format(customer="CONCAT('customer-', n % 10000)")
-    with server.connect() as connection, connection.cursor() as cursor:
-        for table, size in sizes.items():
-            cursor.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM (SELECT seq AS n FROM seq_1_to_{size}) AS s")
-            cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
-            cursor.execute(f"ANALYZE TABLE {table}")
-    yield "MariaDB"
 
 
 def _publish(database: str, name: str, table: str, turn: int) -> int:

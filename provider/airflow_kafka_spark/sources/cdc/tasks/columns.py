@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, format_timestamps, join_objects, map_values
+from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, join_objects, map_values
 from airflow_kafka_spark.sources.cdc.tasks.events import EventFrame, TableWriter
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA
 from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused
@@ -138,7 +138,9 @@ def _remove_points(texts: pa.Array) -> pa.Array:
     return pc.replace_substring(texts, ".", "", max_replacements=1)
 
 
-_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_BASE64 = np.stack([np.repeat(_ALPHABET, 64), np.tile(_ALPHABET, 64)], axis=1).view(np.uint16).reshape(-1)
+"""Of each 12 bits, the two characters."""
 _SIZES = np.array([1 << (8 * size - 1) for size in range(1, 8)], np.int64)
 """The first numbers that need 2, 3, ... 8 bytes."""
 
@@ -152,11 +154,12 @@ def encode_integers(numbers: pa.Array) -> pa.Array:
     found = np.asarray(numbers.fill_null(0))
     size = np.searchsorted(_SIZES, found ^ (found >> 63), side="right") + 1
     groups = -(-int(size.max(initial=1)) // 3)
-    data = np.zeros((rows, 9), np.uint8)
-    data[:, :8] = (found << (8 - size) * 8).astype(">i8").view(np.uint8).reshape(rows, 8)
-    first, second, third = (data[:, at : groups * 3 : 3] for at in range(3))
-    sextets = (first >> 2, (first & 3) << 4 | second >> 4, (second & 15) << 2 | third >> 6, third & 63)
-    characters = _BASE64[np.stack(sextets, axis=2).reshape(rows, groups * 4)]
+    data = (found << (8 - size) * 8).view(np.uint64)
+    pairs = np.empty((rows, groups * 2), np.uint16)
+    for at in range(groups * 2):
+        bits = 52 - 12 * at
+        pairs[:, at] = _BASE64[(data >> np.uint64(bits) if bits > 0 else data << np.uint64(-bits)) & np.uint64(4095)]
+    characters = pairs.view(np.uint8)
     places, lengths = np.arange(groups * 4), (size + 2) // 3 * 4
     characters[places >= (size + (size + 2) // 3)[:, None]] = ord("=")
     offsets = np.zeros(rows + 1, np.int32)
@@ -186,13 +189,25 @@ def _format_clocks(texts: pa.Array, unit: int) -> ValueTexts:
     return _format_instants(_join("1970-01-01 ", texts), unit)
 
 
+_SECOND = len("2000-01-01 00:00:00")
+"""Characters of a time up to its second."""
+
+
 def _format_zoned(texts: pa.Array, digits: int) -> ValueTexts:
-    shown = format_timestamps(texts.cast(pa.timestamp("us", "UTC")), "T")
-    length = len("2000-01-01T00:00:00") + bool(digits) + digits
-    return ValueTexts(pc.utf8_slice_codeunits(shown, 0, length), zone="Z", quoted=True)
+    is_usual = pc.and_(pc.ends_with(texts, "+00"), pc.equal(pc.utf8_slice_codeunits(texts, 4, 5), "-"))
+    if pc.all(is_usual).as_py() is False:
+        raise pa.ArrowInvalid("not all times have years of four digits, and are in UTC")
+    shown = pc.binary_replace_slice(pc.utf8_slice_codeunits(texts, 0, -len("+00")), 10, 11, "T")
+    if digits:
+        if pc.min(pc.binary_length(shown)).as_py() == _SECOND:
+            shown = pc.if_else(pc.equal(pc.binary_length(shown), _SECOND), _join(shown, "."), shown)
+        shown = pc.ascii_rpad(shown, _SECOND + 1 + digits, "0")
+    return ValueTexts(shown, zone="Z", quoted=True)
 
 
 def _format_utc(texts: pa.Array, digits: int) -> ValueTexts:
+    if pc.any(pc.starts_with(texts, "0000-")).as_py():
+        raise pa.ArrowInvalid("a time is none")
     return _format_zoned(_join(texts, "+00"), digits)
 
 

@@ -54,20 +54,23 @@ def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
     from psycopg.pq import ExecStatus
 
     libpq, is_complete = copy.connection.pgconn, False
+    read = libpq.get_copy_data
     while not is_complete and (line := copy.read()):
         # The lines are copied at once: many objects that live for a while would keep Python's garbage collector busy.
-        lines, rows = bytearray(header), 1
+        lines, left = bytearray(header), PIECE_BYTES - len(line)
         lines += line
-        while len(lines) < PIECE_BYTES and rows < PIECE_ROWS:
+        for _ in range(PIECE_ROWS - 1):
             # Copy.read() waits for the network before each line; libpq has many lines by then.
-            count, line = libpq.get_copy_data(1)
-            if not count:
-                line = copy.read()
-            is_complete = count < 0
-            if is_complete or not line:
-                break
+            count, line = read(1)
+            if count <= 0:
+                is_complete = count < 0
+                if is_complete or not (line := copy.read()):
+                    break
+                count = len(line)
             lines += line
-            rows += 1
+            left -= count
+            if left <= 0:
+                break
         yield lines
     if is_complete:
         for result in list(iter(libpq.get_result, None)):
