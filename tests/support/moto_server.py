@@ -1,5 +1,5 @@
-"""moto's server, which looks up once what moto looks up anew for each request: the names of its directories, the service of a
-host, and the dates of objects that it has listed before. They took about a third of the CPU time of requests.
+"""moto's server with a cache of values that moto computes for each request: the names of its directories, the service of a host,
+and the dates of objects that it has listed before. They took about a third of the CPU time of requests.
 """
 
 from __future__ import annotations

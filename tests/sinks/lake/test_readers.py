@@ -40,7 +40,7 @@ COMPACTIONS, WINDOWS = 2, 12
 
 @dataclass(frozen=True)
 class Filled:
-    """A table of many windows, which others have compacted meanwhile.
+    """A table of many windows that other writers have compacted meanwhile.
 
     :param expected: its rows.
     :param by_spark: the rows that Spark has read.
@@ -82,7 +82,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
     lakes = {kind: make(here / kind / "orders") for kind, make in KINDS.items()}
     delta, iceberg = lakes["delta"], lakes["iceberg"]
     settings = {
-        "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve([package], exclude_bundled=True)),
+        "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve_jars([package], exclude_bundled=True)),
         "spark.sql.extensions": ",".join(EXTENSIONS),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
@@ -154,7 +154,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
 
 
 def _write_mapped(path: Path) -> list[dict[str, Any]]:
-    """Append a window to rows of Spark, and upsert another, which rewrites a file of Spark; all rows that are there then."""
+    """Append a window to rows of Spark, and upsert another, which rewrites a file of Spark. Return all rows of the table."""
     sink = DeltaSink(str(path), partition_by=["day"])
     job = Feed(MAPPED).next(30, 0, 0, values=mapped_row)
     apply(sink, job)
@@ -175,7 +175,7 @@ def _until(path: Path, spark: Any) -> None:
 
 
 def _plain(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows in the types that they were written in; polars and DuckDB have maps as lists."""
+    """Return rows in the types in which they were written; polars and DuckDB return maps as lists."""
     table = table.select(SCHEMA.names)
     entries = table.column("counts").combine_chunks().to_pylist()
     rest = table.drop_columns(["counts"]).cast(pa.schema([f for f in SCHEMA if f.name != "counts"])).to_pylist()

@@ -81,13 +81,16 @@ class DebeziumDecoder(Decoder):
     def _find_incomplete_rows(self, rows: pa.StructArray) -> dict[int, str]:
         """Return the rows that lack a value which the log does not hold, and the reason why they are bad."""
         found: dict[int, str] = {}
-        for field, column in zip(rows.type, rows.flatten(), strict=True) if self.placeholder is not None else ():
+        if self.placeholder is None:
+            return found
+        placeholder = self.placeholder.encode()
+        for field, column in zip(rows.type, rows.flatten(), strict=True):
             texts = column
             if pa.types.is_list(field.type):
                 texts = pc.list_element(column.filter(_has_one(column)), 0)
             if not pa.types.is_string(texts.type) and not pa.types.is_binary(texts.type):
                 continue
-            is_missing = pc.equal(texts, pa.scalar(self.placeholder.encode(), pa.binary()).cast(texts.type))
+            is_missing = pc.equal(texts, pa.scalar(placeholder, pa.binary()).cast(texts.type))
             if not pc.any(is_missing).as_py():
                 continue
             places = np.arange(len(rows)) if texts is column else np.flatnonzero(np.asarray(_has_one(column)))
@@ -131,5 +134,5 @@ def _describe_wrong_operation(op: str | None, value: bytes | None) -> str:
     if op == "d":
         return "`before` is null in a delete event; expected the row that was deleted, or the mode `tombstone`"
     if op == "t":
-        return 'it says that the table was truncated, which no sink repeats; empty the target, then set truncates="ignore"'
+        return 'it is a truncate of the table, which no sink repeats; empty the target, then set truncates="ignore"'
     return f"`op` is {op!r}; expected c, u, r, d, t or m"
