@@ -196,6 +196,7 @@ def test_texts_of_a_database_without_an_encoding_are_published_if_they_are_utf_8
     facts = {**server, "password": orders.postgres.password, "schema": database}
     monkeypatch.setenv("AIRFLOW_CONN_ASCII", json.dumps(facts))
     with orders.postgres.connect(dbname=database, autocommit=True) as connection:
+        connection.execute("SET client_encoding = 'UTF8'")
         connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, name text)")
         connection.execute("INSERT INTO t VALUES (1, 'Zoë')")
         operator = SourceToKafkaOperator(

@@ -218,7 +218,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return read_frame(self, self.database(), spark, splits)
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """Return the error for a text that is not UTF-8, in a database without an encoding (SQL_ASCII); None for another error."""
+        """Return the error for a text that is not UTF-8, in a database without an encoding (SQL_ASCII); None for others."""
         found = _INVALID_TEXT.search(str(error))
         if found is None:
             return None
