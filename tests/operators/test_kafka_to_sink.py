@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.road import write
+from airflow_kafka_spark.jobs import write
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset

@@ -89,7 +89,7 @@ WITHOUT_BROKER = (
     "tests/hooks/kafka/test_partitioner.py",
     "tests/hooks/spark/test_hook.py",
     "tests/mutants/",
-    "tests/road/",
+    "tests/jobs/",
     "tests/test_docs.py",
     "tests/test_signatures.py",
 )

@@ -89,7 +89,7 @@ def both(source: JdbcSource, sink: KafkaSink) -> tuple[Records, Records]:
     """The records of each split, in order: as Spark makes them, and as tasks do."""
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
+    from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
 
     splits = through_json(source.freeze(None)).splits
     spark = spark_session()

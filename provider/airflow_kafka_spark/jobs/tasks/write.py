@@ -20,9 +20,9 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.base import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, get_partition_id
-from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.jobs.tasks.read import ReadTask, SplitRows, get_partition_id
+from airflow_kafka_spark.jobs.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, Spl
 from airflow_kafka_spark.windows.times import Timed, split_seconds
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
 
 OTHERS = "others"
 """Key of a token: the results of the other sinks, in their order."""

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, NullValues
 from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
-from airflow_kafka_spark.road.tasks.account import SplitAccount
-from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount
+from airflow_kafka_spark.jobs.tasks.layout import NO_VALUE, Reasons
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, locate_record, locate_row, make_dead_letters
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.formats.base import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, get_partition_id
-from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.jobs.tasks.read import ReadTask, get_partition_id
+from airflow_kafka_spark.jobs.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
@@ -29,7 +29,7 @@ from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, Topic
 from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.kafka.topics import Subscription

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import SqlFailed
 from airflow_kafka_spark.formats.base import OFFSET
-from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
+from airflow_kafka_spark.jobs.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
@@ -35,7 +35,7 @@ class Node:
     - ``struct``: ``args`` are the values of its fields, and last a boolean that is true if the struct is null.
     - ``case``: ``args`` are condition, value, condition, value ..., and last the value if no condition is true.
     - ``kept``: the rows of an earlier step that filter number ``data`` has kept.
-    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`.
+    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.jobs.arrow.tasks.functions.FUNCTIONS`.
 
     :param type: of the value.
     """

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
-from airflow_kafka_spark.road.arrow.tasks.program import (
+from airflow_kafka_spark.jobs.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
+from airflow_kafka_spark.jobs.arrow.tasks.program import (
     CALL,
     CASE,
     COLUMN,
@@ -143,7 +143,7 @@ class Builder:
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
-        """Return the call of a function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
+        """Return the call of a function of :data:`~airflow_kafka_spark.jobs.arrow.tasks.functions.FUNCTIONS`."""
         assert function in FUNCTIONS, function
         return self._add(Node(CALL, kind, args, function))
 
