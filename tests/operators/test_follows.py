@@ -1,4 +1,4 @@
-"""A window that follows another pipeline reads exactly the records that the other has published: published = read = in the sink."""
+"""A window that follows another pipeline reads exactly the records that this has published: published = read = in the sink."""
 
 from __future__ import annotations
 

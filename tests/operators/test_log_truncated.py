@@ -59,7 +59,7 @@ def segment(kafka: EmbeddedKafka, topic: str) -> Path:
 
 
 def settled_size(kafka: EmbeddedKafka, ledger: str, file: Path) -> int:
-    """Return the size of a log file with the markers of all its transactions; brokers write the markers after they have answered."""
+    """Return the size of a log file with the markers of all its transactions; brokers answer before they write markers."""
     assert wait_stable(kafka.connection_extra(), ledger)
     return file.stat().st_size
 

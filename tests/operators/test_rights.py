@@ -209,7 +209,7 @@ def renamed(acl: AclBinding, name: str) -> AclBinding:
 
 
 def rights_of_resend() -> list[AclBinding]:
-    """Return the optional rights for sending dead letters again: Write on their original topics, Read on the dead letter topic."""
+    """Return the optional rights for sending dead letters again: Write on their topics, Read on the dead letter topic."""
     wanted = {(READ, AclOperation.WRITE), (DEAD, AclOperation.READ)}
     found = [acl for acl in documented()[1] if (acl.name, acl.operation) in wanted]
     assert len(found) == 2

@@ -79,7 +79,7 @@ SHARES = [0.0, 1.0, -2.5, 3.4028234663852886e38, 0.10000000149011612, math.nan, 
 
 
 def row(i: int) -> dict[str, Any]:
-    """Return the row with this id. Each call returns an equal row. Over many ids, each column has all of its values, and nulls."""
+    """Return the row with this id; equal at each call. Over many ids, each column has all of its values, and nulls."""
     values: dict[str, Any] = {
         "name": TEXTS[i % len(TEXTS)],
         "amount": Decimal((-1) ** i * (i * 7919 % 10**12)).scaleb(-2),

@@ -1,4 +1,4 @@
-"""Guarantees of all sinks of lake tables, in addition to the contract: other writers, maintenance, replays, evolution, refusals."""
+"""Guarantees of all sinks of lake tables beside the contract: other writers, maintenance, replays, evolution, refusals."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
 
 
 def _write_mapped(path: Path) -> list[dict[str, Any]]:
-    """Append a window to rows of Spark, and upsert another window, which rewrites a file of Spark. Return all rows of the table."""
+    """Append a window to rows of Spark, and upsert another, which rewrites a file of Spark. Return all rows of the table."""
     sink = DeltaSink(str(path), partition_by=["day"])
     job = Feed(MAPPED).next(30, 0, 0, values=mapped_row)
     apply(sink, job)
