@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -34,9 +35,10 @@ from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.intervals import BEGIN, make_archiving, usual_limits
 from tests.support.mariadb import missing
 from tests.support.oracle import same_multiset, wait_stable
-from tests.support.pipelines import Pipeline, files_rows, order, pipeline, row_of
+from tests.support.pipelines import CATALOGS, STORE_KINDS, Pipeline, files_rows, order, pipeline, row_of
 from tests.support.relay import relay
 from tests.support.runs import Attempts, Victim
+from tests.support.s3 import EmbeddedS3
 from tests.support.shop import shop
 from tests.support.waiting import settled
 
@@ -179,7 +181,7 @@ class ToSink(Subject):
     def __init__(self, flow: Pipeline) -> None:
         super().__init__(flow, faults.POINTS)
         self.flow = flow
-        self.skips = flow.kind != "postgres-split"
+        self.skips = flow.kind not in ("postgres-split", "s3-listing")
         self.appends = flow.kind != "postgres-upsert"
         self._records: dict[tuple[int, int], bytes] = {}
         self._times: dict[tuple[int, int], int] = {}
@@ -274,7 +276,7 @@ class ToSink(Subject):
 
     def _replay(self, chance: random.Random) -> str | None:
         last, low = self.flow.reports[-1], self._lows()
-        replaces = self.flow.kind in ("manifest", "postgres", "delta", "iceberg")
+        replaces = self.flow.kind.removeprefix("s3-") in ("manifest", "postgres", "delta", "iceberg")
         if not replaces or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
             return None  # its sink does not replace windows, or the records are deleted
         self._ask(replay, window=int(last["window"]))
@@ -315,8 +317,8 @@ class ToSink(Subject):
         if not self._leave_open(chance):
             return None
         options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
-        if self.flow.kind == "iceberg":
-            options["sink"] = IcebergSink("shop.elsewhere", "lake")
+        if self.flow.kind in CATALOGS:
+            options["sink"] = IcebergSink("shop.elsewhere", CATALOGS[self.flow.kind])
         elif "sink" in self.flow.options:
             options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
         try:
@@ -810,6 +812,11 @@ def kinds(
 
     for kind in ("files", "manifest", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
         yield Kind(f"ToSink {kind}", partial(to_sink, kind))
+    # Not in `make test`: another process has the packages of a store (tests/test_s3.py).
+    if "SOAK_MINUTES" in os.environ and importlib.util.find_spec("moto"):
+        store = stack.enter_context(EmbeddedS3())
+        for kind in STORE_KINDS:
+            yield Kind(f"ToSink {kind}", lambda own, kind=kind: ToSink(flow(own, kind, store=store)))
     yield Kind("WithDeadLetters", lambda own: WithDeadLetters(flow(own, "postgres")))
     yield Kind("IntoTwoSinks files", lambda own: IntoTwoSinks(flow(own, "files")))
     yield Kind("IntoTwoSinks postgres", lambda own: IntoTwoSinks(flow(own, "postgres")))

@@ -1,7 +1,8 @@
 """A real S3 API for tests: moto's server on the loopback interface, and the packages that a process needs to use S3.
 
 The packages are not among the tested set, because botocore asks for an older ``python-dateutil``. They are installed once into a
-separate directory, which has to be on the ``PYTHONPATH`` of a process when the process starts.
+separate directory, which has to be on the ``PYTHONPATH`` of a process when the process starts. ``python -m
+tests.support.s3`` installs them and prints this directory.
 """
 
 from __future__ import annotations
@@ -156,3 +157,7 @@ def s3() -> Iterator[EmbeddedS3]:
         os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
         Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
         yield server
+
+
+if __name__ == "__main__":
+    print(packages() or "")
