@@ -74,7 +74,7 @@ class PublishJob(ABC):
     _doing: str = field(default="published", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.spark, self.window, self._progress)
+        self._watch = Watch(self.spark, self.window, self._describe_progress)
 
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
@@ -136,7 +136,7 @@ class PublishJob(ABC):
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         """Return the results of a job that needs a session: Spark's SQL runs in it, or has compiled what runs in its tasks."""
 
-    def _progress(self, tasks: int, seconds: float) -> str:
+    def _describe_progress(self, tasks: int, seconds: float) -> str:
         rate = tasks / seconds if seconds else 0.0
         to_go = f", about {(self.split_count - tasks) / rate:,.0f} s to go" if rate else ""
         return f"Window {self.window}: {tasks} of {self.split_count} splits {self._doing} after {seconds:.0f} s{to_go}"
@@ -184,7 +184,7 @@ class TopicJob(PublishJob):
         read, unknown = self.change.read_task(self.left, reading), plan.unknown
         try:
             if (program := plan.make_program_for(read)) is not None:
-                sorting = self._sorting(plan.records, plan.formats, reading)
+                sorting = self._make_sorting(plan.records, plan.formats, reading)
                 source = KafkaSplits(self.change.make_partial_read_task(read, program.columns), program)
                 return PublishTask(publisher, read.splits, sorting, source)
         except EncodedBySpark as reason:
@@ -205,10 +205,10 @@ class TopicJob(PublishJob):
         numbers = session.range(0, self.split_count, 1, self.split_count)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         changed, formats = self.change.records(records, in_tasks=False)
-        task = PublishTask(publisher, read.splits, self._sorting(changed.schema, formats, reading))
+        task = PublishTask(publisher, read.splits, self._make_sorting(changed.schema, formats, reading))
         return changed.mapInArrow(cast(Any, task), "result string")
 
-    def _sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+    def _make_sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return the sorting and encoding of records in tasks. A schema registry is asked.
 
         :param records: their columns.
@@ -371,7 +371,7 @@ class SqlProjection:
         originals = [name for name in rows.columns if name in needed]
         carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
         carried += originals
-        rows = self._computed(rows, carried)
+        rows = self._compute(rows, carried)
         value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
         if self.columns is not None and self.value is not None:
             made = as_struct(list(self.columns)) if in_tasks else self.value.encode(list(self.columns))
@@ -389,7 +389,7 @@ class SqlProjection:
         formats = {"value": self.value if self.columns is not None else None, "key": self.key_format if self.key else None}
         return rows.select(*records, *originals, F.col(END)), formats
 
-    def _computed(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
+    def _compute(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
         """Return the rows that the filter lets pass, with the new columns.
 
         :param carried: the columns that SQL does not change.

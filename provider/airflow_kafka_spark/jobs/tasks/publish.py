@@ -131,7 +131,7 @@ class SortedRecords(RecordBatches):
             account.add_routed(routed.num_rows)
             records = self._encode(good, sorter)
             published += records.num_rows
-            elsewhere = self._routed(routed) if routed.num_rows else routed
+            elsewhere = self._make_routed(routed) if routed.num_rows else routed
             yield from (found for found in (records, elsewhere) if found.num_rows and not account.is_lost)
         if not self.sorting.is_of_source:
             if self.result is None:
@@ -155,7 +155,7 @@ class SortedRecords(RecordBatches):
             encoded = self.sorting.topics.apply(encoded, self.topic_partition)
         return to_records(encoded)
 
-    def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
+    def _make_routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
         records = make_routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.locate)
         return records.append_column("topic", routed.column("to"))
