@@ -410,7 +410,7 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_repor
         make_wire_header(99) + b"\0": "found schema id 99: it is of type AVRO",
         make_wire_header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
         make_wire_header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
-        make_wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
+        make_wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 does not have",
         make_wire_header(2): "found message indexes that do not end",
         make_wire_header(2) + b"\x01": "found -1 message indexes",
         make_wire_header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
