@@ -449,7 +449,7 @@ class EmbeddedKafka(Embedded):
     @property
     def bootstrap_servers(self) -> str:
         """``host:port`` of every broker's listener for clients, separated by commas."""
-        return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._start_brokers())
+        return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._get_brokers())
 
     def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
@@ -543,7 +543,7 @@ class EmbeddedKafka(Embedded):
 
     def broker(self, number: int = 0) -> Broker:
         """Return a broker in its present state."""
-        return self._start_brokers()[number]
+        return self._get_brokers()[number]
 
     def kill(self, number: int = 0) -> None:
         """Kill a broker (SIGKILL), and wait for its end. Its data are kept."""
@@ -580,7 +580,7 @@ class EmbeddedKafka(Embedded):
     def _certificates(self) -> Path:
         return self._files / "tls"
 
-    def _start_brokers(self) -> list[Broker]:
+    def _get_brokers(self) -> list[Broker]:
         if self._supervisor is None:
             raise ServerFailed("Kafka", "it was not started, or was stopped")
         return self._brokers
@@ -666,7 +666,7 @@ class EmbeddedKafka(Embedded):
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
-            ports = [broker.internal_port if self.security else broker.port for broker in self._start_brokers()]
+            ports = [broker.internal_port if self.security else broker.port for broker in self._get_brokers()]
             settings: dict[str, Any] = {
                 "bootstrap.servers": ",".join(f"{processes.LOOPBACK}:{port}" for port in ports),
                 "reconnect.backoff.max.ms": 200,

@@ -105,7 +105,7 @@ class Sorter:
         The routed ones are not counted yet.
         """
         rows, routed = self._separate(batch)
-        return self._keep_good(self._drop_errors(rows)), routed
+        return self._drop_left_out(self._drop_errors(rows)), routed
 
     def refuse(self, rows: pa.RecordBatch, refused: Reasons, encoded: pa.RecordBatch | None = None) -> pa.RecordBatch:
         """Count the rows that cannot be written as bad, and return the others.
@@ -143,7 +143,7 @@ class Sorter:
         self._add_bad(rows.filter(errors.is_valid()), why, None)
         return rows.filter(errors.is_null())
 
-    def _keep_good(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_left_out(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if LEFT_OUT in rows.schema.names:
             rows = rows.filter(pc.invert(rows.column(LEFT_OUT)))
         if self.null_values == "ignore" and TOMBSTONE in rows.schema.names:

@@ -290,7 +290,7 @@ class CsvRowReader:
         while True:
             match = self._field(text, i)
             if match is None:
-                raise self._refuse_field(text, i, len(fields))
+                raise self._make_bad_value(text, i, len(fields))
             quoted, bare, end = match.groups()
             if quoted is None:
                 fields.append(None if bare == dialect.null else bare)
@@ -300,7 +300,7 @@ class CsvRowReader:
             if not end:
                 return fields
 
-    def _refuse_field(self, text: str, i: int, field: int) -> BadValue:
+    def _make_bad_value(self, text: str, i: int, field: int) -> BadValue:
         quote = self._dialect.quote
         if not text.startswith(quote, i):
             stop = re.compile(f"[{re.escape(quote)}\r\n]").search(text, i)

@@ -287,7 +287,7 @@ class _Maps:
             raise NeedsRowWise
         try:
             if is_text:
-                values = self._find_texts([value for pairs in entries for _, value in pairs], column.type)
+                values = self._make_texts([value for pairs in entries for _, value in pairs], column.type)
             else:
                 raw = [value for one in self._values_of(found) for value in (one or {}).values()]
                 values = self._read_values(raw, column.name, wanted.item_type)
@@ -297,7 +297,7 @@ class _Maps:
         made = pa.MapArray.from_arrays(pa.array(ends), keys, values, type=wanted)
         return made if not read.null_count else pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
 
-    def _find_texts(self, values: list[Any], kind: Map) -> pa.Array:
+    def _make_texts(self, values: list[Any], kind: Map) -> pa.Array:
         if not set(map(type, values)) <= ({str, type(None)} if kind.value_contains_null else {str}):
             raise NeedsRowWise
         return pa.array(values, pa.string())
