@@ -275,6 +275,27 @@ _OF_PUBLISHING = (
         ),
     ),
     Mutant(
+        name="publish-topics-of-records-not-compared",
+        path="operators/publishing.py",
+        old='if found[topic] not in (known, "")]',
+        new="if False]",
+        breaks="Records that are gone with a topic beside the target of an open window are not left out silently.",
+        tests=(
+            f"{_BINDING}::test_records_of_an_open_window_that_are_gone_with_a_topic_beside_its_target_are_not_left_out_silently",
+        ),
+    ),
+    Mutant(
+        name="publish-reset-before-the-fences",
+        path="control/position.py",
+        old="                move, group = planned(found.memory)\n",
+        new="                pass\n",
+        breaks="A partition that a task publishes while its window is given up is not published again.",
+        tests=(
+            "tests/control/test_reset.py::TestReset"
+            "::test_what_a_task_publishes_meanwhile_is_not_published_again_by_the_next_window",
+        ),
+    ),
+    Mutant(
         name="publish-marker-before-records",
         path="sinks/kafka/tasks/publish.py",
         old="        producer.begin_transaction()\n        sender = ",

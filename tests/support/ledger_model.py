@@ -38,7 +38,7 @@ from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.topic import ALL_RECORDS, AwaitedRecords, Hint, LedgerSpan
-from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
+from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding, kafka_to_sink
 from airflow_kafka_spark.operators.publishing import publish_splits
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
 from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
@@ -507,6 +507,7 @@ class ModelOperator(KafkaToSinkOperator):
 
     log = logging.getLogger("tests.ledger_model")
     takes = False
+    asks = False
 
     def find_all_problems(self, run: Any) -> list[Any]:
         return []
@@ -518,7 +519,9 @@ class ModelOperator(KafkaToSinkOperator):
         """Return without starting Spark."""
 
     def refuse_lost_records(self, ledger: Any, found: Any) -> None:
-        """Do nothing: no sink of the model loses a record, and each question doubles the number of orders."""
+        """Ask where the test wants it: no sink of the model loses a record, and each question doubles the number of orders."""
+        if self.asks:
+            super().refuse_lost_records(ledger, found)
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
@@ -611,6 +614,7 @@ def attempt(
     takes: bool = False,
     uri: str = "model://sink",
     publishes: bool = False,
+    asks: bool = False,
 ) -> None:
     """One attempt of a task, from beginning to end.
 
@@ -621,8 +625,9 @@ def attempt(
     :param takes: who uses the group is recorded, and checked; False leaves that out of the model.
     :param uri: of the sink.
     :param publishes: the window is published split by split.
+    :param asks: the sink is asked whether it has the latest complete interval.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes)
+    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
         made = (PublishingOperator if publishes else ModelOperator)(
@@ -630,7 +635,7 @@ def attempt(
             on_rerun=on_rerun, ledger_topic=LEDGER, **window,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
-        made.takes = takes
+        made.takes, made.asks = takes, asks
         _OPERATORS[key] = made
     start, end = (to_instant(hour * HOUR), to_instant((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
@@ -662,6 +667,8 @@ def modelled(*more: Any) -> Iterator[None]:
         # Records of one partition stand for partitions.
         patch.object(position, "count_splits", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
+        # The clock of the model stands still.
+        patch.object(kafka_to_sink, "COMPARED_DAYS", 1_000_000),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "get_deployment", lambda: ""),
         *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),

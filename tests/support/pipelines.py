@@ -125,7 +125,8 @@ class Pipeline(Attempts):
 
     def produce(self, count: int, *, transaction: str | None = None) -> None:
         """Produce more orders; ``transaction`` is ``commit`` or ``abort``."""
-        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20}
+        # A record that is sent again on a slow broker must not be there twice: tests count records and offsets.
+        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20, "enable.idempotence": True}
         if transaction:
             settings["transactional.id"] = f"{self.topic}-{self._produced}"
         producer = Producer(settings)

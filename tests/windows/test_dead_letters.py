@@ -39,6 +39,7 @@ def test_dead_letters_are_remembered_as_they_were(batches):
             f"t{number}",
             {TopicPartition("t", p): group_into_runs(o) for p, o in parts.items()},
             (Landed("dead", 0, 1, 2, 2),),
+            topic_id=f"id{number}",
         )
         for number, (replay, parts) in enumerate(batches)
     )

@@ -20,6 +20,7 @@ from airflow_kafka_spark.errors import (
     IntervalOverlaps,
     PipelineRenamed,
     PipelineUnknown,
+    SinkRecordMissing,
     SourceChanged,
 )
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
@@ -248,6 +249,23 @@ def test_an_interval_is_asked_for_once_more_while_it_is_moved_once_more(model):
     again = partial(attempt, "hour", hour=0, max_tries=1)
     ask = partial(replay, HOOK, PIPELINE, name=FIRST_HOUR, **COMMAND)
     explore(one_hour()._replace(end=2), {"A": again, "ask": ask}, [again, LAST_BESIDE], check=replayed_hour, **BESIDE_COMMANDS)
+
+
+def test_an_interval_finds_the_record_of_the_one_before_while_that_one_is_moved_once_more(model):
+    """It is not refused as one whose sink has lost its record (:class:`SinkRecordMissing`)."""
+    next_hour = partial(attempt, "next-hour", hour=1, asks=True)
+    again = partial(attempt, "hour", hour=0, max_tries=1, on_rerun="replay")
+    looks = {
+        **DISJOINT,
+        "switches": 2,
+        "at_once": lambda actor, step: step[0] != "sink.look" and DISJOINT["at_once"](actor, step),
+    }
+    found = explore(one_hour(), {"A": again, "B": next_hour}, [again, next_hour, LAST_BESIDE], check=replayed_hour, **looks)
+    assert found.ends["B"].keys() >= {"done"} and "SinkRecordMissing" not in found.ends["B"]
+    lost = one_hour()
+    assert lost.taken
+    with pytest.raises(SinkRecordMissing, match="has no record of pipeline"):
+        run_alone(lost._replace(taken=()), next_hour, "next-hour")
 
 
 def finish_wherever() -> None:

@@ -29,7 +29,7 @@ from tests.support.runs import Counters
 WINDOW = Window(
     "p", 7, (OffsetRange("t", 0, 5, 9), OffsetRange("t", 1, 3, 3)), "dag/run/task",
     "2026-01-01T00:00:00.000Z", "cluster", {"t": "id"},
-    (Gap("t", 0, 2, 5),), 4,
+    (Gap("t", 0, 2, 5),), 4, lost_topic_ids=("id of a topic",),
 )  # fmt: skip
 
 

@@ -52,7 +52,15 @@ from airflow_kafka_spark.windows.model import (
     add_landed,
     merge_landed,
 )
-from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, MoveTarget, ShiftBy, SpecificOffsets, Written, parse_target
+from airflow_kafka_spark.windows.offset_specs import (
+    CommittedOffsets,
+    MoveTarget,
+    ShiftBy,
+    SpecificOffsets,
+    Start,
+    Written,
+    parse_target,
+)
 from airflow_kafka_spark.windows.plan import Log, Position, find_next_position, is_recreated
 
 if TYPE_CHECKING:
@@ -151,7 +159,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         wanted, after = _shift_offsets(target, before, scope, log, stale)
     else:
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
-        wanted, after = {}, check_in_log(resolve_start(hook, target, part, group), part)
+        wanted, after = {}, check_in_log(_resolve_target(hook, target, part, group, before), part)
     if not after:
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` has no such partitions to move",
@@ -181,6 +189,22 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     )
     moves = tuple(Move(*tp, before.get(tp), after[tp], wanted.get(tp)) for tp in sorted(after))
     return PositionChange(number, moved, before, moves, windows, log)
+
+
+def _resolve_target(
+    hook: KafkaHook, target: Start, log: Log, group: str, before: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int]:
+    """Return the offsets of a target. The pipeline's own group has committed nothing of partitions that only an open window has:
+    they stay where this one begins.
+
+    :param before: the offsets of the position, or those at which the open window begins.
+    """
+    if not (isinstance(target, CommittedOffsets) and target.group_id in (None, group)):
+        return resolve_start(hook, target, log, group)
+    committed = hook.committed(group, log.partitions)
+    kept = {tp: before[tp] for tp, there in committed.items() if there is None and tp in before}
+    others = {tp: there for tp, there in log.partitions.items() if tp not in kept}
+    return {**kept, **(resolve_start(hook, target, replace(log, partitions=others), group) if others else {})}
 
 
 def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
@@ -368,7 +392,11 @@ def reset(
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "reset", request)
+            found = ledger.topic.read(request.pipeline)
+            if any(entry.window.publishes for entry in move.given_up):
+                # Until the fences, tasks may have published splits, and committed offsets of the group with them.
+                move, group = planned(found.memory)
+            write_position_change(ledger, found, move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
         ChangeResult.of("reset", request, move.number),

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RETRY = "The task may simply be retried: the window is unchanged"
+SMALLER_WINDOW = (
+    "An open window keeps its records: `airflow kafka-spark reset <pipeline> --to committed:<group> --discard-open --why ...` "
+    'gives up what is not committed of it, and the next window begins there (not with `atomic="split"`, whose committed splits '
+    "would be moved again)"
+)
+"""The way out of a window that is too large, for a pipeline that reads topics."""
 """The advice for an error that a retry ends."""
 
 

@@ -190,17 +190,24 @@ class _EndChanged(BindingChanged):
 
     ENDS: str
 
-    def __init__(self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]]) -> None:
+    def __init__(
+        self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]], *, is_fixed: bool = False
+    ) -> None:
         """Build the message from the differences.
 
         :param run: the run that planned the window, where that is open; empty for the next window of the pipeline.
+        :param is_fixed: True if not even a ``rebind`` allows the change while the window is open; default False.
         """
         self.run = run
         before = _format_facts([(what, known) for what, known, _ in differences])
         now = _format_facts([(what, found) for what, _, found in differences])
         is_open, asks = bool(run), " --not-running" if run else ""
         finish = f"Run the task of run `{run}` again with its earlier options, which finishes the window. " if is_open else ""
+        allowed = f"Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`"
         stays = "; if the window was committed there already, its records stay there, and are moved once more" if is_open else ""
+        if is_fixed:
+            allowed = f"Or give up the rows that are not published: `{COMMAND} skip {pipeline} --not-running --why ...`"
+            stays = ". Its splits are parts of the old source, so `rebind` allows another one only for the window after it"
         super().__init__(
             pipeline,
             subject,
@@ -208,7 +215,7 @@ class _EndChanged(BindingChanged):
             f"{subject[:1].upper()}{subject[1:]} {'was planned' if is_open else 'has moved its windows'} {self.ENDS} {before}; "
             f"this run has {now}",
             before,
-            f"{finish or 'Put it back. '}Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`{stays}"
+            f"{finish or 'Put it back. '}{allowed}{stays}"
             + ("" if is_open else ". A new `pipeline=` with its own `group_id` starts over"),
         )
 

@@ -20,7 +20,7 @@ class TopicRecreated(PlanError):
 
     :param topic: the topic.
     :param known_id: its id when the pipeline read it.
-    :param found_id: its id now.
+    :param found_id: its id now; "" if it was not created again.
     :param action: the action, if the window is replayed, or if it is published to this topic; "" for a topic that is read.
     """
 
@@ -30,8 +30,10 @@ class TopicRecreated(PlanError):
             "Records of the old topic that were not read yet are lost. To continue with the new one from its earliest "
             'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`'
         )
+        happened = "deleted and created again" if found_id else "deleted"
+        there = f"id {found_id}" if found_id else "no such topic"
         super().__init__(
-            f"Topic `{topic}` was deleted and created again: the pipeline knows id {known_id}, the broker has id {found_id}",
+            f"Topic `{topic}` was {happened}: the pipeline knows id {known_id}, the broker has {there}",
             expected="the topic with the known id",
             action=action or decide,
         )

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 
 SHOWN_DIFFERENCES = 10
 """Differences in the message of :class:`SinkDiffers`."""
@@ -101,7 +101,7 @@ class TooManyDeadLetters(KafkaSparkError):
             f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
             action="If so many records are bad, the format does not fit them: correct it. Else read less at once: lower "
-            "`max_records`, and set `max_errors`",
+            f"`max_records`, and set `max_errors`. {SMALLER_WINDOW}",
         )
 
 
@@ -120,7 +120,7 @@ class TooManyRouted(KafkaSparkError):
             f"{what} of one window that go to topic `{topic}` instead of the sink takes more than {limit / 1e6:.1f} MB",
             expected="a few records among many that go to the sink",
             action="Read less at once: lower `max_records`. For a large share move them with a pipeline of their own, "
-            "KafkaToKafkaOperator with the same condition, and leave `to` out here",
+            f"KafkaToKafkaOperator with the same condition, and leave `to` out here. {SMALLER_WINDOW}",
         )
 
 
@@ -152,16 +152,21 @@ class WindowConflict(KafkaSparkError):
     """Raised when the last window in the sink's record is not the one that this window follows.
 
     :param window: name of the window.
+    :param command: the command that moves the records again that the sink has lost; "" (default) if it may have lost none.
     """
 
-    def __init__(self, window: str, found: str, expected: str) -> None:
+    def __init__(self, window: str, found: str, expected: str, command: str = "") -> None:
         self.window = window
-        super().__init__(
-            f"The sink refuses window {window}: {found}",
-            expected=expected,
-            action="Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
-            "give this pipeline another name with `pipeline=`",
+        action = (
+            "Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
+            "give this pipeline another name with `pipeline=`"
         )
+        if command:
+            action = (
+                f"If the sink was restored from a backup, move the records again that it has lost: `{command}`. If another "
+                "pipeline of this name writes to it, give this one a name of its own with `pipeline=`"
+            )
+        super().__init__(f"The sink refuses window {window}: {found}", expected=expected, action=action)
 
 
 class SinkRecordMissing(WindowConflict):

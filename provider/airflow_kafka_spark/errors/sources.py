@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
 
@@ -122,8 +122,9 @@ class TransactionTimedOut(KafkaSparkError):
         super().__init__(
             f"Pipeline `{pipeline}`: the brokers aborted the transaction, because {doing} took {seconds:.0f} s",
             expected=f"at most {limit:g} s, which is `transaction_timeout`",
-            action="Raise `transaction_timeout` (the brokers allow `transaction.max.timeout.ms`) or make splits smaller. Nothing "
-            "of the split was published, the task may be retried",
+            action="Raise `transaction_timeout`, and the brokers' `transaction.max.timeout.ms` if that is shorter. Nothing of "
+            "the split was published, the task may be retried. Smaller splits (`split_records`, `max_records`) help later "
+            f"windows. {SMALLER_WINDOW}; a window of rows keeps its splits",
         )
 
 

@@ -5,7 +5,7 @@ ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 APPLICATION = "airflow-kafka-spark"
 """Name of the database sessions, or the prefix of their names."""
+
+_CANCELED = "57014"
+"""SQLSTATE of a statement that a timeout, or another session, has ended."""
 
 # Keys of the extra that other users of the connection need, and libpq does not know.
 _NOT_LIBPQ = frozenset(
@@ -135,6 +138,29 @@ def run(connection: psycopg.Connection, statement: str) -> int:
 def fetch_rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     """Run a query, and return its rows."""
     return connection.execute(statement.encode()).fetchall()
+
+
+def make_settings(
+    settings: str, run: Callable[[str], object], rows: Callable[[str], object], recover: Callable[[], object] = lambda: None
+) -> None:
+    """Make the settings of a new session of PostgreSQL, which switch off the timeouts of server, database and role.
+
+    Until they are made, a `statement_timeout` of the role holds, which a busy server may exceed. Then that one is switched off
+    first, by a statement that reads nothing.
+
+    :param settings: the query that makes them.
+    :param run: runs a statement.
+    :param rows: runs a query, and takes all of its rows.
+    :param recover: ends a transaction that has failed; default: the session has none open.
+    """
+    try:
+        rows(settings)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) != _CANCELED:
+            raise
+        recover()
+        run("SET statement_timeout = 0")
+        rows(settings)
 
 
 def read_system_identifier(connection: psycopg.Connection) -> str:

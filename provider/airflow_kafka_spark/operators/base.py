@@ -52,6 +52,7 @@ from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
+from airflow_kafka_spark.operators.publishing import accept_lost_topics
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
@@ -196,9 +197,10 @@ class WindowOperator(VisibleOperator):
         :param found: the binding of this run.
         """
 
-    def redirected(self, window: Window) -> Window:
-        """Return an open window that goes to the destination of this run from now on."""
-        return window
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
+        """Return an open window that goes to the destination of this run from now on, whose records in topics that were deleted
+        since are known to be lost."""
+        return accept_lost_topics(self.kafka, ledger, window)
 
     @abstractmethod
     def check(self, window: Window) -> None:
@@ -483,7 +485,7 @@ class WindowOperator(VisibleOperator):
                 found = self._bind(ledger, found)
                 if unfinished.window.binding is not None:
                     # The new destination need not have a record of earlier windows.
-                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE)))
+                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE), ledger))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = add_details(unfinished.window.binding, found)

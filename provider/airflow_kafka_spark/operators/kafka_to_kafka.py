@@ -399,10 +399,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
 
-    def redirected(self, window: Window) -> Window:
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
         """Return an open window whose unpublished partitions go to the topic of this run. Published partitions are unchanged."""
         self.sink.ensure_topic(self.kafka)
-        return replace(window, target=describe_target(self.kafka, self.sink))
+        return replace(super().redirected(window, ledger), target=describe_target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the

@@ -24,6 +24,7 @@ from airflow_kafka_spark.operators.options import (
     SparkOptions,
     WindowOptions,
 )
+from airflow_kafka_spark.operators.publishing import refuse_lost_topics
 from airflow_kafka_spark.operators.routed_sinks import (
     RoutedSink,
     RoutedSinks,
@@ -622,6 +623,7 @@ class SinkMove:
         """Read the results of earlier attempts, and make sure that this attempt may continue.
 
         :raises ValidationError: records that were sent to a topic or another sink would be sent or written once more.
+        :raises TopicRecreated: a topic that has such records was deleted since.
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters
@@ -634,6 +636,8 @@ class SinkMove:
         known, tolerance = find_known_dead_letters(ledger), None
         if operator.errors.tolerates:
             tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
+        if known is not None:
+            refuse_lost_topics(operator.kafka, window, known.list_topic_ids(window.replay))
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
         refuse_removed_sinks(list_routed_sinks(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)

@@ -95,6 +95,45 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
         raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
 
 
+def refuse_lost_topics(kafka: KafkaHook, window: Window, sent: Iterable[tuple[str, str]]) -> None:
+    """Make sure that the topics to which an open window has sent records, beside its target, still have these records.
+
+    :param sent: the topics, each with its id before the records were sent; "" if it is unknown.
+    :raises TopicRecreated: a topic was deleted since, and no `rebind` was made after that.
+    """
+    for topic, known, found in _find_lost_topics(kafka, window, sent):
+        raise TopicRecreated(topic, known, found, REDIRECT)
+
+
+def accept_lost_topics(kafka: KafkaHook, ledger: Ledger, window: Window) -> Window:
+    """Return an open window with the ids of topics that were deleted after it has sent records to them.
+
+    It continues without these records, or sends them again.
+    """
+    markers = [marker for (number, _), marker in ledger.memory.markers.items() if number == window.number]
+    dead = ledger.memory.dead.get(window.number)
+    sent = [*list_sent_topics(markers), *(dead.list_topic_ids(window.replay) if dead else ())]
+    lost = {known for _, known, _ in _find_lost_topics(kafka, window, sent)}
+    return replace(window, lost_topic_ids=(*window.lost_topic_ids, *sorted(lost)))
+
+
+def list_sent_topics(markers: Iterable[Marker]) -> list[tuple[str, str]]:
+    """Return the topics to which splits have sent records, beside the window's target, each with its id at that time."""
+    return [pair for marker in markers for pair in marker.topic_ids.items()]
+
+
+def _find_lost_topics(kafka: KafkaHook, window: Window, sent: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Return the topics that were deleted after records of a window were sent to them: name, known id, and present id ("" if the
+    topic does not exist)."""
+    compared = sorted({(topic, known) for topic, known in sent if known and known not in window.lost_topic_ids})
+    if not compared:
+        return []
+    there = kafka.describe_topics({topic for topic, _ in compared}, missing="omit")
+    # Brokers that do not return ids cannot be compared.
+    found = {topic: there[topic].topic_id if topic in there else None for topic, _ in compared}
+    return [(topic, known, found[topic] or "") for topic, known in compared if found[topic] not in (known, "")]
+
+
 def make_publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: ConsumedOffsets | None = None) -> Publisher:
     """Return the publisher of the splits of the window that the ledger has claimed.
 
@@ -159,7 +198,8 @@ def _add_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, r
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
         config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(topic))
-    return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
+    found = kafka.describe_topics([topic])[topic]
+    return replace(made, config=config, topic_ids={**made.topic_ids, topic: found.topic_id}), len(found.partitions)
 
 
 def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True) -> None:
@@ -200,6 +240,7 @@ def publish_splits(
     :return: the markers of all published splits, in the order of their indexes.
     :raises Fenced: a newer attempt has taken over.
     :raises SparkJobFailed: a split that can be read has no marker afterwards.
+    :raises TopicRecreated: a topic that splits have sent records to, beside the target, was deleted since.
     """
     every = sorted([*splits, *unreadable])
     if ledger.attempts > 1 and every:
@@ -208,6 +249,8 @@ def publish_splits(
     there = ledger.published()
     if there:
         log.info("%d of %d splits of window %s are published already", len(there), len(every), window)
+        # Before missing topics are created.
+        refuse_lost_topics(ledger.hook, window, list_sent_topics(there.values()))
     for tries in range(1, PUBLISH_TRIES + 1):
         left = tuple(index for index in splits if index not in there)
         if not left:
@@ -229,4 +272,5 @@ def publish_splits(
     there = ledger.published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
+    refuse_lost_topics(ledger.hook, window, list_sent_topics(there.values()))
     return [there[index] for index in every if index in there]

@@ -15,6 +15,7 @@ from airflow_kafka_spark.errors import (
     Problem,
     RightMissing,
     RowsRejected,
+    SourceChanged,
     SourceOwned,
     SourceRejected,
     Unchecked,
@@ -43,7 +44,7 @@ from airflow_kafka_spark.operators.publishing import (
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import Endpoint, compare_endpoints
 from airflow_kafka_spark.windows.model import (
     GIVEN_UP,
     TRANSFORMATION,
@@ -388,13 +389,21 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the sink's topic as it is now; none if each row names its own."""
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
-    def redirected(self, window: Window) -> Window:
-        """Return an open window whose unpublished splits go to the topic of this run. Published splits are unchanged."""
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
+        """Return an open window whose unpublished splits go to the topic of this run. Published splits are unchanged.
+
+        :raises SourceChanged: the run has another source. The splits are parts of the old one: its rows would be left out, and
+            those of the new source would be taken for them.
+        """
         assert window.source is not None
+        assert window.binding is not None
+        changed = compare_endpoints(window.binding.origin, self.source.origin())
+        if other := [difference for difference in changed if difference.what not in self.source.movable]:
+            raise SourceChanged(ledger.parent_pipeline, f"window {window}", window.run, other, is_fixed=True)
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()
         return replace(
-            window,
+            super().redirected(window, ledger),
             cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),

@@ -215,6 +215,8 @@ class Window:
     :param binding: the task that planned it, its destination and its origin; None if unknown.
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
+    :param lost_topic_ids: ids of topics that were deleted with records of this window, if a ``rebind`` was made since: dead
+        letter topics, and topics that filters, transforms or rows name. A window that goes to a sink sends them again.
     """
 
     pipeline: str
@@ -236,6 +238,7 @@ class Window:
     passed: tuple[Gap, ...] = ()
     binding: Binding | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    lost_topic_ids: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -377,6 +380,8 @@ class Marker:
     :param result: counts and times of the task; None in markers of earlier releases.
     :param dead_letters: offsets of the records that were sent to a dead letter topic.
     :param routed: offsets of the records that a transform sent to another topic.
+    :param topic_ids: ids of the topics that it was sent to, apart from the window's target, whose id the plan has. Topics without
+        a known id are missing.
     """
 
     window: int
@@ -386,6 +391,7 @@ class Marker:
     result: SplitResult | None = None
     dead_letters: tuple[Landed, ...] = ()
     routed: tuple[Landed, ...] = ()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def records(self) -> int:

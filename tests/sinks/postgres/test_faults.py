@@ -585,6 +585,43 @@ def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str
     place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
+@pytest.mark.parametrize("of", ["driver", "adbc", "psycopg", "source"])
+def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_that_switches_it_off(
+    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, of: str
+):
+    from airflow_kafka_spark.sinks.postgres import sql
+    from airflow_kafka_spark.sinks.postgres.tasks import session as sessions
+    from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
+
+    def slow(settings: str) -> str:
+        # As long as a timeout is in force, the statement is canceled as by that timeout.
+        cancel = "pg_cancel_backend(pg_backend_pid()) AND pg_sleep(30) IS NOT NULL"
+        return (
+            f"WITH slow AS MATERIALIZED (SELECT CASE current_setting('statement_timeout') WHEN '0' THEN true ELSE {cancel} END) "
+            f"{settings} CROSS JOIN slow"
+        )
+
+    role, settings = unique("slow"), sql.set_session_settings
+    place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'a secret'; ALTER ROLE \"{role}\" SET statement_timeout = '60s'")
+    place.connect_with(json.dumps({**json.loads(place.server.connection_json()), "login": role, "password": "a secret"}))
+    monkeypatch.setattr(sql, "set_session_settings", lambda *args, **options: slow(settings(*args, **options)))
+    monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
+    monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
+    server = place.sink().server()
+    timeout = "SELECT current_setting('statement_timeout')"
+    if of == "driver":
+        with server.connect() as connection:
+            assert connection.execute(timeout).fetchone() == ("0",)
+    elif of == "source":
+        with PostgresDatabase(server).session("asking") as session:
+            assert session.rows(timeout) == [("0",)]
+    else:
+        loading = sessions.open_session(server, "of a test", durable=True)
+        assert loading.rows(timeout) == [("0",)]
+        loading.close()
+    place.execute(f'DROP ROLE "{role}"')
+
+
 def test_any_number_of_leftovers_is_cleared_and_nothing_else(place: Place):
     sink, orders = place.sink(auto_create=True), pipeline()
     apply(sink, orders.job(lines(0, 1)))

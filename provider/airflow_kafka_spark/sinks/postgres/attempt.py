@@ -47,9 +47,15 @@ def has_table(connection: psycopg.Connection, table: Name) -> bool:
     return fetch_rows(connection, f"SELECT to_regclass({quote_literal(str(table))}) IS NOT NULL")[0][0]
 
 
-def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
-    """Return the pipeline's window with the highest number, other than ``but``."""
-    return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+def find_last_record(
+    connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None, target: Name | None = None
+) -> Applied | None:
+    """Return the pipeline's window with the highest number, other than ``but``.
+
+    :param target: the table that it is looked for; its ``elsewhere`` then names the table that has its rows, if that is another
+        one. Tables of one schema have one record of windows.
+    """
+    return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but, target=target)))
 
 
 def find_last_records_of(
@@ -73,7 +79,7 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
     return found if found.replay >= window.replay else None
 
 
-def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window | Applied, target: Name) -> str:
+def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window, target: Name) -> str:
     """Return the table that has the rows of a recorded window, if it is not the target; else an empty text. Tables
     of one schema have one record of windows."""
     found = fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target))
@@ -129,10 +135,10 @@ def complete_window(
 def _parse_recorded(pipeline: str, found: list[tuple]) -> Applied | None:
     if not found:
         return None
-    number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
+    number, ranges, written, deleted, topic_ids, replay, cluster_id, *elsewhere = found[0]
     # A table that the sink did not create may hold nulls.
     ids = (cluster_id or "", topic_ids or {})
-    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids)
+    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids, *elsewhere)
 
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
@@ -206,8 +206,8 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             name, windows = self._resolve_tables(connection)
-            found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
-            return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
+            is_there = record.has_table(connection, windows)
+            return record.find_last_record(connection, windows, pipeline, target=name) if is_there else None
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.

@@ -178,10 +178,14 @@ def delete_window_elsewhere(windows: Name, pipeline: str, number: int, target: N
     return f"DELETE FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
 
 
-def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
-    """Select the pipeline's row with the highest number, other than ``but``."""
+def select_last_window(windows: Name, pipeline: str, *, but: int | None = None, target: Name | None = None) -> str:
+    """Select the pipeline's row with the highest number, other than ``but``.
+
+    :param target: if given, a last column has the table that has the window's rows, if that is another one; else an empty text.
+    """
     others = "" if but is None else f"AND number <> {quote_literal(but)} "
-    return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
+    place = f"CASE WHEN {_is_elsewhere('target', target)} THEN target ELSE '' END" if target else ""
+    return f"{_select_windows(windows, place)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
 def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -> str:
@@ -198,8 +202,8 @@ def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -
 _WINDOW_COLUMNS = "number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer, cluster_id"
 
 
-def _select_windows(windows: Name) -> str:
-    return f"SELECT {_WINDOW_COLUMNS} FROM {windows} AS w"
+def _select_windows(windows: Name, *more: str) -> str:
+    return f"SELECT {', '.join(filter(None, (_WINDOW_COLUMNS, *more)))} FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.errors.base import SMALLER_WINDOW
 from airflow_kafka_spark.hooks.databases import Name, fetch_rows, quote, run
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import attempt as record
@@ -360,7 +361,8 @@ class RefusedRowFinder:
 
     def _make_too_many_error(self, error: BaseException) -> SinkRejected:
         detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._describe_refusal(error)}"
-        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`"
+        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`. "
+        action += SMALLER_WINDOW
         return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
 
     def _describe_refusal(self, error: BaseException) -> str:

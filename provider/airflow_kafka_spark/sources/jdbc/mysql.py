@@ -269,6 +269,15 @@ class MysqlSession(DatabaseSession):
         # The catalog's counter may be a day old, so it shows no reset.
         return ""
 
+    def find_hidden_writers(self, relation: Relation) -> str:
+        # Not each replica is read-only, and MySQL does not count its threads here.
+        found = (f"CAST(@@global.{name} AS CHAR) NOT IN ('0', 'OFF')" for name in ("read_only", "innodb_read_only"))
+        ((is_read_only,),) = self.rows(f"SELECT {' OR '.join(found)}")
+        running = self.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        if not is_read_only and not any(int(count) for _, count in running):
+            return ""
+        return "the server is a replica, which does not show the transactions that write on its primary, and may be behind it"
+
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         # Only a role with the right PROCESS may see the transactions of others.
         return ""

@@ -15,6 +15,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
@@ -28,10 +29,12 @@ from airflow_kafka_spark.hooks.databases import (
     fetch_rows,
     hint_at_similar_table,
     is_login_refused,
+    make_settings,
     quote,
     quote_literal,
     read_system_identifier,
     resolve_table,
+    run,
     wait_for_replicas,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -149,7 +152,7 @@ class PostgresSession(DatabaseSession):
     dialect = PostgresDialect()
 
     def begin(self, statement: str) -> None:
-        self.rows(statement)
+        make_settings(statement, partial(run, self.connection), self.rows)
 
     def close(self) -> None:
         self.connection.close()

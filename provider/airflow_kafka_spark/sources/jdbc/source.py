@@ -87,7 +87,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     columns stay together, even if the window then has more rows.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
         then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
-        of a foreign table or of a table that a subscription writes: these are refused, unless this is 0. Default 60.
+        of a foreign table or of a table that a subscription writes, nor a replica of MariaDB or MySQL: these are refused, unless
+        this is 0. On other servers of MariaDB and MySQL, it has no effect. Default 60.
     :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
     :param max_sessions: number of Spark's tasks that read this database at a time; further ones wait before their first row.
         It counts the tasks of all pipelines that have this option, whatever cluster they run on: each holds an advisory lock of

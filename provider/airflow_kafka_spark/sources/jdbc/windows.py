@@ -46,7 +46,7 @@ MAX_BYTES = 500_000
 HIDDEN_WRITERS = "a row that one of them commits after a row with a higher cursor would never be read"
 SHOW_WRITERS = (
     "Read with a connection to the server where they run. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer "
-    "than the longest transaction, no row is missed; with an incrementing column, such rows are"
+    "than the longest transaction and the lag of a replica together, no row is missed; with an incrementing column, such rows are"
 )
 """The consequence of a server that hides the transactions of its writers, and the action."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,8 +35,11 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, describe_identity, make_admin_config
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
+from airflow_kafka_spark.hooks.kafka.requests import describe_topics
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
     describe_producer_error,
@@ -119,6 +122,8 @@ class ClaimedWindow:
 
 
 _kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()
+_named_topics: OrderedDict[LedgerClaim, dict[str, str]] = OrderedDict()
+"""By the claim of an attempt, the topics that records have named, with their ids before the attempt has sent records to them."""
 
 
 def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int) -> Memory:
@@ -134,6 +139,28 @@ def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int
     while len(_kept) > KEPT:
         _kept.popitem(last=False)
     return window.memory(split)
+
+
+def read_topic_ids(config: Mapping[str, Any], topics: Sequence[str], conn_id: str) -> dict[str, str]:
+    """Return the present ids of topics; "" if the brokers have no ids, or do not know a topic.
+
+    :param config: the configuration of a client.
+    :param topics: their names.
+    :param conn_id: the connection, for messages.
+    :raises KafkaSparkError: the brokers refuse, or do not answer.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    def make(events: ClientEvents) -> AdminClient:
+        settings = {**ALL_BROKERS, **make_admin_config(config, **{"error_cb": events.on_error})}
+        return AdminClient(settings, logger=events)
+
+    calls = KafkaCalls(make, ClientEvents(), conn_id=conn_id, identity=describe_identity(config), timeout=FENCE_SECONDS)
+    try:
+        found = describe_topics(calls, topics)
+        return {topic: found[topic].topic_id if topic in found else "" for topic in topics}
+    finally:
+        calls.discard_client()
 
 
 class Rejected(Exception):
@@ -269,6 +296,7 @@ class Publisher:
     :param bad_record_policy: handling of bad records; None: a split with a bad record is not published.
     :param conn_id: the connection, for messages.
     :param routes: topics that only transforms route records to. Their records are counted apart.
+    :param topic_ids: ids of the dead letter topic and of ``routes``, as they were before the attempt has sent records to them.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -282,6 +310,7 @@ class Publisher:
     bad_record_policy: BadRecordPolicy | None = None
     conn_id: str = ""
     routes: frozenset[str] = frozenset()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def publish(self, split: int, records: RecordBatches) -> Marker:
         """Publish a split, or find that it is published, and return its marker.
@@ -371,7 +400,8 @@ class Publisher:
             routed = tuple(part for part in landed if part.topic in self.routes)
             seconds = time.monotonic() - begun
             result = records.make_timed_result(seconds, seconds - arriving.seconds)
-            marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed)
+            ids = self._list_topic_ids({part.topic for part in (*landed, *dead)})
+            marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed, ids)
             with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
             faults.reached("publish.marked")
@@ -421,7 +451,24 @@ class Publisher:
         self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
     ) -> Sender:
         patience = self.transaction_timeout
-        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, self.ledger.topic)
+        ledger = self.ledger.topic
+        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, ledger, self._find_topic_ids)
+
+    def _find_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """Return the ids that topics had before this attempt has sent records to them, as far as this process knows; "" for an
+        unknown id. If a topic is created again meanwhile, records of the attempt's earlier splits are gone."""
+        named = _named_topics.setdefault(self.ledger, {})
+        while len(_named_topics) > KEPT:
+            _named_topics.popitem(last=False)
+        known = {**named, **self.topic_ids}
+        if new := [topic for topic in topics if topic not in known]:
+            named |= read_topic_ids(self.reading, new, self.conn_id)
+        return {topic: {**named, **known}[topic] for topic in topics}
+
+    def _list_topic_ids(self, topics: Set[str]) -> dict[str, str]:
+        """Return the known ids of topics that records were sent to, without that of the window's target."""
+        ids = self._find_topic_ids(sorted(topics - {self.topic}))
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id}
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:

@@ -55,6 +55,7 @@ class Sender:
     :param called: the word for a row in messages.
     :param conn_id: the connection, for messages.
     :param ledger: the ledger topic, to which no row may be sent; "" (default) if none can name it.
+    :param on_new_topics: called with the names of topics that are not in ``partitions``, before records are sent to them.
     """
 
     producer: Producer
@@ -65,6 +66,7 @@ class Sender:
     called: str = "row"
     conn_id: str = ""
     ledger: str = ""
+    on_new_topics: Callable[[Sequence[str]], object] | None = None
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
@@ -101,6 +103,9 @@ class Sender:
             self._send_to(self.topic, columns, range(batch.num_rows))
         else:
             topics = names.to_pylist()
+            new = [topic for topic in dict.fromkeys(topics) if topic and topic not in self.partitions]
+            if new and self.on_new_topics is not None:
+                self.on_new_topics(new)
             for topic in dict.fromkeys(topics):
                 rows = [at for at, name in enumerate(topics) if name == topic]
                 self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)

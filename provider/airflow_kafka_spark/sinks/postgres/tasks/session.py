@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, quote
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, make_settings, quote
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
@@ -68,6 +68,10 @@ class LoadSession(ABC):
         """Commit the transaction."""
 
     @abstractmethod
+    def rollback(self) -> None:
+        """Roll back the transaction."""
+
+    @abstractmethod
     def close(self) -> None:
         """Roll back the transaction and close the session. Never raises."""
 
@@ -83,7 +87,8 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     # name: # a session of an overtaken attempt then finds the attempt's tables gone, like a task that begins late.
     session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
-        session.rows(sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name))
+        settings = sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name)
+        make_settings(settings, session.run, session.rows, session.rollback)
         session.commit()
     except BaseException:
         session.close()
@@ -140,8 +145,11 @@ class AdbcSession(LoadSession):
     def commit(self) -> None:
         self._connection.commit()
 
+    def rollback(self) -> None:
+        self._connection.rollback()
+
     def close(self) -> None:
-        for step in (self._connection.rollback, self._cursor.close, self._connection.close):
+        for step in (self.rollback, self._cursor.close, self._connection.close):
             with suppress(Exception):
                 step()
 
@@ -201,8 +209,11 @@ class PsycopgSession(LoadSession):
     def commit(self) -> None:
         self._connection.commit()
 
+    def rollback(self) -> None:
+        self._connection.rollback()
+
     def close(self) -> None:
-        for step in (self._connection.rollback, self._connection.close):
+        for step in (self.rollback, self._connection.close):
             with suppress(Exception):
                 step()
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -14,7 +15,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate_texts
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message, make_settings
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
@@ -46,8 +47,7 @@ class PostgresSplitReader(SplitReader):
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         with self._translate_source_errors(f"reading split {split}"), self._cursor() as cursor:
-            cursor.execute(self.session)
-            cursor.fetchall()
+            make_settings(self.session, cursor.execute, partial(_fetch_all, cursor), cursor.connection.rollback)
             for statement in self.waiting:
                 cursor.execute(statement)
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
@@ -94,6 +94,11 @@ class PostgresSplitReader(SplitReader):
         if (getattr(error, "sqlstate", None) or "")[:2] in REFUSED_SQLSTATES:
             return SourceRejected(self.table, f"{doing}: {detail}")
         return SourceUnavailable(self.server.where, doing, detail)
+
+
+def _fetch_all(cursor: adbc.Cursor, query: str) -> list[tuple]:
+    cursor.execute(query)
+    return cursor.fetchall()
 
 
 def _read_batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
