@@ -37,16 +37,16 @@ class DebeziumDecoder(Decoder):
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Return the rows of the events."""
-        return self._make_rows(self.events.decode(values), values)
+        return self._rows(self.events.decode(values), values)
 
-    def _make_rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
+    def _rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
         batch = events.batch
         op, after = batch.column("op"), batch.column("after")
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
-        columns = [*after.flatten(), *(self._read_added_field(batch, outer, name) for outer, name, _ in self.added)]
+        columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
         if is_row.all():
             columns += [pa.repeat("false", len(values))] if self.rewrites else []
-            return Decoded(self._make_batch(columns))
+            return Decoded(self._batch(columns))
         bad, deleted, left_out = dict(events.bad), np.zeros(len(values), bool), []
         gone = set() if events.deleted is None else set(np.flatnonzero(np.asarray(events.deleted)).tolist())
         from_before = np.zeros(len(values), bool)
@@ -69,14 +69,14 @@ class DebeziumDecoder(Decoder):
                 columns[n] = self._choose(columns[n], before.flatten()[before.type.get_field_index(name)], from_before)
         kept = is_row | from_before
         order = pa.array(np.arange(len(values)), pa.int64(), mask=~kept)
-        rows = self._make_batch([c.take(order) for c in columns])
+        rows = self._batch([c.take(order) for c in columns])
         mask = pa.array(deleted) if deleted.any() else None
         return Decoded(rows, tuple(sorted(bad.items())), mask, tuple(left_out))
 
-    def _make_batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _read_added_field(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:
+    def _added(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:
         if not outer:
             return batch.column(name)
         struct = batch.column(outer)
