@@ -97,7 +97,7 @@ def test_without_tolerance_the_window_fails_with_the_reasons_and_is_finished_onc
     bad = spoil(orders, null=17, large=150, key=299)
     with pytest.raises(RowsRejected) as raised:
         orders.run("run1", **ALL)
-    # A split is read in whatever order the database gives it.
+    # The database chooses the order of a split's rows.
     told_all = re.sub(r"row \d+", "row N", str(raised.value))
     assert raised.value.count == 3 and f"3 rows of window {orders.name}#1 cannot become records" in told_all
     assert "row N of split 0: column `customer`: found null, expected string" in told_all
