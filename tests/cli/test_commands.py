@@ -83,7 +83,7 @@ def line(kafka, capsys):
     def run(*argv: str) -> tuple[int, str]:
         code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers])
         said = capsys.readouterr()
-        # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+        # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
         wait_stable(kafka.connection_extra(), LEDGER)
         return code, said.err if code else said.out
 

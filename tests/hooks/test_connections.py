@@ -115,7 +115,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
         if isinstance(extra := facts.get("extra"), dict):
             facts["extra"] = json.dumps(extra)
         connection = Connection(conn_id="tested", **facts)
-        # By its address, as the button hands it on.
+        # As a URI, like the button of the page.
         monkeypatch.setenv("AIRFLOW_CONN_TESTED", connection.get_uri())
         begun = time.monotonic()
         done, told = connection.test_connection()
@@ -183,7 +183,7 @@ def test_problems_of_a_kafka_connection_are_reported(
 
 
 def test_a_schema_registry_that_is_down_is_reported_at_once(tested: Any) -> None:
-    # One that answers, and one that refuses a password: test_schema_registry.py.
+    # test_schema_registry.py has a registry that answers, and one that refuses a password.
     done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
     assert not done
     assert "Connection refused" in told

@@ -340,7 +340,7 @@ def test_the_open_transaction_of_an_own_dead_split_delays_no_failure_and_a_hidde
         ledger.plan(window(pipeline, topic, 1))
         own = open_split(pipeline, 1, 0)
         ledger.verify()
-        # Had it been waited for, it would be aborted by now.
+        # If the reader had waited for it, it would be aborted by now.
         own.commit_transaction(60)
         open_split(unique("other"), 1, 0)
         with attempt() as newer:

@@ -51,10 +51,10 @@ from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_millis
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.jobs.chain import TopicChain
+    from airflow_kafka_spark.jobs.publish import SqlProjection, TopicPlan
+    from airflow_kafka_spark.jobs.tasks.layout import RowLayout
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.chain import TopicChain
-    from airflow_kafka_spark.road.publish import SqlProjection, TopicPlan
-    from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -287,7 +287,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         :param sql_alone: True leaves out the sink's key and formats, because they have problems of their own.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        from airflow_kafka_spark.road.publish import SqlProjection, check_change
+        from airflow_kafka_spark.jobs.publish import SqlProjection, check_change
 
         change: SqlProjection | TopicChain = self._chain if self.transforms else self._projection
         if isinstance(change, SqlProjection) and sql_alone:
@@ -505,8 +505,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return tuple(index for index in left if index not in published)
 
     def _publish_splits(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
-        from airflow_kafka_spark.road.publish import TopicJob
-        from airflow_kafka_spark.road.tasks.account import Tolerance
+        from airflow_kafka_spark.jobs.publish import TopicJob
+        from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.list_error_classes())
         # Dead letters are recorded in markers only: a split without a marker has sent none.
@@ -570,7 +570,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _projection(self) -> SqlProjection:
-        from airflow_kafka_spark.road.publish import SqlProjection
+        from airflow_kafka_spark.jobs.publish import SqlProjection
 
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
@@ -579,8 +579,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _chain(self) -> TopicChain:
-        from airflow_kafka_spark.road.chain import SinkChain, TopicChain
-        from airflow_kafka_spark.road.tasks.publish import TopicRules
+        from airflow_kafka_spark.jobs.chain import SinkChain, TopicChain
+        from airflow_kafka_spark.jobs.tasks.publish import TopicRules
         from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
@@ -604,7 +604,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def layout(self) -> RowLayout:
         """Return the conversion of records to rows: the columns for SQL, and those that are carried past it."""
-        from airflow_kafka_spark.road.tasks.layout import RowLayout
+        from airflow_kafka_spark.jobs.tasks.layout import RowLayout
 
         rewrites = self._written is not None
         copies = self.filter is None and not rewrites and not self.sink.key_columns

@@ -38,7 +38,7 @@ from airflow_kafka_spark.windows.model import (
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import NullValues
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.road.tasks.write import OtherSink
+    from airflow_kafka_spark.jobs.tasks.write import OtherSink
     from airflow_kafka_spark.windows.report import Report
 
 SHOWN = 5
@@ -206,7 +206,7 @@ class RoutedPart:
 
         :raises CountMismatch: there is a row without an offset.
         """
-        from airflow_kafka_spark.road.tasks.write import REFUSED, TAKEN
+        from airflow_kafka_spark.jobs.tasks.write import REFUSED, TAKEN
 
         places = {split.index: split.range.topic_partition for split in self.splits}
         for result in results:
@@ -317,7 +317,7 @@ class RoutedSinks:
     def outputs(self) -> tuple[OtherSink, ...]:
         """Return the parts of the sinks that the tasks of the window's job need."""
         from airflow_kafka_spark.formats.base import CAPTURED
-        from airflow_kafka_spark.road.tasks.write import CapturingWriter, OtherSink
+        from airflow_kafka_spark.jobs.tasks.write import CapturingWriter, OtherSink
 
         made = []
         for number, part in enumerate(self.parts):
@@ -332,7 +332,7 @@ class RoutedSinks:
         """
         if not self.parts:
             return list(results)
-        from airflow_kafka_spark.road.tasks.write import OTHERS
+        from airflow_kafka_spark.jobs.tasks.write import OTHERS
         from airflow_kafka_spark.windows.codec import decode_result
 
         found = [[decode_result(text) for text in result.token[OTHERS]] for result in results]

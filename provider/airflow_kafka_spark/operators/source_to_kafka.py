@@ -59,9 +59,9 @@ from airflow_kafka_spark.windows.model import (
 from airflow_kafka_spark.windows.report import Report, format_pass_progress, sum_up_published
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.jobs.chain import SourceChain
+    from airflow_kafka_spark.jobs.write import ReadWith
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.chain import SourceChain
-    from airflow_kafka_spark.road.write import ReadWith
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -283,7 +283,7 @@ class SourceToKafkaOperator(WindowOperator):
         :param cause: the argument whose problem prevents reading the source.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
 
         shaping = self._chain
         assert shaping is not None
@@ -524,7 +524,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _find_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the kinds of the source's columns, as far as they have one. If only Spark can read the source, it is asked."""
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
 
         if self.source.fixed_kinds:
             return dict(self.source.fixed_kinds)
@@ -543,7 +543,7 @@ class SourceToKafkaOperator(WindowOperator):
         :raises ValidationError: they do not fit, or the resulting records cannot be written.
         :raises KafkaSparkError: the registry does not answer.
         """
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
         from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
         sink, chain = self.sink, self._chain
@@ -595,7 +595,7 @@ class SourceToKafkaOperator(WindowOperator):
         return report
 
     def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
-        from airflow_kafka_spark.road.publish import SourceJob
+        from airflow_kafka_spark.jobs.publish import SourceJob
 
         chain = self._chain
         if chain is not None:
@@ -618,7 +618,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     @property
     def _chain(self) -> SourceChain | None:
-        from airflow_kafka_spark.road.chain import SourceChain
+        from airflow_kafka_spark.jobs.chain import SourceChain
 
         reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
         return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None

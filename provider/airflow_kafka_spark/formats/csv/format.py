@@ -156,9 +156,9 @@ class Csv(DeclaredFormat):
         """
         from pyspark.sql import functions as F
 
-        return F.concat_ws(self.delimiter, *map(self._field, columns)).cast("binary")
+        return F.concat_ws(self.delimiter, *map(self._format_field, columns)).cast("binary")
 
-    def _field(self, name: str) -> SparkColumn:
+    def _format_field(self, name: str) -> SparkColumn:
         from pyspark.sql import functions as F
 
         column, kind = make_spark_column(name), F.expr(f"typeof({quote_with_backticks(name)})")
@@ -171,16 +171,16 @@ class Csv(DeclaredFormat):
         json = F.to_json(F.struct(column.alias("v")), options)
         text = F.btrim(F.substring(json, F.lit(6), F.length(json) - 6), F.lit('"'))
         own = F.lit(bool(self.timestamp_format)) & (kind == "timestamp")
-        text = F.when(own | (text == self.null_value), self._in_quotes(text)).otherwise(text)
+        text = F.when(own | (text == self.null_value), self._quote(text)).otherwise(text)
         nested = F.raise_error(F.concat(F.lit(f"column `{name}`: a field of CSV holds no "), kind)).cast("string")
         return (
             F.when(kind.rlike("^(array|map|struct|variant)"), nested)
             .when(column.isNull(), F.lit(self.null_value))
-            .when(kind.startswith("string"), self._in_quotes(column.cast("string")))
+            .when(kind.startswith("string"), self._quote(column.cast("string")))
             .otherwise(text)
         )
 
-    def _in_quotes(self, text: SparkColumn) -> SparkColumn:
+    def _quote(self, text: SparkColumn) -> SparkColumn:
         from pyspark.sql import functions as F
 
         if self.escape != self.quote:

@@ -199,12 +199,7 @@ def _normalize_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
-    encoding = given.get("encoding", given.get("charset", "UTF-8"))
-    if unknown := find_text_encoding_problems("source.options", encoding):
-        yield from unknown
-    elif format == "text" and codecs.lookup(encoding).name not in _TEXT_ENCODINGS:
-        found = f"`encoding` is `{encoding}`; lines of text are decoded from UTF-8 or ISO-8859-1 only"
-        yield Problem("source.options", found, 'Convert the files, or read them with `format="csv"`')
+    yield from _find_encoding_problems(format, given)
     for name in ("multiline", "header", "wholetext", "enforceschema"):
         if given.get(name, "true").lower() not in ("true", "false"):
             yield Problem("source.options", f"`{name}` is `{given[name]}`; expected true or false")
@@ -227,6 +222,22 @@ def _find_contradicting_options(format: str, given: Mapping[str, str], columns: 
         yield Problem("source.options", "`wholetext` and `lineSep` contradict each other", "Leave one of them out")
     if given.get("multiline", "").lower() == "true" and "linesep" in given and format == "json":
         yield Problem("source.options", "`multiLine` and `lineSep` contradict each other", "Leave one of them out")
+
+
+def _find_encoding_problems(format: str, given: Mapping[str, str]) -> Iterator[Problem]:
+    encoding = given.get("encoding", given.get("charset", "UTF-8"))
+    if unknown := find_text_encoding_problems("source.options", encoding):
+        yield from unknown
+    elif format == "text" and codecs.lookup(encoding).name not in _TEXT_ENCODINGS:
+        found = f"`encoding` is `{encoding}`; lines of text are decoded from UTF-8 or ISO-8859-1 only"
+        yield Problem("source.options", found, 'Convert the files, or read them with `format="csv"`')
+    elif (
+        codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+        and given.get("multiline", "").lower() != "true"
+        and "linesep" not in given
+    ):
+        found = f"`encoding` is `{encoding}`: Spark looks for bytes of a line feed, which are others there"
+        yield Problem("source.options", found, "Set `multiLine` to True, or `lineSep`")
 
 
 def _list_nested_types(kind: DataType) -> Iterator[DataType]:

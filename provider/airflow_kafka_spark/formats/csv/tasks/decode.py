@@ -284,7 +284,7 @@ class CsvRowReader:
             raise BadValue(f"it holds the lone surrogate {ascii(e.object[e.start])}, which is no character") from None
         if text.startswith("\ufeff"):
             raise BadValue("it begins with a byte order mark, expected the first field")
-        fields = self._fields(text[:-2] if text.endswith("\r\n") else text.removesuffix("\n"))
+        fields = self._split_fields(text[:-2] if text.endswith("\r\n") else text.removesuffix("\n"))
         if len(fields) > len(self._columns):
             raise BadValue(f"found {len(fields)} fields, expected {len(self._columns)}")
         if len(fields) < len(self._columns):
@@ -300,14 +300,14 @@ class CsvRowReader:
                 raise e.prepend(f".{column.name}") from None
         return row
 
-    def _fields(self, text: str) -> list[str | None]:
+    def _split_fields(self, text: str) -> list[str | None]:
         """Return the texts of the fields; None for a null."""
         dialect, i = self._dialect, 0
         fields: list[str | None] = []
         while True:
             match = self._field(text, i)
             if match is None:
-                raise self._refused(text, i, len(fields))
+                raise self._make_bad_value(text, i, len(fields))
             quoted, bare, end = match.groups()
             if quoted is None:
                 fields.append(None if bare == dialect.null else bare)
@@ -317,7 +317,7 @@ class CsvRowReader:
             if not end:
                 return fields
 
-    def _refused(self, text: str, i: int, field: int) -> BadValue:
+    def _make_bad_value(self, text: str, i: int, field: int) -> BadValue:
         quote = self._dialect.quote
         if not text.startswith(quote, i):
             stop = re.compile(f"[{re.escape(quote)}\r\n]").search(text, i)
