@@ -116,7 +116,7 @@ def test_a_row_is_what_stands_after_the_change(format: type[Json], write: Write)
 def test_a_delete_event_is_a_delete_and_so_is_its_tombstone(format: type[Json], write: Write) -> None:
     decoded = decode(Debezium(format(CUSTOMERS)), write(CREATE), write(DELETE), None, write(DELETE_OF_KEY), write(event("d")))
     assert decoded.deleted is not None and decoded.deleted.to_pylist() == [False, True, False, True, True]
-    # A missing value is for the reader to see: it stays what it is, not left out.
+    # A missing value stays visible: it is not left out.
     assert (decoded.bad, decoded.left_out) == ((), ())
 
 
@@ -146,7 +146,7 @@ def test_the_tombstone_after_a_delete_event_can_be_the_delete_or_not(format: typ
     values = (write(UPDATE), write(DELETE), None)
     decoded = decode(Debezium(format(CUSTOMERS), "rewrite-with-tombstone"), *values)
     assert decoded.batch.to_pylist()[1] == ANNE_MARIE | {"__deleted": "true"}
-    # The tombstone stays what it is.
+    # The tombstone stays a tombstone.
     assert (decoded.bad, decoded.deleted, decoded.left_out) == ((), None, ())
     decoded = decode(Debezium(format(CUSTOMERS), "delete-to-tombstone"), *values)
     assert decoded.deleted is not None and decoded.deleted.to_pylist() == [False, True, False]
@@ -173,7 +173,7 @@ def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(
     decoded = decode(Debezium(format(CUSTOMERS)), write(MESSAGE), write(TRUNCATE), write(CREATE))
     assert decoded.left_out == (0,)
     ((at, reason),) = decoded.bad
-    assert at == 1 and "truncated" in reason
+    assert at == 1 and "truncate of the table" in reason
     decoded = decode(Debezium(format(CUSTOMERS), truncates="ignore"), write(MESSAGE), write(TRUNCATE))
     assert (decoded.left_out, decoded.bad) == ((0, 1), ())
 
@@ -190,7 +190,7 @@ def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(
                 "`op` is 'x'",
                 "`op` is missing",
                 "`op` is missing",
-                "truncated",
+                "truncate of the table",
                 "column `after.first_name`: missing",
                 'column `after.id`: found "1", expected int',
                 "`op` is missing; expected a change event of Debezium",

@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
 from airflow_kafka_spark.formats.text_values import CsvDialect
+from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
-_DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
 """First and last day, since 1970, of the years 1 to 9999. Arrow writes these as Spark does."""
 
@@ -522,7 +522,7 @@ def format_timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Arr
     :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int64())
-    if not _is_within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
+    if not _is_within(plain, _FIRST * MICROSECONDS_OF_DAY, (_LAST + 1) * MICROSECONDS_OF_DAY - 1):
         return pc.replace_substring(_format_far(plain, "us", sign), "T", between)
     text = plain.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text
