@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from typing_extensions import Self
 
-CATALOGS = ("rest", "sql", "glue", "hive", "dynamodb", "bigquery")
+CATALOGS = ("rest", "sql", "glue", "hive")
 """The values of ``type`` in the connection's extra."""
+
+_REFUSED = {
+    "hadoop": "A Hadoop catalog commits by renaming files, which loses windows where two writers meet",
+    "dynamodb": "pyiceberg cannot commit to the tables of a DynamoDB catalog",
+    "bigquery": "pyiceberg cannot commit to the tables of a BigQuery catalog",
+}
+"""Other values, and why no window can be committed there."""
 
 _SECRET = re.compile(r"secret|password|token|credential|session|access[-_]key|account[-_]key|sas", re.IGNORECASE)
 
@@ -48,10 +56,14 @@ class CatalogAccess:
         """
         from pyiceberg.catalog import load_catalog
 
-        # pyiceberg hands this one to botocore as it is, which takes nothing but a number.
-        retries = self.properties.get("glue.max-retries", "")
-        numbers: dict[str, Any] = {"glue.max-retries": int(retries)} if retries.isdecimal() else {}
-        return load_catalog(self.name, **{**self.properties, **numbers})
+        options: dict[str, Any] = dict(self.properties)
+        if (retries := options.get("glue.max-retries", "")).isdecimal():
+            # pyiceberg hands this one to botocore as it is, which takes nothing but a number.
+            options["glue.max-retries"] = int(retries)
+        if options.get("type") == "hive" and importlib.util.find_spec("thrift") is not None:
+            options["py-catalog-impl"] = f"{__package__}.hive.ComparingHiveCatalog"
+            del options["type"]
+        return load_catalog(self.name, **options)
 
     @property
     def address(self) -> str:
@@ -92,9 +104,7 @@ def find_catalog_access(conn_id: str) -> CatalogAccess:
     kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
     if kind and kind not in CATALOGS:
         what = f"`type` in its extra is `{kind}`; expected one of {', '.join(CATALOGS)}"
-        if kind == "hadoop":
-            what += ". A Hadoop catalog commits by renaming files, which loses windows where two writers meet"
-        raise ConnectionInvalid(conn_id, what)
+        raise ConnectionInvalid(conn_id, ". ".join([what, *filter(None, [_REFUSED.get(kind)])]))
     if kind == "rest" and found.login and found.password:
         options["credential"] = f"{found.login}:{found.password}"
     elif kind in ("sql", "") and found.login and "@" not in (uri := options.get("uri", "")) and "://" in uri:
