@@ -671,6 +671,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
     ("fields", "expected"),
     [
         ({"extra": {"type": "hadoop", "warehouse": "/lake"}}, "loses windows"),
+        ({"extra": {"type": "dynamodb"}}, "expected one of rest, sql, glue, hive. pyiceberg cannot commit"),
         ({"extra": {"type": "in-memory"}}, "expected one of rest, sql"),
         ({"extra": {"type": "sql"}}, "has no host"),
         ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),
