@@ -35,7 +35,7 @@ EXTENSIONS = (
     "io.delta.sql.DeltaSparkSessionExtension",
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
-COMPACTIONS, WINDOWS = 2, 12
+WINDOWS = 8
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
 
@@ -142,7 +142,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Found:
         spark_reader.Statement("DELETE FROM lake.shop.deleted WHERE id IN (0, 3, 4, 9)"),
         spark_reader.Statement("SELECT content FROM lake.shop.deleted.files"),
         began,
-        *(compaction * COMPACTIONS),
+        *compaction,
         compacted,
         spark_reader.Statement(f"OPTIMIZE delta.`{special}`"),
         spark_reader.Statement(f"SELECT * FROM delta.`{special}`"),
@@ -178,9 +178,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Found:
         write(upserts, of_upserts, [{"id": 3, "v": "back"}, {"id": 5, "v": "new"}, dead(6)])
         compacted.there.touch()
         answers = spark.result()
-    changed = [answers[5 + at :: 2][:COMPACTIONS] for at in (0, 1)]
-    assert any(rows[0]["metrics"]["numFilesRemoved"] for rows in changed[0]), changed[0]
-    assert any(rows[0]["rewritten_data_files_count"] for rows in changed[1]), changed[1]
+    of_delta, of_iceberg = answers[5:7]
+    assert of_delta[0]["metrics"]["numFilesRemoved"] and of_iceberg[0]["rewritten_data_files_count"]
     found = {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
     left = {n: "old" for n in (1, 2, 7, 8)} | {3: "back", 5: "new"}
     kinds = {line["content"] for line in answers[3]}
