@@ -109,8 +109,6 @@ def main() -> None:
     requests, settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']} {QUICK_JVM}")
-    # Of a hundred rows. Compiling a plan takes longer than reading them, and so does planning it again.
-    builder = builder.config("spark.sql.codegen.wholeStage", "false").config("spark.sql.adaptive.enabled", "false")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
