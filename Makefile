@@ -58,7 +58,8 @@ coverage: install ## run all tests with coverage of lines and branches, subproce
 
 soak: install ## new random examples, then random kills of pipelines of all kinds (MINUTES=10 SEED=7 ONLY=BetweenTopics): every record is counted; copies of tables that change at random
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" --hypothesis-profile=search $(QUICK)
-	@SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s \
+	@PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$$PYTHONPATH" \
+		SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s \
 		tests/soak tests/sources/postgres_cdc/test_copies.py tests/sources/mysql_cdc/test_copies.py $(ARGS)
 
 mutants: install ## put deliberate faults into the code and see that the tests find each of them

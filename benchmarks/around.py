@@ -41,7 +41,7 @@ def run(stand: Stand) -> None:
             steps["validate"].append(whole - report["timings"]["total"])
             steps["window without records, whole task"].append(whole)
     begun = time.monotonic()
-    jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True)
+    jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True)
     resolved = time.monotonic() - begun
     print_title("Around the data")
     table = Table("what", "median s", "worst s")

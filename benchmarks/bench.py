@@ -102,7 +102,7 @@ def produce_at_the_limit(stand: Stand, topic: str) -> None:
     if not payload.exists():
         payload.write_bytes(b"\n".join(events.order(n) for n in range(100_000)))
     arguments = [
-        str(jars.find_java()), "-Xmx512m", "-cp", ":".join(map(str, jars.resolve([TOOLS]))),
+        str(jars.find_java()), "-Xmx512m", "-cp", ":".join(map(str, jars.resolve_jars([TOOLS]))),
         "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(stand.records),
         "--payload-file", str(payload), "--throughput", "-1", "--transactional-id", topic, "--transaction-duration-ms", "1000",
         "--producer-props", f"bootstrap.servers={stand.kafka.bootstrap_servers}", "compression.type=lz4", "linger.ms=5",
@@ -130,10 +130,10 @@ def stand(
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     spark_jars = [
-        *jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True),
-        *jars.resolve([JDBC_DRIVER], exclude_bundled=True),
-        *jars.resolve([AVRO], exclude_bundled=True),
-        *(path for package in packages for path in jars.resolve([package], exclude_bundled=True)),
+        *jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True),
+        *jars.resolve_jars([JDBC_DRIVER], exclude_bundled=True),
+        *jars.resolve_jars([AVRO], exclude_bundled=True),
+        *(path for package in packages for path in jars.resolve_jars([package], exclude_bundled=True)),
     ]
     with (
         EmbeddedKafka(jvm_options=("-Xmx1g",)) as kafka,

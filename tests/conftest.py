@@ -1,4 +1,4 @@
-"""Servers that the whole run shares, and the environment that Airflow and Spark must find when they are first imported."""
+"""Servers that the whole run shares, and the environment that Airflow and Spark need when they are first imported."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _compile_once(tests: list[str]) -> None:
-    """Compile what the tests import, where that was never done: the test processes would all do it, at the same time."""
+    """Compile the modules that the tests import, if they are not compiled yet: otherwise all test processes would do it."""
     import airflow
 
     if not os.path.exists(importlib.util.cache_from_source(airflow.__file__)):
@@ -103,13 +103,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failed test at once: a whole run takes minutes, and says why it failed only at its end."""
+    """Name a failed test at once: a whole run takes minutes, and reports failures only at its end."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
         print(f"\n{report.nodeid} failed ({report.when})", file=sys.__stdout__, flush=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Prepare what every JVM of this run shares; a run without servers needs none of it."""
+    """Prepare what every JVM of this run shares, unless the run needs no servers."""
     # What was imported and collected stays until the end: looking through it again and again takes a tenth of the time.
     gc.freeze()
     gc.enable()
@@ -119,9 +119,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _prepare_spark(*, several: bool) -> None:
     """Let every Spark of this process start from an archive of its classes, know Kafka and the databases, and fork its Python
-    workers from tests.support.spark_daemon: which test starts the one JVM of the process is a matter of chance.
+    workers from tests.support.spark_daemon. Any test may be the one that starts the JVM of the process.
 
-    :param several: make the archive where there is none yet, which takes some twenty seconds: worth it where many JVMs follow.
+    :param several: make a missing archive, which takes about twenty seconds and is worth it only if many JVMs follow.
     """
     from airflow_kafka_spark.errors import KafkaSparkError
     from airflow_kafka_spark.hooks.spark import jars
@@ -137,7 +137,7 @@ def _prepare_spark(*, several: bool) -> None:
     found = []
     for package in (jars.find_spark_kafka_connector(), DRIVER):
         with contextlib.suppress(KafkaSparkError):  # without Java, a network or this release: the tests that need it say so
-            found += jars.resolve([package], exclude_bundled=True)
+            found += jars.resolve_jars([package], exclude_bundled=True)
     if found:
         options = ["--jars", ",".join(map(str, found)), *options]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{' '.join(options)} pyspark-shell"
@@ -166,14 +166,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[EmbeddedKafka]:
-    """One broker for the whole run. A test that kills or pauses it brings it back."""
+    """One broker for the whole run. A test that kills or pauses it restores it."""
     with EmbeddedKafka() as server:
         yield server
 
 
 @pytest.fixture
 def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics are asked for as long as brokers may not have heard of them."""
+    """Set the time in which several brokers may not yet know a new topic: missing topics are asked for again for so long."""
     monkeypatch.setattr("airflow_kafka_spark.hooks.kafka.requests.SPREAD_SECONDS", 1.0)
 
 
@@ -195,5 +195,5 @@ def registry() -> Iterator[EmbeddedRegistry]:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """A name that no other test uses: ``unique("orders")`` -> ``orders-3f2a1c-7``."""
+    """Return a name that no other test uses: ``unique("orders")`` -> ``orders-3f2a1c-7``."""
     return lambda prefix: f"{prefix}-{_RUN}-{next(_counter)}"

@@ -5,7 +5,7 @@ starts:
 
 ``AIRFLOW_KAFKA_SPARK_FAULT``
     ``<point>`` or ``<point>:<action>``. The action is ``kill`` (default, SIGKILL to this process), ``stop`` (SIGSTOP, the process
-    continues on SIGCONT) or ``raise`` (a RuntimeError). Several faults are separated by commas; each fires by itself.
+    continues on SIGCONT) or ``raise`` (a RuntimeError). Several faults are separated by commas; each fires separately.
 ``AIRFLOW_KAFKA_SPARK_FAULT_ONCE``
     Path of a file. The fault fires only for the process that creates the file, so a retry with the same environment passes. The
     file proves to a test that the fault has fired. With several faults the file of each is ``<file>.<point>``.
@@ -24,7 +24,7 @@ ONCE = "AIRFLOW_KAFKA_SPARK_FAULT_ONCE"
 POINTS = (
     "fenced",  # the ledger is fenced and read, nothing is planned
     "planned",  # the plan is in the ledger, no data was read
-    "split.mid",  # in a task: the first batch of a split was handed to the sink
+    "split.mid",  # in a task: the first batch of a split was passed to the sink
     "split.flushed",  # in a task: a split is durable, not visible
     "job.done",  # Spark's job has ended, every split is durable
     "sink.staged",  # the sink begins to commit
@@ -83,7 +83,7 @@ COMPACTING = (
     "sink.compacting",  # the window is committed, and the version of the table that is going to be compacted was read
     "sink.compacted",  # the compaction is committed
 )
-"""Points of a compaction behind a window, with ``optimize=`` of ``DeltaSink`` and ``IcebergSink``."""
+"""Points of a compaction after a window, with ``optimize=`` of ``DeltaSink`` and ``IcebergSink``."""
 
 
 def reached(point: str) -> None:

@@ -318,7 +318,7 @@ class KafkaLagSensor(KafkaSensor):
 _TIMETABLES = (
     'Give the DAG `schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")` or '
     "`CronTriggerTimetable(..., interval=timedelta(hours=1))`: in Airflow 3 a cron text or a timedelta makes intervals without "
-    "width. Or say with `end=` what to wait for"
+    "width. Or name the instant to wait for with `end=`"
 )
 
 
@@ -504,19 +504,19 @@ class KafkaWindowSensor(KafkaSensor):
 
 
 class SourceLogSensor(BaseSensorOperator):
-    """Waits until a pipeline has read a database's log but for a number of bytes, and fails if it is too far behind.
+    """Waits until a pipeline has read all but a number of bytes of a database's log, and fails if it is too far behind.
 
-    At each check, the server measures the log behind the last complete window, so the number is known also while the pipeline is
+    At each check, the server measures the log after the last complete window, so the number is known also while the pipeline is
     paused. While the pipeline has no complete window, the sensor waits. It changes nothing, and does not wait in the triggerer.
 
     Returns ``pipeline``, ``bytes_behind`` and ``window``, the number of the last complete window.
 
     :param source: source of the pipeline: a ``PostgresCdcSource`` or a ``MySqlCdcSource``.
     :param pipeline: name of the pipeline, by default ``<dag_id>.<task_id>`` of its task.
-    :param at_most_bytes: maximum size of the log behind the pipeline, in bytes, for which the sensor waits; default None: it does
-        not wait.
-    :param fail_above_bytes: size of the log behind the pipeline, in bytes, above which the sensor fails at once; default None: it
-        does not fail. At least one of the two is required.
+    :param at_most_bytes: size in bytes of the log after the last complete window down to which the sensor waits; default None: it
+    does not wait.
+    :param fail_above_bytes: size in bytes of the log after the last complete window above which the sensor fails at once; default
+    None: it does not fail. At least one of the two is required.
     :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
     :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and
@@ -550,7 +550,7 @@ class SourceLogSensor(BaseSensorOperator):
         :raises ValidationError: an argument is invalid.
         :raises LogBehind: the pipeline is more than ``fail_above_bytes`` behind.
         :raises SourceUnavailable: the database does not answer.
-        :raises SourceRejected: the database no longer has the log behind the last window, or is another one.
+        :raises SourceRejected: the database no longer has the log after the last window, or is another one.
         """
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
         from airflow_kafka_spark.ledger.topic import LedgerReader
@@ -565,7 +565,7 @@ class SourceLogSensor(BaseSensorOperator):
         behind = self.source.count_bytes_behind(position)
         if behind is None:
             raise ValidationError([_make_no_log_problem(self.source)])
-        self.log.info("%s bytes of the log lie behind the last window of pipeline %s", f"{behind:,}", self.pipeline)
+        self.log.info("%s bytes of the log lie after the last window of pipeline %s", f"{behind:,}", self.pipeline)
         if self.fail_above_bytes is not None and behind > self.fail_above_bytes:
             raise LogBehind(self.pipeline, behind, self.fail_above_bytes)
         value = {"pipeline": self.pipeline, "bytes_behind": behind, "window": memory.last_number}

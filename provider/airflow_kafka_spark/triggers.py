@@ -260,7 +260,7 @@ def _make_hook(conn_id: str, connection: Connection) -> KafkaHook:
     return Connected(conn_id)
 
 
-# --- failures that a trigger hands to its sensor ---------------------------------------------------------------------------
+# --- failures that a trigger passes to its sensor --------------------------------------------------------------------------
 
 
 def describe_failure(error: KafkaSparkError) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def describe_failure(error: KafkaSparkError) -> dict[str, Any]:
 
 
 def raise_failure(event: Mapping[str, Any]) -> NoReturn:
-    """Raise the error that :func:`describe_failure` was given, as one of the same class.
+    """Raise an error of the class and with the message that :func:`describe_failure` has described.
 
     :raises KafkaSparkError: always.
     """
@@ -427,7 +427,7 @@ class LagProbe:
             if value is not None and (not isinstance(value, str) or value != value.strip()):
                 problems.append(Problem(name, f"`{value}` is not a name"))
         if not group_id and not pipeline:
-            problems.append(Problem("group_id", "neither `group_id` nor `pipeline` is given", "Say whose lag it is"))
+            problems.append(Problem("group_id", "neither `group_id` nor `pipeline` is given", "Name the group or the pipeline"))
         if not pipeline and not subscription.topics:
             problems.append(Problem("topics", "a group's lag is that in certain topics", "Name them"))
         limits = {name: getattr(self.threshold, name) for name in _THRESHOLDS}

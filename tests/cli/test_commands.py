@@ -1,4 +1,4 @@
-"""The command line as an operator of a cluster meets it: what it prints, and with what it ends."""
+"""The commands on the command line: their output and their exit status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hook(kafka):
 
 @pytest.fixture
 def name(kafka, hook, unique):
-    """A pipeline with one complete window, [0, 4) of 10 records."""
+    """Return the name of a pipeline with one complete window, [0, 4) of 10 records."""
     name, topic = unique("pipe"), TOPIC
     hook.create_topic(topic, 1)
     if hook.offsets([topic])[TopicPartition(topic, 0)].high == 0:
@@ -66,7 +66,7 @@ def name(kafka, hook, unique):
 
 @pytest.fixture
 def line(kafka, capsys):
-    """Run a command; what it ended with, and what it printed."""
+    """Run a command; return its exit status and its output."""
 
     def run(*argv: str) -> tuple[int, str]:
         code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers])
@@ -151,7 +151,7 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
     assert code == 1 and "has no dead letters" in text
     assert line("forget", name, "--why", "x")[0] == 0
     code, text = line("reset", name, "--to", "earliest", "--why", "x")
-    assert code == 1 and f"holds nothing of a pipeline `{name}`" in text
+    assert code == 1 and f"has no record of a pipeline `{name}`" in text
 
 
 @pytest.mark.parametrize(

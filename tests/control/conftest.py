@@ -17,7 +17,7 @@ def hook(kafka):
 
 @pytest.fixture
 def piped(kafka, hook, unique):
-    """Two partitions of 20 records, a second apart; the first two of partition 0 are deleted."""
+    """A pipeline of two partitions of 20 records, a second apart; the first two records of partition 0 are deleted."""
     made = Piped(kafka, hook, unique("pipe"), unique("orders"), unique("ledger"))
     kafka.create_topic(made.topic, 2)
     producer = Producer(kafka.connection_extra())

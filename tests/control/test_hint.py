@@ -1,4 +1,4 @@
-"""Attempts that read the ledger from the hint in the group's offsets see all that it holds."""
+"""Attempts that read the ledger from the hint in the group's offsets see all records that concern them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def publish_split(piped: Piped, ledger: Ledger, split: int) -> None:
 
 
 def is_new(piped: Piped) -> None:
-    """The pipeline has no records yet."""
+    """Return True if the pipeline has no records yet."""
 
 
 def was_reset(piped: Piped) -> None:

@@ -1,4 +1,4 @@
-"""Pausing and resuming on a real broker: while attempts run, as a whole or not at all, and seen by the next attempt."""
+"""Pausing and resuming on a real broker: also during attempts, completely or not at all, and seen by the next attempt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.runs import Victim
 
 @pytest.fixture
 def ask(moved):
-    """Pause or resume the pipeline; "x" is why."""
+    """Pause or resume the pipeline, with the reason "x"."""
 
     def asked(action, **options):
         moved.settle()

@@ -30,7 +30,7 @@ def bound_to(place: str, decided: int = 0) -> Binding:
 
 
 def move(piped, *ends, binding=None, **options):
-    """A window that is bound."""
+    """Complete a window that is bound."""
     with piped.ledger(**options) as ledger:
         if binding is not None:
             ledger.bind(lambda whole: binding)
@@ -187,7 +187,7 @@ def test_a_binding_and_an_owner_whose_outcome_is_unknown_are_read_again(piped, m
 
 
 def plan_with(piped, pipeline, slot, decided=0, close=True):
-    """Plan the next window of a pipeline that reads a slot, as the operator does; close it if that is wanted."""
+    """Plan the next window of a pipeline that reads a slot, as the operator does; optionally close it."""
     binding = Binding(TASK, origin=Endpoint({"slot": slot}), decided=decided)
     with Ledger(piped.hook, pipeline, f"run of {slot}", topic=piped.ledger_topic) as ledger:
         ledger.exclusive_of = lambda origin: origin.place.get("slot", "")

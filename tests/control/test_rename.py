@@ -1,4 +1,4 @@
-"""A group mirrors one pipeline; and a pipeline that gets another name goes on where it stands, on a real broker."""
+"""A group mirrors one pipeline, and a renamed pipeline continues at its position, on a real broker."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_an_attempt_under_the_old_name_and_a_rename_shut_each_other_out(moved, u
 
 
 def killed(**options):
-    """Renames, as a task would that dies in the middle."""
+    """Return the operator that renames a pipeline; the test kills its task."""
     from airflow_kafka_spark.operators import PipelineOffsetsOperator
 
     return PipelineOffsetsOperator(task_id="rename", action="rename", why="x", kafka_conn_id="kafka_control", **options)

@@ -1,4 +1,4 @@
-"""Sending dead letters again, on a real broker: each exactly once, to where it came from, whatever is killed on the way."""
+"""Sending dead letters again, on a real broker: each exactly once to its original topic, also after a kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADERS = [("trace", b"7"), ("__connect.errors.of", b"another tool"), ("none", N
 
 @pytest.fixture
 def dead(moved):
-    """The topic of the dead letters."""
+    """Return the topic of the dead letters."""
     topic = f"{moved.topic}-dead"
     moved.kafka.create_topic(topic, 2)
     return topic
@@ -71,7 +71,7 @@ def ask(moved):
 
 
 def came_back(moved):
-    """The records of the topic behind the first twenty of each partition."""
+    """Return the records of the topic after the first twenty of each partition."""
     found = committed_messages(moved.kafka.connection_extra(), moved.topic)
     return [(m.partition(), m.key(), m.value(), m.timestamp()[1], m.headers()) for m in found if m.offset() >= 20]
 

@@ -1,9 +1,10 @@
-"""Offset control on a real broker: what is refused, what one transaction changes, and what is only looked at."""
+"""Offset control on a real broker: what is refused, what one transaction changes, and previews."""
 
 from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -14,7 +15,7 @@ from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
-from airflow_kafka_spark.windows.model import Marker, SourcePlan, TargetTopic
+from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.control import forget, reset
 from tests.support.piped import BASE
@@ -152,6 +153,40 @@ class TestReset:
         memory = moved.memory
         assert not memory.markers and memory.open_entry is None and moved.stands() == [2, 0]
 
+    def test_what_a_task_publishes_meanwhile_is_not_published_again_by_the_next_window(self, moved, monkeypatch):
+        """The task commits its split, and the group's offset with it, just before it would be fenced."""
+        from airflow_kafka_spark.control import position
+        from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
+        from airflow_kafka_spark.windows.memory import make_marker_record
+
+        window = moved.open_window(15, 15, target=TargetTopic("copy", "id", 2))
+        identity = make_transactional_id(moved.ledger_topic, moved.name, "split.1")
+        partition = read_pipeline(moved.hook, moved.name, moved.ledger_topic).partition
+        fence = position.fence_splits
+
+        def publish_then_fence(ledger, windows):
+            task = Producer({**moved.kafka.connection_extra(), "transactional.id": identity})
+            task.init_transactions(60)
+            task.begin_transaction()
+            record = make_marker_record(moved.name, Marker(window.number, 1))
+            task.produce(moved.ledger_topic, record.value, record.key, partition)
+            send_offsets(task, moved.kafka.connection_extra(), moved.name, [(moved.tp(1), 15, "")], 60)
+            task.flush(60)
+            task.commit_transaction(60)
+            fence(ledger, windows)
+
+        monkeypatch.setattr(position, "fence_splits", publish_then_fence)
+        done = moved.reset(f"committed:{moved.name}", discard_open=True)
+        assert [m.after for m in done.moves] == moved.stands() == moved.committed() == [10, 15]
+
+    def test_a_first_window_that_is_too_large_is_given_up_and_the_next_one_begins_where_it_began(self, piped):
+        """Its group has committed nothing, and the window does not begin with the first records."""
+        with piped.ledger() as ledger:
+            ranges = tuple(OffsetRange(piped.topic, partition, 5, 20) for partition in range(2))
+            ledger.plan(replace(piped.window(ledger, 20, 20), ranges=ranges))
+        done = piped.reset(f"committed:{piped.name}", group_id=piped.name, discard_open=True)
+        assert [m.after for m in done.moves] == piped.stands() == piped.committed() == [5, 5]
+
     def test_the_first_window_given_up_leaves_the_others_where_it_would_have_begun(self, piped):
         piped.open_window(5, 5)
         with pytest.raises(ChangeRefused, match="which group"):
@@ -208,7 +243,7 @@ class TestReset:
     def test_a_recreated_topic_is_moved_as_a_whole(self, moved):
         moved.kafka.delete_topic(moved.topic)
         moved.kafka.create_topic(moved.topic, 2)
-        with pytest.raises(ChangeRefused, match="nothing to shift from"):
+        with pytest.raises(ChangeRefused, match="no position to shift from"):
             moved.reset(ShiftBy(1))
         with pytest.raises(ChangeRefused, match="all of its partitions"):
             moved.reset("earliest", only=[f"{moved.topic}:0"])

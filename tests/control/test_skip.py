@@ -1,4 +1,4 @@
-"""Skips of a window or of waiting records on a real broker: complete or not at all, and never while an attempt is at work."""
+"""Skips of a window or of waiting records on a real broker: complete or not at all, and never during an attempt."""
 
 from __future__ import annotations
 

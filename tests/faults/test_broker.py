@@ -1,4 +1,4 @@
-"""The broker dies in the middle of a window and comes back; or it stays away."""
+"""The broker dies in the middle of a window and is restarted, or stays down."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COUNT = 300
 
 
 class Other:
-    """The other sink, and what it holds.
+    """The other sink, and its rows.
 
     :param kind: ``table``: in the database of the pipeline's own table; or ``files``.
     """
@@ -31,7 +31,7 @@ class Other:
                 connection.execute(f'CREATE TABLE "{self.sink.table}" ({COLUMNS}, CONSTRAINT few CHECK (id % 50 <> 12))')
 
     def take(self, every: int) -> None:
-        """Let it take all orders whose number is divisible so."""
+        """Let the sink take all orders whose number is divisible by this divisor."""
         self.flow.options["transforms"] = [Filter(predicate=Condition(f"id % {every} <> 0"), negate=True, to=self.sink)]
 
     def rows(self) -> list[tuple]:
@@ -42,7 +42,7 @@ class Other:
             return [tuple(row) for row in connection.execute(query).fetchall()]
 
     def check(self, every: int) -> None:
-        """Each record is in one of the sinks, the one that the condition names, exactly once."""
+        """Check that each record is in one of the sinks, the one that the condition names, exactly once."""
         rows = [row_of(value) for *_, value in self.flow.events() if value is not None]
         assert same_multiset([row for row in rows if row[0] % every == 0], self.rows()) >= COUNT // every
         assert same_multiset([row for row in rows if row[0] % every], self.flow.rows()) > COUNT // 2

@@ -1,10 +1,10 @@
-"""A window is published to Kafka, or written to a table, by executors of their own, and Spark runs a split again by itself: after
-an executor or a worker was killed or decommissioned, and at once on both executors (speculation).
+"""A window is published to Kafka, or written to a table, by separate executors, and Spark runs a split again by itself: after an
+executor or a worker was killed or decommissioned, or at the same time on both executors (speculation).
 
-After each, without a retry of the task: every row is there exactly once, both for a read_committed reader that read all the while
-and for one that reads at the end, no transaction of ours is open, and a further attempt writes nothing.
+After each test, without a retry of the task: every row is there exactly once, both for a read_committed background reader and for
+a reader at the end, none of the pipeline's transactions is open, and a further attempt writes nothing.
 
-Executors that have no package of this environment are here, too: what is said of them, and how they get the packages.
+Executors without any package of this environment are tested here, too: the error that names them, and how they get the packages.
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ def driver(master, places):
 
 @pytest.fixture(scope="module")
 def bare(places):
-    """A Python without any package, as executors may have it."""
+    """Return a Python without any package, as executors may have it."""
     subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(places / "bare")], check=True)
     return str(places / "bare" / "bin" / "python")
 
 
 @pytest.fixture(scope="module")
 def packed(places, bare):
-    """Settings by which such executors have the packages of an archive. Their daemon is Spark's own: the one of the tests is not
-    in the archive."""
+    """Return settings by which such executors have the packages of an archive. Their daemon is Spark's own, because the tests'
+    daemon is not in the archive.
+    """
     archive = places / "env.tar.gz"
     with patch.object(pack, "_LEVEL", 0):
         assert cli(["pack", "--source", "kafka", "jdbc", "--sink", "kafka", "postgres", "-o", str(archive)]) == 0
@@ -128,7 +129,7 @@ def test_an_executor_killed_in_the_middle_of_a_split_costs_nothing(orders, local
 
 @pytest.fixture
 def table(request, kafka, postgres, unique, tmp_path):
-    """A pipeline from a topic into a table, of the kind that the test is parametrised with."""
+    """A pipeline from a topic into a table, of the kind of the test's parameter."""
     with pipelines.pipeline(request.param, kafka, lambda: postgres, unique, tmp_path) as made:
         made.produce(ORDERS)
         yield made
@@ -249,7 +250,9 @@ COPIES, SPLITS = 3, 8
 
 @pytest.mark.faults
 def test_copies_of_a_split_that_run_side_by_side_publish_it_once(kafka, unique):
-    """All begin at once and meet again in the middle of their rows. One of them publishes, in whatever order they go on."""
+    """All copies begin at the same time and meet again in the middle of their rows. One of them publishes, in any order of their
+    next steps.
+    """
 
     def half_by_half(split, middle):
         yield rows(split).slice(0, ROWS // 2)

@@ -1,5 +1,6 @@
-"""A topic loses records between two attempts at a window, by compaction or by retention: what is committed stays as it is and
-counts as it did, everything else is moved as the topic has it now."""
+"""A topic loses records between two attempts at a window, by compaction or by retention. Committed records stay in the sink and
+keep their counts; all other records are moved as they are in the topic now.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ def compacted(flow, rounds=1):
 
 
 def by_place(flow):
-    """The topic's records by partition and offset."""
+    """Return the topic's records by partition and offset."""
     return {(partition, offset): row_of(value) for partition, offset, _, value in flow.events()}
 
 
 def died_between_splits(flow):
-    """Attempt 1, which dies when its first split is committed; the places of the records that are in the table then."""
+    """Attempt 1, which dies when its first split is committed. Return the offsets of the records that are then in the table."""
     victim = flow.victim("run1", fault="split.flushed")
     assert victim.wait() != 0 and victim.fired, victim.tail()
     query = "SELECT partition, start_offset, end_offset FROM airflow_window_splits WHERE pipeline = %s AND number > 0"

@@ -1,6 +1,7 @@
 """The process dies by SIGKILL between dead letters and sink, after both, and during the close; then the window is retried.
 
-After each: every good record is in the sink, every bad one in the dead letter topic, each exactly once, and nothing is left open.
+After each test: every good record is in the sink, every bad record in the dead letter topic, each exactly once, and no
+transaction is open.
 """
 
 from __future__ import annotations

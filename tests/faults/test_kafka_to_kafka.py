@@ -1,7 +1,7 @@
-"""The task's process, or a worker of it, dies or sleeps while a window goes from topic to topic; then it is retried and cleared.
+"""The task's process, or a worker of it, dies or hangs while a window goes from topic to topic; then it is retried and cleared.
 
-After each: a read_committed reader sees what became of every record exactly once, in the output or as a dead letter, the group's
-offsets agree with it, no transaction of ours is open, and a further attempt writes nothing.
+After each test: a read_committed reader sees the result of every record exactly once, in the output or as a dead letter, the
+group's offsets agree with it, none of the pipeline's transactions is open, and a further attempt writes nothing.
 """
 
 from __future__ import annotations

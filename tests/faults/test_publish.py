@@ -1,7 +1,7 @@
-"""The task's process, or a worker of it, dies or sleeps while a window is published to Kafka; then it is retried and cleared.
+"""The task's process, or a worker of it, dies or hangs while a window is published to Kafka; then it is retried and cleared.
 
-After each: every row is there exactly once, for a read_committed reader that read all the while and for one at the end, no
-transaction of ours is open, and a further attempt writes nothing.
+After each test: every row is there exactly once, for a read_committed background reader and for a reader at the end, none of the
+pipeline's transactions is open, and a further attempt writes nothing.
 """
 
 from __future__ import annotations

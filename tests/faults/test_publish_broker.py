@@ -1,7 +1,7 @@
-"""Brokers fail while a window is published to Kafka: answers and requests are lost, a broker restarts or dies, time runs out.
+"""Brokers fail while a window is published to Kafka: answers and requests are lost, a broker restarts or dies, a timeout passes.
 
-After each: every row is there exactly once, for a read_committed reader that read all the while and for one at the end,
-no transaction of ours is open, and a further attempt writes nothing.
+After each test: every row is there exactly once, for a read_committed background reader and for a reader at the end, none of the
+pipeline's transactions is open, and a further attempt writes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS = 3.0
 
 @pytest.fixture(scope="module")
 def proxied():
-    """A broker that is reached through a proxy."""
+    """A broker behind a proxy."""
     with KafkaProxy() as proxy, EmbeddedKafka(properties=proxy.properties) as kafka:
         proxy.serve(kafka)
         yield kafka, proxy
@@ -47,7 +47,7 @@ def orders(proxied, postgres, unique, tmp_path):
 
 
 def finish(orders, run_id="run1"):
-    """Attempts until one gets through, as Airflow makes them: its report."""
+    """Run attempts until one succeeds, as Airflow does; return its report."""
     for _ in range(2):
         try:
             return orders.run(run_id)
@@ -57,7 +57,7 @@ def finish(orders, run_id="run1"):
 
 
 def check(orders, report, attempts=1):
-    """Nothing is missing, doubled or open, and the cleared task does nothing."""
+    """Check that nothing is missing, doubled or open, and that the cleared task does nothing."""
     assert (report["records_written"], report["attempts"]) == (ORDERS, attempts)
     assert orders.check() == ORDERS
     assert orders.run("run1") == report

@@ -1,5 +1,4 @@
-"""A DAG author gives a pipeline another name while a window of it is open that its sink has taken: nothing comes twice, and
-nothing is lost."""
+"""A DAG author renames a pipeline with an open window that its sink has taken: no record is doubled, and none is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from tests.support.oracle import wait_stable
 
 
 def ask(flow, action, *arguments, **options):
-    """Change the pipeline by hand."""
+    """Give a control command for the pipeline."""
     ledger = f"ledger-{flow.name}"
     wait_stable(flow.kafka.connection_extra(), ledger)
     with KafkaHook() as hook:

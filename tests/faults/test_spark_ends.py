@@ -1,4 +1,4 @@
-"""Spark ends under a task: one error says so, and the next window of the same process starts another one."""
+"""Spark ends during a task: one error reports this, and the next window of the process starts a new Spark."""
 
 from __future__ import annotations
 

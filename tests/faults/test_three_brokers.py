@@ -1,6 +1,7 @@
-"""A cluster of three brokers of which some die: while a split is published, while a hook asks, and all at once.
+"""A cluster of three brokers, of which some or all die: while a split is published, or while a hook sends requests.
 
-The tests share it, and each leaves it whole."""
+The tests share the cluster, and restart its brokers at their ends.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
 
 
 def coordinator_of(kafka, transactional_id):
-    """The broker that leads its partition of the transaction log: which that is, the name's Java hash code says."""
+    """Return the broker that leads the partition of the transaction log that the Java hash code of a transactional id gives."""
     log = "__transaction_state"
     partitions = AdminClient(kafka.connection_extra()).list_topics(log, timeout=60).topics[log].partitions
     code = 0
@@ -94,7 +95,7 @@ def test_the_broker_that_coordinates_a_splits_transaction_is_killed_in_the_middl
 
 
 def partition_of(kafka, topic):
-    """The first partition as the brokers know it; None while they do not answer."""
+    """Return the first partition as the brokers know it; None while they do not answer."""
     try:
         return AdminClient(kafka.connection_extra()).list_topics(topic, timeout=5).topics[topic].partitions[0]
     except Exception:
@@ -152,7 +153,7 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
 
 
 def flow_epoch(flow):
-    """The leader epoch that the ledger holds with the pipeline's position."""
+    """Return the leader epoch that the ledger holds with the pipeline's position."""
     from airflow_kafka_spark.control.pipelines import read_pipeline
 
     with KafkaHook() as hook:

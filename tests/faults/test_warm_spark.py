@@ -1,6 +1,6 @@
-"""Task attempts in one warm Spark process (``keep_alive``), each in a process of its own; attempts and the warm JVM die.
+"""Task attempts in one warm Spark process (``keep_alive``), each in a separate process; attempts and the warm JVM die.
 
-After each: every record is in the sink exactly once, and nothing of an attempt that died runs on in the warm process.
+After each test: every record is in the sink exactly once, and no code of a dead attempt is running in the warm process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture(scope="module")
 def started():
-    """The JVMs that attempts have used; ended after the last test."""
+    """The JVMs that attempts have used; they are ended after the last test."""
     found: set[int] = set()
     yield found
     for jvm in found:
@@ -31,7 +31,7 @@ def started():
 
 @pytest.fixture
 def keep_alive(monkeypatch):
-    """Let attempts from here on use the warm process of this file; to be called when the pipelines are there."""
+    """Let attempts from here on use the warm process of this file; called when the pipelines exist."""
 
     def use(duration="120s", **settings):
         extra = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JVM, **warm.extra(duration), **settings}
@@ -48,7 +48,7 @@ def files(kafka, unique, tmp_path, request):
 
 
 def ran(attempt, started):
-    """The JVM of an attempt that has run through."""
+    """Return the JVM of an attempt that has succeeded."""
     assert attempt.wait() == 0, attempt.tail()
     jvm = warm.jvm_of(attempt.log)
     assert jvm, attempt.tail()

@@ -1,4 +1,6 @@
-"""A paused attempt (SIGSTOP: a machine that hangs, a lost network) wakes up after its retry has finished: it changes nothing."""
+"""A paused attempt (SIGSTOP, like a machine that hangs or a lost network) continues after its retry has finished: it changes
+nothing.
+"""
 
 from __future__ import annotations
 

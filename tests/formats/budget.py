@@ -23,7 +23,7 @@ def examples(count: int) -> int:
 
 
 def pairs(values: Sequence[T]) -> Iterator[tuple[T, T]]:
-    """Yield each value before and behind some of the values; all pairs where these are few."""
+    """Yield each value before and after some of the values; all pairs if these are few."""
     chance = random.Random(1)
     for value in values:
         others = chance.sample(values, min(len(values), examples(3)))

@@ -12,7 +12,7 @@ from airflow_kafka_spark.formats.base import Decoded
 
 @dataclass(frozen=True)
 class Case:
-    """A format and what to feed it.
+    """A format and its test values.
 
     :param format: the format.
     :param good: values it decodes.
@@ -24,7 +24,7 @@ class Case:
     bad: tuple[bytes, ...] = ()
 
     def mixed(self, rounds: int) -> tuple[list[bytes | None], list[int]]:
-        """Good ones with a None and a bad one in each round, and where the bad ones are."""
+        """Return good values, with a None and a bad value in each round, and the positions of the bad values."""
         values: list[bytes | None] = []
         places: list[int] = []
         for number in range(rounds):
@@ -36,7 +36,7 @@ class Case:
 
 
 def rows(decoded: Decoded) -> list[str]:
-    """Each row in a form that compares as it reads: NaN equals NaN, -0.0 does not equal 0.0."""
+    """Return each row in a form for comparisons: NaN equals NaN, -0.0 does not equal 0.0."""
     return [repr(row) for row in decoded.batch.to_pylist()]
 
 

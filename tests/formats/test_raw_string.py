@@ -1,4 +1,4 @@
-"""Bytes and text as they are."""
+"""Raw and String: bytes and texts, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of JSON and CSV: exactly what the standard parsers of Python read back."""
+"""Lines of JSON and CSV: Python's standard parsers read back exactly the written values."""
 
 from __future__ import annotations
 

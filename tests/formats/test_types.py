@@ -134,7 +134,7 @@ def test_a_struct_alone_is_the_schema() -> None:
         ("a varchar(0)", 10, "`0`", "at least 1"),
         ("a char(x)", 7, "`x`", "length"),
         ("a int, a string", 7, "`a`", "`a` is there already"),
-        ("Id int, iD string", 8, "`iD`", "`Id` is there already, and names that differ only by case"),
+        ("Id int, iD string", 8, "`iD`", "`Id` is there already, and Spark treats names that differ only by case as one"),
         ("s struct<a:int,A:int>", 15, "`A`", "`a` is there already"),
         ("a " + "array<" * 60 + "int" + ">" * 60, 302, "`array`", "50 deep"),
     ],

@@ -1,4 +1,4 @@
-"""Rows that a format cannot hold are reported one by one, and the others are written; how rows are shown in messages."""
+"""Rows that a format refuses are reported one by one, and the others are written; the form of rows in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups of Airflow connections: one error for a connection that is missing or of another type. And the connection tests of
+"""Lookups of Airflow connections: one error for a connection that is missing or of another type; and the connection tests of
 Airflow's UI.
 """
 
@@ -95,15 +95,16 @@ PASSWORD = "ann's s3cr3t"
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[EmbeddedKafka]:
-    """A broker that demands a password and TLS."""
+    """A broker that requires a password and TLS."""
     with EmbeddedKafka(security=KafkaSecurity("SASL_SSL", {"ann": PASSWORD}, ("SCRAM-SHA-512",))) as server:
         yield server
 
 
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
-    """``tested(conn_type=..., host=...)``: what Airflow says of such a connection; never after more than half a minute, and never
-    with a password in it."""
+    """``tested(conn_type=..., host=...)``: return the result of Airflow's test of such a connection. It takes at most half a
+    minute and never contains a password.
+    """
 
     def test(**facts: Any) -> tuple[bool, str]:
         from airflow.models.connection import Connection

@@ -32,7 +32,7 @@ def block(language: str, containing: str) -> str:
 
 @contextmanager
 def default_profile(jvm: Any, conf: Any):
-    """The resources of executors that Spark takes from these settings."""
+    """Return the resources of executors that Spark takes from these settings."""
     profiles = getattr(getattr(jvm.org.apache.spark.resource, "ResourceProfile$"), "MODULE$")
     profiles.clearDefaultProfile()
     try:

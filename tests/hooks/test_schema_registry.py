@@ -1,4 +1,4 @@
-"""Records that clients of Confluent have registered and written are read from a real registry; errors name their cause."""
+"""Records that Confluent's clients have registered and written are read with a real registry; errors name their cause."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connection(registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(scope="module")
 def registered(registry: EmbeddedRegistry) -> dict[str, int]:
-    """Two versions of the values' schema of topic `orders`, by the client itself."""
+    """Two versions of the values' schema of topic `orders`, registered by Confluent's client."""
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
     client = SchemaRegistryClient({"url": registry.url})
@@ -59,7 +59,7 @@ def add(monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> None:
 def serialized(
     registry: EmbeddedRegistry, schema: dict[str, Any], value: dict[str, Any], topic: str = "orders", **conf: Any
 ) -> bytes:
-    """A value as Confluent's serializer writes it."""
+    """Return a value as Confluent's serializer writes it."""
     return serializer(registry.url, schema, **conf)(topic, value)
 
 
@@ -180,7 +180,7 @@ ROW = {"id": 1, "amount": Decimal("-1.50"), "at": datetime(2026, 1, 2, 3, 4, 5, 
 
 
 def written(avro: Avro, ddl: str = COLUMNS, rows: Sequence[dict[str, Any]] = (ROW,)) -> list[bytes]:
-    """The rows as a task writes them; the encoder travels to it."""
+    """Return the rows as a task writes them; the encoder is pickled for that."""
     assert avro.find_encoding_problems("value", [c.name for c in parse_ddl(ddl)]) == []
     batch = pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(parse_ddl(ddl)))
     encoder = pickle.loads(pickle.dumps(avro.make_struct_encoder(parse_ddl(ddl))))
@@ -188,7 +188,7 @@ def written(avro: Avro, ddl: str = COLUMNS, rows: Sequence[dict[str, Any]] = (RO
 
 
 def deserialized(registry: EmbeddedRegistry, topic: str, value: bytes, **conf: Any) -> Any:
-    """A value as Confluent's deserializer reads it."""
+    """Return a value as Confluent's deserializer reads it."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer
     from confluent_kafka.serialization import MessageField, SerializationContext

@@ -1,4 +1,4 @@
-"""The ledger on a real broker: who may write, what is seen, and what is left after a death in the middle."""
+"""The ledger on a real broker: who may write, what readers see, and what is left after a kill."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ledger_topic_name(unique):
 
 @pytest.fixture
 def attempt(hook, pipeline, topic, ledger_topic_name):
-    """Opens one attempt after the other at the same pipeline's ledger."""
+    """Return a function that opens an attempt at the ledger of one pipeline."""
     return lambda run="run1", **options: Ledger(
         hook, pipeline, run, **{"group_id": pipeline, "topic": ledger_topic_name, "hint_topics": (topic,), **options}
     )
@@ -87,7 +87,7 @@ def window(pipeline: str, topic: str, number: int, run: str = "run1") -> Window:
 
 
 def wide(pipeline: str, topic: str, partitions: int) -> Window:
-    """A window whose offsets have nothing in common."""
+    """Return a window of many partitions with random offsets."""
     rng = random.Random(1)
     starts = [rng.randrange(10**9) for _ in range(partitions)]
     ranges = tuple(OffsetRange(topic, p, start, start + rng.randrange(10**5)) for p, start in enumerate(starts))
@@ -227,7 +227,9 @@ def test_a_newer_attempt_fences_the_close_of_an_older_one(attempt, hook, pipelin
 
 @pytest.fixture
 def hang(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
-    """Opens another pipeline's transaction in this pipeline's partition of the ledger, behind its records."""
+    """Return a function that opens a transaction of another pipeline in this pipeline's partition of the ledger, after its
+    records.
+    """
     complete_one(attempt, pipeline, topic, 1)
 
     def open_one() -> Producer:
@@ -246,7 +248,7 @@ def hang(attempt, kafka, pipeline, topic, ledger_topic_name, unique):
 
 @pytest.fixture
 def hanging(hang):
-    """A transaction of another pipeline that is open behind this one's first window."""
+    """A transaction of another pipeline that is open after this pipeline's first window."""
     return hang()
 
 
@@ -303,7 +305,7 @@ def test_an_open_transaction_that_stays_is_an_error_with_advice(attempt, pipelin
 
 @pytest.fixture
 def open_split(hook, kafka, pipeline, ledger_topic_name):
-    """Sends a split's marker into the partition of the pipeline's ledger, in a transaction that is left open."""
+    """Send a split's marker into the partition of the pipeline's ledger, in a transaction that is left open."""
 
     def open_one(owner: str, number: int, split: int) -> Producer:
         place = LedgerTopic(hook, ledger_topic_name)
@@ -483,15 +485,15 @@ def test_a_replay_that_is_too_old_by_now_is_complete_and_forgotten_by_the_next_w
 
 
 def counted(monkeypatch) -> list[int]:
-    """Counts the records that reading a ledger takes."""
-    read, original = [0], ledger_topic.read_to
+    """Count the records that are read from a ledger."""
+    read, original = [0], ledger_topic.read_span
 
     def counting(*args):
         for record in original(*args):
             read[0] += 1
             yield record
 
-    monkeypatch.setattr(ledger_topic, "read_to", counting)
+    monkeypatch.setattr(ledger_topic, "read_span", counting)
     return read
 
 

@@ -1,4 +1,6 @@
-"""The beginning of the next window if the ledger is lost: the sink's record, and the group for topics that the record lacks."""
+"""The beginning of the next window if the ledger is lost: from the sink's record, and from the group for topics that are not in
+it.
+"""
 
 from __future__ import annotations
 

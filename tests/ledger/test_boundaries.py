@@ -1,4 +1,4 @@
-"""Boundaries on a real broker: decided once, also by concurrent runs, and removed when no records before them are left."""
+"""Boundaries on a real broker: decided once, also by concurrent runs, and removed once no records before them are left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MINUTE = 60_000
 
 
 class Topic:
-    """A topic with timestamps, and the boundaries that a ledger of its own holds of it."""
+    """A topic with timestamps, and the boundaries that a separate ledger holds of it."""
 
     def __init__(self, kafka, hook, name, ledger_name, partitions=2, config=None):
         self.kafka, self.hook, self.name, self.partitions = kafka, hook, name, partitions
@@ -37,7 +37,7 @@ class Topic:
         self.boundaries = Boundaries(hook, self.ledger, "a test")
 
     def produce(self, *stamps, partition=0):
-        """One record for each, with a timestamp so many minutes after the beginning, or given in milliseconds."""
+        """Produce one record for each item, with a timestamp that many minutes after the beginning, or given in milliseconds."""
         producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True})
         failed = []
         for stamp in stamps:
@@ -51,7 +51,7 @@ class Topic:
         return TopicPartition(self.name, partition)
 
     def decide(self, *minutes, **options):
-        """The offsets of instants so many minutes after the beginning, by minute."""
+        """Return the offsets of instants that many minutes after the beginning, by minute."""
         instants = {minute: BEGIN + minute * MINUTE for minute in minutes}
         found = self.boundaries.decide(
             [self.name], instants.values(), lambda: read_log(self.hook, [self.name]), **{"grace": 0, **options}

@@ -52,7 +52,7 @@ def test_of_two_overlapping_intervals_that_are_planned_at_once_the_later_one_is_
 
 
 class Hourly:
-    """A pipeline of hourly intervals of ten offsets each, moved without their records."""
+    """A pipeline of hourly intervals of ten offsets each; its records are not moved."""
 
     def __init__(self, kafka, hook, name, topic, ledger):
         self.hook, self.name, self.topic, self.ledger = hook, name, topic, ledger
@@ -152,14 +152,14 @@ def test_an_attempt_reads_each_record_of_the_ledger_once(hourly, monkeypatch):
     for number in range(3):
         hourly.move(number)
     read: list[int] = []
-    of_kafka = ledger_topic.read_to
+    of_kafka = ledger_topic.read_span
 
     def counted(*arguments, **options):
         for record in of_kafka(*arguments, **options):
             read.append(record.offset)
             yield record
 
-    monkeypatch.setattr(ledger_topic, "read_to", counted)
+    monkeypatch.setattr(ledger_topic, "read_span", counted)
     ledger = hourly.attempt(3)
     ledger.peek()
     seen = list(read)

@@ -35,14 +35,14 @@ def hook():
 
 @pytest.fixture
 def topic(kafka, unique):
-    """A new topic of one partition."""
+    """Create a topic of one partition."""
     topic = unique("lag")
     kafka.create_topic(topic)
     return topic
 
 
 def measured(hook, topic, group, **options):
-    """The state of partition 0, and the status."""
+    """Return the state of partition 0, and the status."""
     lag, verdicts = LagMeter((topic,), group, **options).measure(hook)
     return lag.partitions[TopicPartition(topic, 0)], find_worst_verdict(verdicts)
 

@@ -1,4 +1,4 @@
-"""A mutation check: deliberate faults in the provider, each of which named tests of the suite have to find.
+"""A mutation check: deliberate faults in the provider, each with the tests that have to find it.
 
 ``python -m tests.mutants`` runs it. The faults are in :mod:`tests.mutants.catalog`.
 """

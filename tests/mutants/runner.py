@@ -1,4 +1,4 @@
-"""Running tests against a copy of the provider, in a process of their own."""
+"""Run tests against a copy of the provider, in a separate process."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Ran:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a test process that still runs: by an interrupt, which lets its fixtures stop their servers, else by force."""
+    """End a running test process: by an interrupt, which lets its fixtures stop their servers, then by SIGKILL."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGINT)
@@ -164,6 +164,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _remove_bytecode(found: Mapping[str, Any], package: Path) -> None:
-    """Remove the bytecode of the copy if tests keep bytecode in a directory of its own: it is not used again."""
+    """Remove the bytecode of the copy if tests keep bytecode in a separate directory: it is not used again."""
     if prefix := found.get("bytecode"):
         shutil.rmtree(Path(prefix, *package.parents[1].parts[1:]), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Mutants of what writes a window: the sinks, publishing to Kafka, and dead letters."""
+"""Mutants of the code that writes a window: the sinks, publishing to Kafka, and dead letters."""
 
 from __future__ import annotations
 
@@ -275,6 +275,27 @@ _OF_PUBLISHING = (
         ),
     ),
     Mutant(
+        name="publish-topics-of-records-not-compared",
+        path="operators/publishing.py",
+        old='if found[topic] not in (known, "")]',
+        new="if False]",
+        breaks="Records that are gone with a topic beside the target of an open window are not left out silently.",
+        tests=(
+            f"{_BINDING}::test_records_of_an_open_window_that_are_gone_with_a_topic_beside_its_target_are_not_left_out_silently",
+        ),
+    ),
+    Mutant(
+        name="publish-reset-before-the-fences",
+        path="control/position.py",
+        old="                move, group = planned(found.memory)\n",
+        new="                pass\n",
+        breaks="A partition that a task publishes while its window is given up is not published again.",
+        tests=(
+            "tests/control/test_reset.py::TestReset"
+            "::test_what_a_task_publishes_meanwhile_is_not_published_again_by_the_next_window",
+        ),
+    ),
+    Mutant(
         name="publish-marker-before-records",
         path="sinks/kafka/tasks/publish.py",
         old="        producer.begin_transaction()\n        sender = ",
@@ -310,8 +331,8 @@ _OF_PUBLISHING = (
     Mutant(
         name="publish-open-marker-believed",
         path="sinks/kafka/tasks/publish.py",
-        old="read_to(config, tp, start, high, mine, on_open_transaction=self._end)",
-        new='read_to({**config, "isolation.level": "read_uncommitted"}, tp, start, high, mine, on_open_transaction=self._end)',
+        old="read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))",
+        new="read_span(LedgerSpan(config, tp, start, high).uncommitted_from(start), AwaitedRecords(mine, abort=self._end))",
         breaks="A marker in a transaction that was aborted does not count.",
         tests=(f"{_PUBLISH}::test_a_marker_that_was_never_committed_does_not_count",),
     ),

@@ -1,6 +1,6 @@
-"""Arguments of wrong types: each is named by the validation, none raises another error, and none hides other mistakes.
+"""Arguments of wrong types: the validation names each of them, raises no other error, and still reports other mistakes.
 
-No server: no connection is defined, so that checks of servers end with the look-up.
+No server is started and no connection is defined, so checks of servers end with the look-up.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def from_source(**options: Any) -> SourceToKafkaOperator:
 
 
 def complaints(operator: Any) -> list[Problem]:
-    """Return what a run complains of; a run without a complaint would need the connections."""
+    """Return the problems that a run reports. A run without a problem would need the connections."""
     with pytest.raises(ValidationError) as caught:
         operator.execute(context("run"))
     assert str(caught.value)
@@ -142,7 +142,8 @@ def arguments(cls: type) -> Iterator[str]:
 
 
 def refused(make: Callable[..., Any], cls: type, given: dict[str, Any], expected: str) -> None:
-    """Each argument of a class with each wrong value is a problem with its name, or none of it; and nothing else is raised.
+    """Check that each argument of a class with each wrong value is a problem under its name, or no problem, and that no other
+    error is raised.
 
     :param make: returns the operator with an instance of the class.
     :param expected: what the name of an argument is put into.
@@ -265,7 +266,7 @@ def test_an_entry_of_a_mapping_is_named_and_templates_and_subclasses_are_taken()
     assert problem.what == expected
 
     class Text(str):
-        """As rendered templates are."""
+        """A string as rendered templates are."""
 
     assert find_type_problems(PostgresSink(Text("a"), Text("b"), mode=Text("append"), key=[Text("c")])) == []  # type: ignore[arg-type]
 

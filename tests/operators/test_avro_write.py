@@ -1,4 +1,4 @@
-"""Avro all the way: rows of tables and topics are published with schemas of a registry, and read by Confluent's deserializer."""
+"""Avro end to end: rows of tables and topics are published with schemas of a registry, and read by Confluent's deserializer."""
 
 from __future__ import annotations
 

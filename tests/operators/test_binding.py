@@ -1,9 +1,10 @@
-"""A window goes to the destination of its plan, moved by the task of its pipeline, until a user decides otherwise."""
+"""A window goes to the destination of its plan, moved by the task of its pipeline, unless a user changes this."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from airflow_kafka_spark.errors import (
     SourceChanged,
     TopicRecreated,
     ValidationError,
+    WindowConflict,
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -32,11 +34,11 @@ from airflow_kafka_spark.operators import KafkaToKafkaOperator, KafkaToSinkOpera
 from airflow_kafka_spark.operators.binding import find_committed_before
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import FilesSource
-from airflow_kafka_spark.transforms import Condition, Filter
+from airflow_kafka_spark.transforms import Condition, Filter, RegexRouter
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compare_endpoints, compare_locations
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
-from tests.support.control import forget, rebind
+from tests.support.control import forget, rebind, reset
 from tests.support.dry import Dry
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
@@ -49,7 +51,7 @@ from tests.support.waiting import settled
 
 @pytest.fixture
 def dies():
-    """A run that ends behind a point of its window's life, which stays open."""
+    """Run an attempt that ends after a point of its window's life. The window stays open."""
 
     def died(flow, run, point="sink.committed", **options):
         with fails_at(point):
@@ -60,7 +62,7 @@ def dies():
 
 @pytest.fixture
 def deployment(monkeypatch):
-    """In which Airflow deployment the next run is."""
+    """Set the Airflow deployment of the next run."""
     return lambda name: monkeypatch.setenv("AIRFLOW__KAFKA_SPARK__DEPLOYMENT", name)
 
 
@@ -390,6 +392,87 @@ def test_an_open_window_whose_topic_was_created_again_continues_in_the_new_one(k
         assert made.check() == 30
 
 
+def test_an_open_window_whose_dead_letters_are_gone_with_their_topic_sends_them_again_once_a_user_says_so(files, dies):
+    from tests.support.dead_letters import check_sorted_out, letters, produce_mixed
+
+    dead = f"dead-{files.topic}"
+    tolerant = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    bad = produce_mixed(files, 30, 10)
+    dies(files, "run1", point="dead.committed", **tolerant)
+    assert len(letters(files.kafka.connection_extra(), dead)) == bad
+    files.kafka.delete_topic(dead)
+    with pytest.raises(TopicRecreated, match="the broker has no such topic"):
+        files.run("run1", **tolerant)
+    files.kafka.create_topic(dead, 2)
+    with pytest.raises(TopicRecreated, match="rebind <pipeline> --not-running"):
+        files.run("run1", **tolerant)
+    assert not files.rows()
+    decide(files, running=False)
+    report = files.run("run1", **tolerant)
+    assert (report["records_read"], report["records_rejected"], len(files.rows())) == (30 + bad, bad, 30)
+    assert check_sorted_out(files, dead) == (30, bad)
+
+
+def test_records_of_an_open_window_that_are_gone_with_a_topic_beside_its_target_are_not_left_out_silently(
+    kafka, unique, tmp_path
+):
+    """The dead letter topic, one that a filter names, and one that records name."""
+    with relay(kafka, unique, tmp_path) as made:
+        dead, rare, other = (unique(name) for name in ("dead", "rare", "other"))
+        for name in (dead, rare, other):
+            kafka.create_topic(name, 2)
+        routes = [
+            Filter(predicate=Condition("id % 4 = 0"), to=rare),
+            RegexRouter(".*", other, predicate=Condition("id % 4 = 1")),
+        ]
+        options = {
+            "value": Json(schema="id bigint"), "transforms": routes,
+            "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead,
+        }  # fmt: skip
+        bad = made.send_mixed(60, 10)
+        with fails_at("job.done"):
+            made.run("run1", **options)
+        kafka.delete_topic(rare)
+        with pytest.raises(TopicRecreated, match=f"`{rare}` was deleted: "):
+            made.run("run1", **options)
+        for name in (other, dead):
+            kafka.delete_topic(name)
+        for name in (dead, rare, other):
+            kafka.create_topic(name, 2)
+        with pytest.raises(TopicRecreated, match=f"`{dead}` was deleted and created again.*rebind <pipeline> --not-running"):
+            made.run("run1", **options)
+        decide(made, running=False)
+        report = made.run("run1", **options)
+        counts = ("records_read", "records_written", "records_routed", "records_rejected")
+        assert [report[name] for name in counts] == [60 + bad, 45, 15, bad]
+        settled(made.topic, made.output, dead, rare, other)
+        assert {name: len(made.read(name)) for name in (made.output, dead, rare, other)} == {
+            made.output: 30, dead: 0, rare: 0, other: 0,
+        }  # fmt: skip
+
+
+def test_rows_of_an_open_window_that_are_gone_with_a_topic_that_they_name_are_not_left_out_silently(
+    kafka, postgres, unique, tmp_path
+):
+    with shop(kafka, postgres, unique, tmp_path, topic=None, topic_column="topic") as sold:
+        other = unique("other")
+        kafka.create_topic(other, 2)
+        with postgres.connect(autocommit=True) as connection:
+            place = f"CASE WHEN id % 10 = 7 THEN '{other}' ELSE '{sold.topic}' END"
+            connection.execute(f'ALTER TABLE "{sold.table}" ADD COLUMN topic text GENERATED ALWAYS AS ({place}) STORED')
+        sold.sell(30)
+        with fails_at("job.done"):
+            sold.run("run1")
+        kafka.delete_topic(other)
+        kafka.create_topic(other, 2)
+        with pytest.raises(TopicRecreated, match=f"`{other}` was deleted and created again"):
+            sold.run("run1")
+        decide(sold, running=False)
+        assert sold.run("run1")["records_written"] == 30
+        there = [len(committed_records(kafka.connection_extra(), name)) for name in (sold.topic, other)]
+        assert there == [27, 0]
+
+
 def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, unique, tmp_path, dies):
     with shop(kafka, postgres, unique, tmp_path) as sold:
         other = unique("other")
@@ -452,6 +535,11 @@ def test_an_open_window_of_a_table_is_not_read_from_another_one(kafka, postgres,
         dies(sold, "run1", point="planned")
         for changed in ({"table": other}, {"source": {"mode": "bulk", "cursor": None}}):
             with pytest.raises(SourceChanged, match="was planned from"):
+                sold.run("run2", **changed)
+        # Part of its rows may be published, so that a rebind does not make the other table's rows part of it.
+        decide(sold, running=False)
+        for changed in ({"table": other}, {"source": {"mode": "bulk", "cursor": None}}):
+            with pytest.raises(SourceChanged, match="so `rebind` allows another one only for the window after it"):
                 sold.run("run2", **changed)
         assert sold.run("run2")["records_read"] == 0
         assert sold.check() == 30
@@ -601,6 +689,27 @@ def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_a_user
     assert files.run("run5")["records_read"] == 5
 
 
+def test_what_a_restored_table_has_lost_is_moved_again_by_the_command_that_is_named(table):
+    def forget_window(number, ids):
+        with table.postgres.connect(autocommit=True) as connection:
+            connection.execute("DELETE FROM airflow_windows WHERE pipeline = %s AND number = %s", (table.name, number))
+            connection.execute(f'DELETE FROM "{table.place}" WHERE id >= {ids}')
+
+    for number in (1, 2):
+        table.produce(30)
+        table.run(f"run{number}")
+    forget_window(2, 30)
+    table.produce(30)
+    with pytest.raises(WindowConflict) as refused:
+        table.run("run3")
+    to = re.search(rf"reset {table.name} --to '(.*)' --discard-open", refused.value.action)
+    wait_stable(table.kafka.connection_extra(), f"ledger-{table.name}")
+    with KafkaHook() as hook:
+        reset(hook, table.name, to[1], why="a backup", ledger_topic=f"ledger-{table.name}", discard_open=True)
+    assert table.run("run4")["records_read"] == 60
+    same_multiset(orders(table), table.rows())
+
+
 def test_another_task_of_the_same_pipeline_is_refused_mapped_or_not(files):
     files.produce(30)
     files.run("run1", facts={"map_index": 0})
@@ -673,7 +782,7 @@ def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_
 
 
 def stop():
-    """End an attempt that has bound its pipeline, and has planned nothing."""
+    """End an attempt that has bound its pipeline and planned no window."""
     raise RuntimeError("ended")
 
 

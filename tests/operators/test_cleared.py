@@ -1,5 +1,6 @@
-"""A task that is cleared moves its complete window once more, one that is retried does not: with the ledger on a real broker, and
-Airflow's counters as Airflow changes them."""
+"""A cleared task moves its complete window again, a retried task does not. The ledger is on a real broker, and Airflow's counters
+change as Airflow changes them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def dry(kafka, unique, tmp_path):
 
 @pytest.fixture
 def dies():
-    """An attempt that ends at a point of its window's life."""
+    """Run an attempt that ends at a point of its window's life."""
 
     def died(attempt, point):
         with fails_at(point):
@@ -26,9 +27,9 @@ def dies():
 
 
 class Task:
-    """One task of a DAG run, and what Airflow counts of it.
+    """One task of a DAG run, with Airflow's counters of it.
 
-    :param number: the hour of its run; None moves what is new.
+    :param number: the hour of its run; None moves the new records.
     """
 
     def __init__(self, dry: Dry, number: int | None = 0, *, retries: int = 0, **options) -> None:
@@ -39,7 +40,7 @@ class Task:
         return self.dry.attempt(self.number, facts=self.airflow.attempt(), **given)
 
     def replays(self, **options) -> int:
-        """Run it; how often its window was moved again by now."""
+        """Run the task; return how often its window was moved again so far."""
         return self.attempt(**options)().get("replay", 0)
 
 

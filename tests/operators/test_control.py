@@ -1,4 +1,4 @@
-"""Offset control end to end: a pipeline is moved, and its sink takes what it is asked to take, and nothing else."""
+"""Offset control end to end: a pipeline is moved, and its sink takes exactly the requested records."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.runs import context
 
 @pytest.fixture(params=["files", "table"])
 def sunk(request):
-    """A pipeline into files, and one into a table, both of which append."""
+    """A pipeline into files and a pipeline into a table; both append."""
     return request.getfixturevalue(request.param)
 
 
 def control(pipeline, **options):
-    """A task of PipelineOffsetsOperator: what it puts into XCom."""
+    """Run a task of PipelineOffsetsOperator; return its XCom value."""
     given = {"pipeline": pipeline.name, "ledger_topic": f"ledger-{pipeline.name}", **options}
     # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
     wait_stable(pipeline.kafka.connection_extra(), given["ledger_topic"])
@@ -34,7 +34,7 @@ def control(pipeline, **options):
 
 
 def values(pipeline) -> list[tuple[int, int, tuple]]:
-    """Partition, offset and row of every record of the topic."""
+    """Return partition, offset and row of every record of the topic."""
     return [(partition, offset, row_of(value)) for partition, offset, _, value in pipeline.events()]
 
 

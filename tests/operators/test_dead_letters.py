@@ -1,4 +1,4 @@
-"""Bad records: they fail the window, are left out and counted, or go to a dead letter topic, each exactly once."""
+"""Bad records: they fail the window, are dropped and counted, or go to a dead letter topic, each exactly once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import rebind
-from tests.support.dead_letters import BAD, check_sorted_out, is_bad, letters, produce_mixed, told
+from tests.support.dead_letters import BAD, check_sorted_out, decode_headers, is_bad, letters, produce_mixed
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
@@ -51,12 +51,12 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
         number = int(key.removeprefix(b"bad-"))
         assert timestamp == 1_700_000_000_000 + number, "its time is the record's own"
         assert headers[:3] == [("trace", b"%d" % number), ("trace", None), ("bytes", b"\x00\xff")], "headers are untouched"
-        facts = told(headers)
+        facts = decode_headers(headers)
         assert facts["topic"] == files.topic and facts["connector.name"] == files.name and facts["task.id"] == "0"
         assert facts["stage"] == "VALUE_CONVERTER" and facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json"
         assert facts["exception.class.name"] == "airflow_kafka_spark.errors.BadRecords"
         assert facts["exception.message"] and facts["exception.stacktrace"].endswith(facts["exception.message"])
-    reasons = {value: told(headers)["exception.message"] for _, value, _, headers in found}
+    reasons = {value: decode_headers(headers)["exception.message"] for _, value, _, headers in found}
     assert "id" in reasons[b'{"id": "seven"}']
     # The next window has its own; one without bad records sends none.
     bad += produce_mixed(files, 50, 7, first=300)
@@ -68,7 +68,7 @@ def test_bad_records_become_dead_letters_as_they_were_with_connects_headers_and_
 def test_a_bad_key_is_distinguished_from_a_bad_value(files: Pipeline):
     produce_mixed(files, 9, 4)
     files.run("run1", **tolerant(f"keys-{files.topic}", key=Json(schema="id bigint")))
-    stages = [told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
+    stages = [decode_headers(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), f"keys-{files.topic}")]
     # The keys of the good records are numbers, no objects; the problem of a bad value is reported first.
     assert sorted(stages) == ["KEY_CONVERTER"] * 9 + ["VALUE_CONVERTER"] * 2
 
@@ -212,7 +212,10 @@ def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(fil
     events = files.events()
     good = [row_of(value) for *_, value in events if value is not None and not is_bad(value)]
     bad = [event for event in events if event[3] is None or is_bad(event[3])]
-    places = [(int(told(h)["partition"]), int(told(h)["offset"]), key, value) for key, value, _, h in letters(config, dead)]
+    places = [
+        (int(decode_headers(h)["partition"]), int(decode_headers(h)["offset"]), key, value)
+        for key, value, _, h in letters(config, dead)
+    ]
     assert (same_multiset(good, files.rows()), same_multiset(bad, places)) == (30, 6)
     assert [report[f"records_{name}"] for name in ("read", "written", "ignored", "rejected")] == [36, 30, 0, 6]
     assert report["dead_letters"][0]["records"] == 6

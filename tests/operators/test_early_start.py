@@ -1,4 +1,4 @@
-"""When Spark is started beside the validation: the ledger and the topics already say that the window will have records."""
+"""Spark is started during the validation if the ledger and the topics already show that the window will have records."""
 
 from __future__ import annotations
 

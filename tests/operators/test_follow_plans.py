@@ -22,7 +22,7 @@ from tests.support.runs import run
 
 
 class Following(DryOperator):
-    """Counts offsets as records: nothing here is written in a transaction, so each offset is one."""
+    """Counts each offset as a record: without transactions, no offset is a marker."""
 
     def move(self, window, ledger):
         self.check_followed(window, window.span)
@@ -30,7 +30,7 @@ class Following(DryOperator):
 
 
 class Pair:
-    """A pipeline that publishes rows, and one that follows it."""
+    """A pipeline that publishes rows, and a pipeline that follows it."""
 
     def __init__(self, kafka, hook, unique, directory) -> None:
         self.kafka, self.hook = kafka, hook
@@ -55,7 +55,7 @@ class Pair:
         return merge_landed(landed)
 
     def publish(self, *counts: int, dies: bool = False, **options) -> None:
-        """So many records to each partition, as one window.
+        """Publish this many records to each partition, as one window.
 
         :param dies: after its split was published, and before the window is complete.
         """
@@ -79,7 +79,10 @@ class Pair:
     # --- downstream ---
 
     def load(self, *, again: bool = False, **options) -> dict:
-        """:param again: the last run once more."""
+        """Run the pipeline that follows.
+
+        :param again: repeat the last run.
+        """
         self.runs += not again
         given = {
             "topics": self.topic, "group_id": f"{self.name}-load", "pipeline": f"{self.name}-load", "follows": self.name,

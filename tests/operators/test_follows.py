@@ -1,4 +1,4 @@
-"""A window that follows another pipeline reads exactly what that has published: published = read = in the sink."""
+"""A window that follows another pipeline reads exactly the records that this has published: published = read = in the sink."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(orders, run_id: str, **options) -> dict:
 
 
 def stray(orders, count: int) -> None:
-    """Another producer writes to the topic."""
+    """Let another producer write to the topic."""
     producer = Producer(orders.kafka.connection_extra())
     for number in range(count):
         producer.produce(orders.topic, b'{"id": -1}', str(number).encode())

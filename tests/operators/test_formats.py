@@ -1,4 +1,4 @@
-"""Formats all the way: what other people's producers write is in the sink, each record exactly once."""
+"""Formats end to end: records of other producers are in the sink, each exactly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Debezium, Json
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.transforms import InsertField, ReplaceField
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
 from tests.support.registry import serializer
@@ -66,8 +66,8 @@ def test_avro_of_old_and_new_schemas_comes_out_transformed_as_the_latest_has_it_
     assert set(table["by"].to_pylist()) == {"us"}
     there = letters(files.kafka.connection_extra(), dead)
     assert same_multiset(bad, [value for _, value, *_ in there]) == 4 == report["records_rejected"]
-    assert {told(headers)["class.name"] for *_, headers in there} == {"airflow_kafka_spark.formats.avro.format.Avro"}
-    assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
+    assert {decode_headers(headers)["class.name"] for *_, headers in there} == {"airflow_kafka_spark.formats.avro.format.Avro"}
+    assert any("2147483647" in decode_headers(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
 
 
 def test_a_topic_without_a_schema_is_reported_before_anything_is_read(files: Pipeline, avro):

@@ -1,4 +1,4 @@
-"""Offsets of data intervals beside other windows of their pipeline: each is moved once, in any order of planning."""
+"""Offsets of data intervals beside other windows of their pipeline: each offset is moved once, in any order of planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows that belong to a data interval: any order, side by side, replayed, on a real broker and real sinks."""
+"""Windows of data intervals: in any order, side by side, replayed, on a real broker and real sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of one topic become records of another: copied, filtered, computed, keyed anew."""
+"""Windows of one topic become records of another: copied, filtered, computed, with new keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Marker
+from tests.support.control import reset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
 from tests.support.runs import fails_at
 from tests.support.timings import check_move
+from tests.support.waiting import settled
 
 ORDERS = Json(schema=SCHEMA)
 
@@ -299,6 +301,26 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     report = orders.run("run2", data_loss="skip")
     assert report["records_read"] == 0
     assert sum(gap["end"] - gap["start"] for gap in report["gaps"]) == 30
+
+
+def test_the_partitions_of_a_window_that_were_not_published_begin_the_next_window_once_it_is_given_up(orders):
+    """As `TransactionTimedOut` advises: an open window keeps its splits."""
+    numbers = {"value": ORDERS, "columns": {"id": "id"}}
+    orders.send(30)
+    orders.run("run1", **numbers)
+    orders.send(60)
+    orders.records_in([(b"customer-1", b"no json", None)])
+    with pytest.raises(BadRecords):
+        orders.run("run2", **numbers)
+    settled(orders.output, ledger := orders.arguments["ledger_topic"])
+    assert 30 < len(orders.read(orders.output)) < 90
+    place = {"ledger_topic": ledger, "discard_open": True, "why": "its splits are too large"}
+    with KafkaHook() as hook:
+        reset(hook, orders.name, f"committed:{orders.name}", **place)
+    report = orders.run("run3", **numbers, max_records=1000, errors_tolerance="all", errors_skip=True)
+    assert (report["window"], report["records_rejected"]) == ("0000000003", 1)
+    settled(orders.output)
+    assert sorted(decoded(record)["id"] for record in orders.read(orders.output)) == [*range(90)]
 
 
 def test_a_ledger_that_is_lost_continues_where_the_group_stands(orders, unique):

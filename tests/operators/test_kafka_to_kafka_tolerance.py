@@ -1,4 +1,4 @@
-"""Between topics: bad records become dead letters in the transaction of the others, and transforms say what the others become."""
+"""Between topics: bad records become dead letters in the transaction of the other records, and transforms change the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from airflow_kafka_spark.transforms import (
     TimestampRouter,
     ValueToKey,
 )
-from tests.support.dead_letters import is_bad, told
+from tests.support.dead_letters import decode_headers, is_bad
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
@@ -67,7 +67,7 @@ def test_each_record_is_in_the_output_or_a_dead_letter_exactly_once_and_a_dead_l
     assert [report[name] for name in counts] == [300 + bad, 150, bad, 150]
     assert [(part["topic"], part["records"]) for part in report["dead_letters"]] == [(dead, bad)]
     assert {part["topic"] for part in report["published"]} == {orders.output}
-    facts = told(list(orders.read(dead)[0].headers))
+    facts = decode_headers(list(orders.read(dead)[0].headers))
     assert (facts["connector.name"], facts["stage"], facts["task.id"]) == (orders.name, "VALUE_CONVERTER", "0")
     assert facts["class.name"] == "airflow_kafka_spark.formats.json.format.Json" and facts["exception.message"]
     assert orders.run("run1", **options) == report, "a cleared task publishes nothing and returns the same report"
@@ -213,7 +213,7 @@ def test_transforms_make_values_keys_headers_and_dead_letters_of_what_they_canno
     assert orders.check_sorted_out(dead, becomes, wrong) == (80, bad + 1)
     counts = ("records_read", "records_written", "records_rejected", "records_filtered")
     assert [report[name] for name in counts] == [121 + bad, 80, bad + 1, 40]
-    stages = [told(list(r.headers))["stage"] for r in orders.read(dead)]
+    stages = [decode_headers(list(r.headers))["stage"] for r in orders.read(dead)]
     assert stages.count("TRANSFORMATION") == 1 and stages.count("VALUE_CONVERTER") == bad
     assert orders.run("run2", value=ORDERS, transforms=transforms, **tolerant(dead))["records_read"] == 0
 
@@ -250,7 +250,7 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
 
 
 def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_error(orders, unique):
-    """Each record is in the output, in one of two topics, or a dead letter, whatever later transforms would make of it."""
+    """Each record is in the output, in one of two topics, or a dead letter, also if later transforms would fail on it."""
     small, gone, dead = unique("small"), unique("gone"), unique("dead")
     orders.kafka.create_topic(small, 5)
     bad = orders.send_mixed(120, 10)

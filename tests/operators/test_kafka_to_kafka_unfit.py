@@ -1,4 +1,4 @@
-"""Between topics: a record that does not fit the schema it is written in is a bad one, and its letter is the record as it was."""
+"""Between topics: a record that does not fit the schema of the output is bad, and its dead letter equals the original record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from airflow_kafka_spark.errors import BadRecords, TooManyBadRecords
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.transforms import Condition, ExtractField, Filter, ReplaceField, ValueToKey
-from tests.support.dead_letters import is_bad, told
+from tests.support.dead_letters import decode_headers, is_bad
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import Record, Relay, decoded, relay
 from tests.support.unfit import avro
@@ -72,7 +72,7 @@ def test_what_cannot_be_written_is_a_dead_letter_as_it_was_read_and_counted_befo
     assert orders.check_sorted_out(dead, becomes, out) == (100, bad + 3)
     counts = ("records_read", "records_written", "records_rejected", "records_filtered")
     assert [report[name] for name in counts] == [204 + bad, 100, bad + 3, 101]
-    facts = {record.key: told(list(record.headers)) for record in orders.read(dead)}
+    facts = {record.key: decode_headers(list(record.headers)) for record in orders.read(dead)}
     for key, stage, reason in (
         (b"unfit-key", "KEY_CONVERTER", "cannot be written: key: column `"),
         (b"unfit-amount", "VALUE_CONVERTER", "cannot be written: column `amount`: found 12345.00, expected decimal(5,2)"),

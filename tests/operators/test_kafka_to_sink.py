@@ -1,4 +1,4 @@
-"""One window, on a real broker and a real Spark, with one session for all tests."""
+"""One window, on a real broker and a real Spark. All tests share one session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.waiting import settled
 def send(pipeline, *records, partition=0, topic=""):
     """Send (key, value) pairs to one partition.
 
-    :param topic: default the pipeline's.
+    :param topic: default: the pipeline's.
     """
     producer = Producer(pipeline.kafka.connection_extra())
     for key, value in records:
@@ -43,13 +43,13 @@ def send(pipeline, *records, partition=0, topic=""):
 
 
 def leave_open(pipeline):
-    """Let an attempt of run1 fail when its window is planned and nothing of it is read."""
+    """Let an attempt of run1 fail after its window is planned and before any record is read."""
     with fails_at("planned"):
         pipeline.run("run1")
 
 
 def hook_of(ask):
-    """Return the answer of a hook that is asked between two attempts."""
+    """Return the answer of a hook between two attempts."""
     with KafkaHook() as hook:
         return ask(hook)
 

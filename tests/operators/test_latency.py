@@ -19,7 +19,7 @@ MINUTE = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta
 
 
 def produce(pipeline, counts: dict[int, int]) -> dict[str, int]:
-    """So many records in each minute; the same as an upstream count."""
+    """Produce this many records in each minute. Return the numbers as an upstream count."""
     producer, number, upstream = Producer(pipeline.kafka.connection_extra()), 0, {}
     for minute, count in counts.items():
         instant = MINUTE + timedelta(minutes=minute)
@@ -34,7 +34,7 @@ def produce(pipeline, counts: dict[int, int]) -> dict[str, int]:
 
 @contextmanager
 def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """A StatsD server, to which Airflow's metrics of this process go."""
+    """A StatsD server that gets Airflow's metrics of this process."""
     from airflow.sdk.observability import stats
     from airflow.sdk.observability.metrics import stats_utils
 

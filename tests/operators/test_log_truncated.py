@@ -1,4 +1,4 @@
-"""A topic, or a ledger, that has lost its last records and has grown again: on a real broker, whose log files are cut."""
+"""A topic, or a ledger, that has lost its last records and has grown again. The broker is real, and its log files are cut."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lone():
 
 
 def send(kafka: EmbeddedKafka, topic: str, numbers: range) -> None:
-    """Each order in a batch of its own, all in partition 0."""
+    """Send orders to partition 0, each in a separate batch."""
     producer = Producer({**kafka.connection_extra(), "linger.ms": 0})
     for number in numbers:
         producer.produce(topic, order(number), b"k", 0)
@@ -59,14 +59,14 @@ def segment(kafka: EmbeddedKafka, topic: str) -> Path:
 
 
 def settled_size(kafka: EmbeddedKafka, ledger: str, file: Path) -> int:
-    """Return the size of a log file with the markers of all its transactions, which a broker writes after it has answered."""
+    """Return the size of a log file with the markers of all its transactions; brokers answer before they write markers."""
     assert wait_stable(kafka.connection_extra(), ledger)
     return file.stat().st_size
 
 
 def cut_off(kafka: EmbeddedKafka, *logs: tuple[Path, int]) -> None:
-    """Cut log files to a size: what an unclean leader election leaves of the log of a replica that was behind. The broker comes
-    back with new leader epochs.
+    """Cut log files to a size, like an unclean leader election that picks a lagging replica. The broker restarts with new leader
+    epochs.
     """
     kafka.kill()
     for file, size in logs:
@@ -82,10 +82,10 @@ SCENES: dict[str, Callable[..., Iterator[Logs]]] = {}
 
 
 def around_the_cut(scene: Callable[..., Iterator[Logs]]) -> Callable[[Cut], None]:
-    """Make a test of a generator, so that the broker is restarted once for all of them.
+    """Make a test of a generator, so that one restart of the broker serves all of these tests.
 
-    What it does up to its first ``yield`` comes before an election that loses nothing. Then it yields the logs that are to be cut
-    off. The rest, behind the cut, is the test.
+    The code up to the first ``yield`` runs before an election that loses nothing. Then the generator yields the logs that are to
+    be cut off. The code after that ``yield`` is the test.
     """
     name = scene.__name__
     SCENES[name] = scene
@@ -240,7 +240,7 @@ def test_between_topics_what_is_published_is_not_published_again_where_the_ledge
 
 @dataclass(frozen=True, kw_only=True)
 class LateFilesSink(FilesSink):
-    """A sink before whose first split something happens: when it begins, the driver has compared the log."""
+    """A sink that calls a function before its first split: when the sink begins, the driver has already compared the log."""
 
     before: Callable[[], None]
 
@@ -270,7 +270,7 @@ class LateOperator(KafkaToKafkaOperator):
 
 
 def begin_log(kafka: EmbeddedKafka, topic: str) -> tuple[Path, int]:
-    """Write 20 orders, and return the log file with its size behind the first ten."""
+    """Write 20 orders. Return the log file and its size after the first ten."""
     send(kafka, topic, range(10))
     file = segment(kafka, topic)
     size = file.stat().st_size
@@ -283,7 +283,7 @@ LEFT = (*range(10), *range(100, 130))
 
 
 def give_up(flow, error: LogTruncated) -> None:
-    """The command that the error names."""
+    """Run the command that the error names."""
     assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
     with KafkaHook() as hook:
         options = {"ledger_topic": f"ledger-{flow.name}", "group_id": flow.name, "discard_open": True}
@@ -303,7 +303,7 @@ RELAYS = {"copy": None, "filter": "id >= 0"}
 def open_flows(
     lone: EmbeddedKafka, postgres: Any, unique: Callable[[str], str], directory: Path, stack: ExitStack
 ) -> dict[str, Any]:
-    """Make the pipelines whose logs are cut off while their drivers are at work."""
+    """Make the pipelines whose logs are cut off while their drivers are running."""
     for name in (*FILES, "splits", *RELAYS):
         (directory / name).mkdir()
     made: dict[str, Any] = {
@@ -319,7 +319,7 @@ def open_flows(
 
 
 def run_late(name: str, flow: Any, before: Callable[[], None]) -> Any:
-    """Run a window, with something that happens when the driver has looked; return its report, or the error."""
+    """Run a window, with a function that is called after the driver's comparison. Return its report, or the error."""
     if name in RELAYS:
         late: dict[str, Any] = {"before": before}
     elif name == "splits":
@@ -334,10 +334,10 @@ def run_late(name: str, flow: Any, before: Callable[[], None]) -> Any:
 
 @dataclass(frozen=True)
 class Cut:
-    """The scene of the tests once all logs were cut off.
+    """The state of the tests after all logs were cut off.
 
-    :ivar flows: pipelines that were at work meanwhile, with what came of it: a report, or an error.
-    :ivar scenes: :data:`SCENES`, which go on from here.
+    :ivar flows: the pipelines that were running meanwhile, with their results: a report, or an error.
+    :ivar scenes: the generators of :data:`SCENES`, which continue from here.
     """
 
     flows: dict[str, tuple[Any, Any]]
@@ -346,10 +346,10 @@ class Cut:
 
 @pytest.fixture(scope="module")
 def make_cut(lone, postgres, tmp_path_factory):
-    """Return a function that cuts off all logs of this file at once.
+    """Return a function that cuts off all logs of this file at the same time.
 
-    A first run of several pipelines is at work: their logs grow again when each driver has looked and no task has read. Each run
-    begins within the one before it.
+    A first run of several pipelines is going on: their logs grow again when each driver has made its comparison and no task has
+    read. Each run begins within the previous run.
     """
     numbers = count(1)
 
@@ -392,7 +392,7 @@ def first_cut(make_cut):
 
 @pytest.fixture
 def cut(request, first_cut, make_cut):
-    """The cut that all tests share; another one for the second try of a test, whose first try has used up its logs."""
+    """The cut that all tests share. The second try of a test gets a new cut, because the first try has used its logs."""
     return first_cut if getattr(request.node, "execution_count", 1) == 1 else make_cut()
 
 
@@ -409,7 +409,7 @@ def test_records_of_a_log_that_is_cut_off_between_look_and_read_are_not_committe
 
 
 def give_up_at_start(flow, error: LogTruncated) -> None:
-    """The open window is given up, and nothing of it is in the sink."""
+    """Give up the open window, of which nothing is in the sink."""
     assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
     assert error.found_epoch > error.known_epoch >= 0
     with KafkaHook() as hook:

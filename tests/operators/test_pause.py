@@ -1,4 +1,4 @@
-"""A paused pipeline moves nothing, what is at work is not disturbed, and after resuming the same window is finished."""
+"""A paused pipeline moves nothing, running attempts are not disturbed, and after resuming the open window is finished."""
 
 from __future__ import annotations
 

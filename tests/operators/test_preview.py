@@ -1,4 +1,4 @@
-"""A preview shows the window that the next run moves, also where the sink knows more than the ledger."""
+"""A preview shows the window that the next run moves, also if the sink has a later window than the ledger."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def ask(action, pipeline, **options):
 
 
 def spoil(pipeline, window: str = "") -> int:
-    """Change the rows of a window, or of all; return how many they are."""
+    """Change the rows of a window, or of all windows; return the number of rows."""
     with pipeline.postgres.connect(autocommit=True) as connection:
         where = f"WHERE \"window\" LIKE '%{window}%'" if window else ""
         return connection.execute(f"UPDATE \"{pipeline.place}\" SET customer = 'spoilt' {where}").rowcount
@@ -124,9 +124,9 @@ def test_a_poisoned_window_is_skipped_and_the_next_one_continues_with_nothing_do
     table.run("run1")
     before = table.committed()
     table._produced += 1
-    producer = Producer(table.kafka.connection_extra())
+    producer = Producer({**table.kafka.connection_extra(), "enable.idempotence": True})
     producer.produce(table.topic, b"no json", b"poison", 0)
-    producer.flush(60)
+    assert producer.flush(60) == 0
     table.produce(20)
     with pytest.raises(BadRecords):
         table.run("run2")

@@ -1,7 +1,7 @@
-"""The rights that docs/connections.md documents are enough, and each missing one is an error that names it.
+"""The rights that docs/connections.md documents are enough, and a missing right is an error that names it.
 
-One broker with an authorizer. Its ACLs are those of the commands in docs/connections.md, read from there: page and test cannot
-differ.
+One broker with an authorizer. Its ACLs are the commands in docs/connections.md, which are read from the page, so page and test
+cannot differ.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Cluster:
 
     @contextmanager
     def without(self, kind: str, name: str, group: str, *operations: str) -> Iterator[None]:
-        """Take these rights of the user ``airflow`` away for a while.
+        """Remove these rights of the user ``airflow`` during the block.
 
         :param group: the group that has the rights of the page's example.
         """
@@ -151,7 +151,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A broker that refuses what the page does not grant, and has the topics of its examples."""
+    """A broker that refuses everything that the page does not grant, and has the topics of its examples."""
     security = KafkaSecurity("SASL_PLAINTEXT", USERS, ("PLAIN",))
     authorizer = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -193,7 +193,7 @@ def from_table(table: str, **options: Any) -> SourceToKafkaOperator:
 
 
 def moved(cluster: Cluster, directory: Path, name: str, runs: int = 2, **options: Any) -> dict[str, Any]:
-    """Move windows of a new pipeline into files; the last report. The group has the rights of the page's example."""
+    """Move windows of a new pipeline into files; return the last report. The group has the rights of the page's example."""
     cluster.grant([renamed(acl, name) for acl in documented()[0] if acl.name == GROUP])
     cluster.grant([renamed(acl, name) for acl in documented()[2] if acl.name == GROUP])
     report = {}
@@ -209,7 +209,7 @@ def renamed(acl: AclBinding, name: str) -> AclBinding:
 
 
 def rights_of_resend() -> list[AclBinding]:
-    """Return the optional rights that sending dead letters again takes: Write where they came from, Read where they are."""
+    """Return the optional rights for sending dead letters again: Write on their topics, Read on the dead letter topic."""
     wanted = {(READ, AclOperation.WRITE), (DEAD, AclOperation.READ)}
     found = [acl for acl in documented()[1] if (acl.name, acl.operation) in wanted]
     assert len(found) == 2
@@ -218,7 +218,7 @@ def rights_of_resend() -> list[AclBinding]:
 
 @contextmanager
 def may_resend(cluster: Cluster) -> Iterator[None]:
-    """Grant these rights for a while. Write includes Describe, which other tests take away."""
+    """Grant these rights during the block. Write includes Describe, which other tests remove."""
     cluster.grant(rights_of_resend())
     try:
         yield
@@ -288,7 +288,7 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
 
 
 def sql_of(page: str, heading: str, role: str) -> str:
-    """Return the statements of a page's first block of SQL behind a heading, for a role."""
+    """Return the statements of a page's first block of SQL after a heading, for a role."""
     text = (PAGE.parent / page).read_text().partition(f"\n{heading}")[2]
     found = re.search(r"```sql\n(.*?)```", text, re.DOTALL)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Records that do not meet a condition go to another sink, in the same window: each is in one place, exactly once."""
+"""Records that do not meet a condition go to another sink, in the same window: each record is in one sink, exactly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter, RecordIsTombstone, Sql
 from tests.operators.test_binding import decide
-from tests.support.dead_letters import is_bad, letters, produce_mixed, told
+from tests.support.dead_letters import decode_headers, is_bad, letters, produce_mixed
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import COLUMNS, SCHEMA, Pipeline, files_rows, order, row_of
@@ -23,7 +23,7 @@ ORDER = {name: name for name in ("id", "customer", "amount", "placed_at")}
 
 
 def second_table(flow: Pipeline, columns: str = COLUMNS, **options) -> PostgresSink:
-    """Another table of the same database."""
+    """Another table of the pipeline's database."""
     sink = PostgresSink(conn_id="warehouse", table=f"other_{flow.place}", **options)
     with flow.postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{sink.table}" ({columns})')
@@ -41,7 +41,7 @@ def orders(flow: Pipeline) -> list[tuple[int, str, str, int]]:
 
 
 def split(rows: list[tuple], takes) -> tuple[list[tuple], list[tuple]]:
-    """Return the records that are taken out, and the others."""
+    """Return the records that the filter removes, and the others."""
     return [row for row in rows if takes(row)], [row for row in rows if not takes(row)]
 
 
@@ -85,7 +85,7 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
     there = letters(table.kafka.connection_extra(), topic)
     assert same_multiset(to_topic, [row_of(value) for _, value, *_ in there]) > 50
     found = letters(table.kafka.connection_extra(), dead)
-    put = [row_of(value) for _, value, _, headers in found if told(headers)["stage"] == "TASK_PUT"]
+    put = [row_of(value) for _, value, _, headers in found if decode_headers(headers)["stage"] == "TASK_PUT"]
     assert same_multiset([*refused, *refused_too], put) == len(found) - bad
     assert report["captured"] == [
         {"sink": other.uri, "records": len(to_other)},

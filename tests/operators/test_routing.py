@@ -16,7 +16,7 @@ from airflow_kafka_spark.sinks.kafka.tasks import dead_letters
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, DeadLetterBuffer
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import SCHEMA as LETTER
 from airflow_kafka_spark.transforms import Cast, Condition, Filter, RecordIsTombstone, Sql
-from tests.support.dead_letters import is_bad, letters, produce_mixed, told
+from tests.support.dead_letters import decode_headers, is_bad, letters, produce_mixed
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA, Pipeline, row_of
 from tests.support.runs import context
@@ -87,7 +87,9 @@ def test_records_that_do_not_meet_a_condition_are_in_their_topic_as_they_were_an
     assert report["records_rejected"] == bad == sum(part["records"] for part in report["dead_letters"])
     threes = len(events) - 20 - len(kept) - len(fours)
     assert (report["records_read"], report["records_filtered"], report["records_written"]) == (201 + bad, threes, len(kept))
-    assert {told(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), dead)} == {"VALUE_CONVERTER"}
+    assert {decode_headers(headers)["stage"] for *_, headers in letters(files.kafka.connection_extra(), dead)} == {
+        "VALUE_CONVERTER"
+    }
     assert files.committed() == {r["partition"]: r["end"] for r in report["ranges"]}
 
 

@@ -1,4 +1,4 @@
-"""Rows that the table refuses become dead letters like any other bad record, and the others are committed without them."""
+"""Rows that the table refuses become dead letters like other bad records, and the other rows are committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_kafka_spark.errors import BadRecords, CountMismatch, SinkRejected, 
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
 
@@ -26,7 +26,7 @@ REFUSED = {
 
 
 def produce(flow: Pipeline, count: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Orders, of which every tenth has something that is refused: those, with their keys, and the others."""
+    """Produce orders, of which the table refuses every tenth. Return the refused orders with their keys, and the others."""
     producer, bad, good = Producer(flow.kafka.connection_extra()), [], []
     for number in range(count):
         key, value, headers = b"%d" % number, order(number), [("trace", b"\x00\xff"), ("trace", None)]
@@ -43,7 +43,7 @@ def produce(flow: Pipeline, count: int) -> tuple[list[tuple[bytes, bytes]], list
 
 @pytest.fixture
 def strict(table: Pipeline) -> Pipeline:
-    """A pipeline into a table with rules of its own."""
+    """A pipeline into a table with constraints."""
     with table.postgres.connect(autocommit=True) as connection:
         connection.execute(
             f"ALTER TABLE \"{table.place}\" ADD CONSTRAINT recent CHECK (placed_at > '2000-01-01'), "
@@ -76,7 +76,7 @@ def test_rows_that_the_table_refuses_become_dead_letters_as_they_were_read_or_ar
     assert same_multiset(bad, [(key, value) for key, value, *_ in there]) == 20 == report["records_rejected"]
     reasons: dict[str, set[str]] = {}
     for key, _, timestamp, headers in there:
-        facts = told(headers)
+        facts = decode_headers(headers)
         assert timestamp == 1_700_000_000_000 + int(key) and headers[:2] == [("trace", b"\x00\xff"), ("trace", None)]
         name = list(REFUSED)[int(key) // 10 % len(REFUSED)]
         reasons.setdefault(name, set()).add(facts["exception.message"])
@@ -108,7 +108,7 @@ def test_split_by_split_nothing_of_a_split_is_there_before_it_is_decided_what_be
 
 
 def send(flow: Pipeline, *partitions: Sequence[tuple[int, str, str]]) -> None:
-    """Orders of these ids, customers and amounts."""
+    """Send orders with these ids, customers and amounts."""
     producer = Producer(flow.kafka.connection_extra())
     for partition, orders in enumerate(partitions):
         for number, customer, amount in orders:
@@ -149,7 +149,7 @@ def test_split_by_split_only_splits_with_refused_rows_wait_until_it_is_decided_w
         with pytest.raises(SinkRejected):
             table.run("run1", **options)
     report = table.run("run1", **tolerant, max_errors=4)
-    facts = {int(key): told(headers) for key, _, _, headers in letters(table.kafka.connection_extra(), dead)}
+    facts = {int(key): decode_headers(headers) for key, _, _, headers in letters(table.kafka.connection_extra(), dead)}
     (late,) = {200, 201} - there
     assert facts.keys() == {60, 70, 71, late} and {fact["stage"] for fact in facts.values()} == {"TASK_PUT"}
     for number, reason in {60: "one", 70: "small", 71: "unlucky", late: "both"}.items():
@@ -174,7 +174,7 @@ def test_rows_that_files_cannot_hold_become_dead_letters(files: Pipeline):
                 files.run("run1", **options)
         report = files.run("run1", **options, errors_tolerance="all", errors_deadletterqueue_topic_name=dead)
         assert (report["records_read"], report["records_written"], report["records_rejected"]) == (21, 19, 2)
-        found = {key: told(headers) for key, _, _, headers in letters(files.kafka.connection_extra(), dead)}
+        found = {key: decode_headers(headers) for key, _, _, headers in letters(files.kafka.connection_extra(), dead)}
         assert found.keys() == {b"7", b"30"} and {fact["stage"] for fact in found.values()} == {"TASK_PUT"}
         assert {fact["class.name"] for fact in found.values()} == {"airflow_kafka_spark.sinks.files.sink.FilesSink"}
         assert "255 bytes" in found[b"7"]["exception.message"] and "ORC" in found[b"30"]["exception.message"]
@@ -214,7 +214,8 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
         monkeypatch.undo()
     report = table.run("run1", **options, **tolerant)
     reasons = {
-        int(key): told(headers)["exception.message"] for key, _, _, headers in letters(table.kafka.connection_extra(), dead)
+        int(key): decode_headers(headers)["exception.message"]
+        for key, _, _, headers in letters(table.kafka.connection_extra(), dead)
     }
     assert reasons.keys() == {2, 3, 4} and report["records_rejected"] == 3
     assert "unlucky" in reasons[2] and "index row" in reasons[3] and "foreign key" in reasons[4]

@@ -1,4 +1,4 @@
-"""Windows of a table become records of a topic: counts, offsets, positions and places."""
+"""Windows of a table become records of a topic: counts, offsets, positions and partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a table: rows that do not fit the schema become dead letters in the transaction of the others, or fail the window."""
+"""From a table: rows that do not fit the schema become dead letters in the transaction of the other rows, or fail the window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from airflow_kafka_spark.errors import RowsRejected, TooManyBadRecords
 from airflow_kafka_spark.formats import JsonSchema, Protobuf
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.registry import EmbeddedRegistry
 from tests.support.shop import SPLIT, Shop, shop
@@ -66,7 +66,10 @@ def test_with_more_bad_rows_than_allowed_nothing_is_visible_else_they_are_dead_l
     assert orders.run("run1", **formats, **tolerant(orders)) == report, "a cleared task does nothing; the ledger has the report"
     facts = {}
     for _, letter, _, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
-        facts[json.loads(letter)["id"]] = {**told(headers), **{name: (found or b"").decode() for name, found in headers}}
+        facts[json.loads(letter)["id"]] = {
+            **decode_headers(headers),
+            **{name: (found or b"").decode() for name, found in headers},
+        }
     null = facts[17]
     assert (null["stage"], null["connector.name"], null["task.id"]) == ("VALUE_CONVERTER", orders.name, "0")
     assert null["class.name"] == "airflow_kafka_spark.formats.avro.format.Avro"
@@ -132,7 +135,7 @@ def test_other_formats_and_skipping(orders: Shop, format) -> None:
     found = []
     for key, value, stamp, headers in letters(orders.kafka.connection_extra(), dead_of(orders)):
         assert headers[0] == ("origin", b"web") and stamp == 1_750_000_000_000 + int(key or b"") * 1000
-        assert told(headers)["class.name"].endswith(type(format).__name__)
+        assert decode_headers(headers)["class.name"].endswith(type(format).__name__)
         found.append((key, json.dumps(json.loads(value or b""))))
     expected = [
         (b"7", '{"id": 7, "customer": "customer 7", "cents": 1099511627776}'),

@@ -1,4 +1,4 @@
-"""From a table, through transforms, to a topic: what they make of each row is there once, and the rest is accounted for."""
+"""From a table, through transforms, to a topic: each row's result is there once, and all other rows are accounted for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_kafka_spark.transforms import (
     TimestampRouter,
     ValueToKey,
 )
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.shop import Shop, shop
 from tests.support.unfit import avro, plain
@@ -44,7 +44,7 @@ def orders(kafka, postgres, unique, tmp_path):
 
 
 def sent(orders: Shop, topic: str = "") -> list[Any]:
-    """Key, value, timestamp and headers of what a read_committed reader sees."""
+    """Return key, value, timestamp and headers of the records that a read_committed reader sees."""
     return letters(orders.kafka.connection_extra(), topic or orders.topic)
 
 
@@ -201,7 +201,7 @@ def test_a_row_that_cannot_be_transformed_or_written_fails_the_window_or_becomes
     for key, body, stamp, headers in letters(orders.kafka.connection_extra(), dead):
         row = json.loads(body or b"", parse_float=str)
         shown.append((row["id"], row["customer"], row["amount"], row["placed_at"]))
-        facts = told(headers)
+        facts = decode_headers(headers)
         stage = "VALUE_CONVERTER" if row["id"] == HUGE else "TRANSFORMATION"
         assert facts["stage"] == stage and key == b"%d" % row["id"]
         assert (

@@ -28,7 +28,10 @@ from tests.support.waiting import fence_tasks, settled
 
 @dataclass(frozen=True)
 class Server:
-    """:param fired: as long as this file is not there, the next of the server's tasks to publish a split dies of it."""
+    """A Spark Connect server.
+
+    :param fired: while this file is missing, the next task of the server that publishes a split dies.
+    """
 
     port: int
     fired: Path
@@ -36,7 +39,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for all, which ends with this process. It has the drivers that Spark's JDBC reader takes."""
+    """One server for all tests, which ends with this process. It has the drivers that Spark's JDBC reader uses."""
     directory = tmp_path_factory.mktemp("connect")
     fired = directory / "fired"
     fired.touch()
@@ -52,7 +55,7 @@ def connection(server: Server) -> str:
 
 
 def through(attempt: Victim, connection: str) -> dict[str, Any]:
-    """The report of an attempt that has run through, over the server."""
+    """Return the report of an attempt that has succeeded over the server."""
     assert attempt.wait() == 0, attempt.tail()
     assert f"sc://127.0.0.1:{json.loads(connection)['port']}" in attempt.log.read_text()
     return attempt.result()

@@ -19,7 +19,7 @@ PER_PARTITION = 20
 
 @pytest.fixture
 def filled(files):
-    """Twenty records in each partition, a second apart: offset n is at BASE + n seconds."""
+    """Produce twenty records in each partition, a second apart: offset n is at BASE + n seconds."""
     producer = Producer(files.kafka.connection_extra())
     for number in range(3 * PER_PARTITION):
         partition, offset = divmod(number, PER_PARTITION)
@@ -29,7 +29,7 @@ def filled(files):
 
 
 def commit(pipeline, offsets: dict[int, int], group: str | None = None) -> str:
-    """A consumer of another kind has left its offsets: Connect, Flink, or a console consumer."""
+    """Commit offsets like another kind of consumer: Connect, Flink, or a console consumer."""
     group = group or pipeline.name
     with KafkaHook() as hook:
         hook.alter_committed(group, {TopicPartition(pipeline.topic, p): o for p, o in offsets.items()})

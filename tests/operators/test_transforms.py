@@ -1,4 +1,4 @@
-"""Transforms between format and sink: the sink holds what they made of each record, exactly once."""
+"""Transforms between format and sink: the sink holds the result of each record, exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_kafka_spark.transforms import (
     ReplaceField,
     Sql,
 )
-from tests.support.dead_letters import is_bad, letters, produce_mixed, told
+from tests.support.dead_letters import decode_headers, is_bad, letters, produce_mixed
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline, row_of
 
@@ -80,17 +80,17 @@ def test_a_record_that_cannot_be_transformed_fails_the_window_or_becomes_a_dead_
     assert same_multiset(expected, found(files, "id", "digit")) == 20
     assert (report["records_written"], report["records_rejected"]) == (20, 100 + undecodable)
     there = letters(files.kafka.connection_extra(), dead)
-    stages = [told(headers)["stage"] for *_, headers in there]
+    stages = [decode_headers(headers)["stage"] for *_, headers in there]
     assert (stages.count("TRANSFORMATION"), stages.count("VALUE_CONVERTER")) == (100, undecodable)
     left = {event[:2] for event in good(files) if event[2] % 97 >= 10}
     bad = {(p, o) for p, o, _, v in files.events() if is_bad(v)}
-    places = [(int(told(headers)["partition"]), int(told(headers)["offset"])) for *_, headers in there]
+    places = [(int(decode_headers(headers)["partition"]), int(decode_headers(headers)["offset"])) for *_, headers in there]
     assert same_multiset([*left, *bad], places) == 100 + undecodable
     originals = {(p, o): (k, v) for p, o, k, v in files.events()}
     for place, (key, value, _, headers) in zip(places, there, strict=True):
         assert originals[place] == (key, value)
-        if told(headers)["stage"] == "TRANSFORMATION":
-            assert told(headers)["exception.message"].startswith("Cast: ")
+        if decode_headers(headers)["stage"] == "TRANSFORMATION":
+            assert decode_headers(headers)["exception.message"].startswith("Cast: ")
         else:
             assert headers[0][0] == "trace", "headers are carried along"
 
@@ -122,7 +122,9 @@ def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms_and_nam
         flow = replace(files, name=f"{files.name}-{turn}", place=f"{files.place}-{turn}", reports=[])
         options = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead, "transforms": chain}
         report = flow.run("run1", **options)
-        there = [(k, v, t, told(h)["exception.message"]) for k, v, t, h in letters(files.kafka.connection_extra(), dead)]
+        there = [
+            (k, v, t, decode_headers(h)["exception.message"]) for k, v, t, h in letters(files.kafka.connection_extra(), dead)
+        ]
         counts = {name: report[f"records_{name}"] for name in ("read", "written", "rejected", "filtered", "routed")}
         runs.append((found(flow, *names), there, counts))
     assert same_multiset(runs[0][0], runs[1][0]) > 200

@@ -174,7 +174,7 @@ def test_formats_and_sinks_that_are_none_columns_that_are_there_already_and_a_ma
 
 
 def complaints(flow: Any, **options: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the problems of a run, where -> what, and the checks that were not made, where -> the cause, as in the error."""
+    """Return the problems of a run (by argument), and the checks that were not made (with their causes), as in the error."""
     with pytest.raises(ValidationError) as caught:
         flow.run(**options)
     error = caught.value

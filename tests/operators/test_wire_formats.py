@@ -1,5 +1,6 @@
-"""Protobuf and JSON Schema in Confluent's wire format, with a real registry: what Confluent's clients write is read, they read
-what is written, and schemas that the registry refuses are reported before anything starts."""
+"""Protobuf and JSON Schema in Confluent's wire format, with a real registry: values that Confluent's clients write are read, they
+read the written values, and schemas that the registry refuses are reported before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from airflow_kafka_spark.formats import Avro, JsonSchema, Protobuf
 from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import parse_ddl
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import Pipeline
 from tests.support.shop import shop
@@ -58,7 +59,7 @@ def client(registry, monkeypatch) -> SchemaRegistryClient:
 
 
 def own_class(text: str, name: str = "") -> Any:
-    """protobuf's class of a message, as generated code has it."""
+    """Return protobuf's class of a message, like generated code."""
     from google.protobuf.message_factory import GetMessageClass
 
     (files,) = compile_schemas([SchemaDocument(text, (), "it")])
@@ -67,7 +68,7 @@ def own_class(text: str, name: str = "") -> Any:
 
 
 def protobuf_serializer(client: SchemaRegistryClient, text: str, name: str, field: str) -> Callable[[str, dict[str, Any]], bytes]:
-    """Confluent's own, of a topic and a message."""
+    """Return Confluent's serializer, which takes a topic and a message."""
     from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 
     made = own_class(text, name)
@@ -76,7 +77,7 @@ def protobuf_serializer(client: SchemaRegistryClient, text: str, name: str, fiel
 
 
 def json_serializer(client: SchemaRegistryClient, text: str, name: str, field: str) -> Callable[[str, dict[str, Any]], bytes]:
-    """Confluent's own, of a topic and an object."""
+    """Return Confluent's serializer, which takes a topic and an object."""
     from confluent_kafka.schema_registry.json_schema import JSONSerializer
 
     write = JSONSerializer(text, client)
@@ -124,7 +125,7 @@ def test_old_and_new_records_and_keys_of_confluents_serializers_come_out_alike_a
     assert same_multiset(map(repr, expected), map(repr, rows)) == 90
     there = letters(files.kafka.connection_extra(), dead)
     assert len(there) == 6 == report["records_rejected"]
-    assert any("2147483647" in told(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
+    assert any("2147483647" in decode_headers(headers)["exception.message"] for *_, headers in there), "the unknown id is named"
 
 
 # --- source -> Kafka -----------------------------------------------------------------------------------------------------

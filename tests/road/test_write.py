@@ -1,4 +1,4 @@
-"""The task that writes a split writes to several sinks: each row is in one of them, and an error in one aborts all."""
+"""The task that writes a split to several sinks: each row is in one of them, and an error in one sink aborts all."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SPLIT = Split(0, OffsetRange("orders", 0, 0, 10))
 
 
 class ListWriter(SplitWriter):
-    """Keeps the rows of a split in a list.
+    """Keep the rows of a split in a list.
 
-    :param unfit: ids that it cannot hold.
-    :param fails: whether writing fails.
+    :param unfit: ids of rows that it refuses.
+    :param fails: True if writing fails.
     """
 
     def __init__(self, unfit: frozenset[int] = frozenset(), *, fails: bool = False) -> None:
@@ -62,7 +62,7 @@ class ListWriter(SplitWriter):
 def batch(
     offsets: list[int], taken: set[int], filtered: set[int] = frozenset(), end: SplitResult | None = None
 ) -> pa.RecordBatch:
-    """Records whose id is the offset; those that are taken have ten times as much in the other sink's row."""
+    """Return records whose id is the offset. In the row of the other sink, the value is ten times as large."""
     count = len(offsets)
     rows = [{"id": 10 * at, TOMBSTONE: False} if at in taken else None for at in offsets]
     columns = {
@@ -79,7 +79,7 @@ def batch(
 
 
 def write(own: SplitWriter, other: SplitWriter, tolerance: Tolerance | None) -> SplitResult:
-    """Six records at the offsets 0 to 5: a filter removes 0, and 1, 2 and 5 are for the other sink."""
+    """Write six records at the offsets 0 to 5: a filter removes 0, and 1, 2 and 5 go to the other sink."""
     others = (OtherSink(COLUMN, COLUMNS, CapturingWriter(other), "write"),)
     task = WriteTask(PackedSplits.of([SPLIT]), COLUMNS, own, "fail", tolerance, others=others)
     batches = [batch([0, 1, 2], {1, 2}, {0}), batch([3, 4, 5], {5}), batch([-1], set(), end=SplitResult(0, records=6))]

@@ -29,7 +29,7 @@ def sensor(topic, **options):
 
 
 def run(sensor, context):
-    """All of its life: executed, and resumed after its trigger has fired."""
+    """Run a sensor to its end: execute it, and resume it after its trigger has fired."""
     try:
         return sensor.execute(context)
     except TaskDeferred as deferred:

@@ -1,4 +1,4 @@
-"""The window sensor, behind a real ledger."""
+"""The window sensor, with a real ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("deferrable", [False, True], ids=["poke", "deferr
 
 @pytest.fixture
 def upstream(unique, topic):
-    """Completes a window of the pipeline ``pipeline`` for a run: ``upstream(number, run)``."""
+    """Return a function that completes a window of the pipeline ``pipeline`` for a run: ``upstream(number, run)``."""
     name = unique("pipe")
 
     def complete(number, run):

@@ -1,4 +1,4 @@
-"""One attempt at a window, as the operator and its tasks make it; here, or in a process of its own which may be killed."""
+"""One attempt at a window, as the operator and its tasks make it; in this process or in a separate process that may be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.zygote import Forked
 
 
 def apply(sink: Sink, job: Job) -> Applied:
-    """The life of a window, as far as the sink is concerned."""
+    """Run the sink's part of a window's life."""
     if (done := sink.applied(job.window)) is not None:
         return done
     with sink.begin(job.window, job.splits, job.shape) as writer:
@@ -34,7 +34,7 @@ def write_all(writer: WindowWriter, job: Job) -> list[SplitResult]:
 
 
 def travelled(writer: SplitWriter) -> SplitWriter:
-    """The writer as a task gets it."""
+    """Return the writer as a task gets it, pickled and unpickled."""
     return pickle.loads(pickle.dumps(writer))
 
 
@@ -56,14 +56,14 @@ def write_split(writer: SplitWriter, split: Split, batches: Iterable[Rows]) -> S
 
 
 def result_of(split: Split, records: int, token: Any) -> SplitResult:
-    """The result as the driver gets it: the token is JSON."""
+    """Return the result as the driver gets it, with the token as JSON."""
     return SplitResult(split.index, records=records, token=json.loads(json.dumps(token)))
 
 
 class Victim:
-    """An attempt in a process of its own, which dies or stops at a named point.
+    """An attempt in a separate process, which dies or stops at a named point.
 
-    :param fault: ``<point>`` or ``<point>:stop``; None runs through.
+    :param fault: ``<point>`` or ``<point>:stop``; None runs to the end.
     :param scratch: a directory for the files of this class.
     """
 
@@ -89,13 +89,13 @@ class Victim:
         return self.once.exists()
 
     def died(self) -> bool:
-        """True when the fault has killed it, once it is gone."""
+        """Wait until the process is gone; return True if the fault has killed it."""
         code = self.process.wait(120)
         assert code == -signal.SIGKILL or not self.fired, self.log.read_text()[-3000:]
         return code == -signal.SIGKILL
 
     def stopped(self) -> bool:
-        """True once it has stopped itself; False when it ended before."""
+        """Return True once the process has stopped itself; False if it has ended before."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -106,7 +106,7 @@ class Victim:
         raise AssertionError(f"it neither stopped nor ended:\n{self.log.read_text()[-3000:]}")
 
     def wake(self) -> int:
-        """Let a stopped one go on to its end; its return code."""
+        """Let a stopped process run to its end; return its return code."""
         os.kill(self.process.pid, signal.SIGCONT)
         return self.process.wait(120)
 

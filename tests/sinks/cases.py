@@ -1,4 +1,4 @@
-"""A sink under test: how a reader reads it, and everything there is of it on disk or in a catalog."""
+"""A sink under test: how a reader reads it, and everything that it has on disk or in a catalog."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from tests.sinks.feed import SCHEMA
 
 
 class Case(ABC):
-    """The facts that the contract suite needs of a sink. Reading is done without the sink's own code.
+    """The facts that the contract suite needs of a sink. Rows are read without the sink's code.
 
     :ivar sink: the sink.
-    :ivar schema: columns of all types it takes.
-    :ivar secrets: what must never show up in a repr.
-    :ivar prepares_commit: True if ``commit`` does something before ``sink.staged``; else a kill at ``job.done`` is one there.
+    :ivar schema: columns of all types that it takes.
+    :ivar secrets: values that must never be in a repr.
+    :ivar prepares_commit: True if ``commit`` does something before ``sink.staged``; otherwise a kill at ``job.done`` is
+        equivalent.
     """
 
     sink: Sink
@@ -48,16 +49,16 @@ class Case(ABC):
 
     @property
     def whole_windows(self) -> bool:
-        """True when a reader sees a window whole or not at all."""
+        """Return True if a reader sees a window completely or not at all."""
         return self.sink.guarantee is Guarantee.EXACTLY_ONCE
 
     @abstractmethod
     def read(self, *only: str) -> list[dict[str, Any]]:
-        """Every row that a reader sees, as Python's values; of some columns, where they are named."""
+        """Return every row that a reader sees, as Python's values; only the named columns, if any are named."""
 
     @abstractmethod
     def everything(self) -> Any:
-        """All there is, records and leftovers included, to compare with ``==``."""
+        """Return everything that the sink has, records and leftovers included, as a value for ``==``."""
 
     @abstractmethod
     def published(self) -> Any:
@@ -69,26 +70,26 @@ class Case(ABC):
 
     @abstractmethod
     def age(self, days: float) -> None:
-        """Make every attempt that is there look as if it had begun so many days ago."""
+        """Make all existing attempts look as if they had begun this many days ago."""
 
     @abstractmethod
     def broken(self) -> tuple[Sink, Shape, set[str]]:
-        """A sink like this one with several mistakes, and the ``where`` of each problem that must be reported."""
+        """Return a sink like this one with several mistakes, and the ``where`` of each problem that must be reported."""
 
     def in_order(self) -> list[list[int]] | None:
-        """The ids of each stored run of rows, in stored order; None when the sink keeps no order."""
+        """Return the ids of each stored run of rows, in stored order; None if the sink keeps no order."""
         return None
 
     def ids(self) -> list[int]:
         return [line["id"] for line in self.read("id")]
 
     def wanted(self, only: tuple[str, ...]) -> pa.Schema:
-        """These columns of :attr:`schema`; all where none is named."""
+        """Return these columns of :attr:`schema`; all if none is named."""
         return pa.schema([self.schema.field(name) for name in only]) if only else self.schema
 
 
 class FilesCase(Case):
-    """A files sink, read by Arrow (JSON by Python's own parser), hidden files passed over as readers do."""
+    """A files sink, read by Arrow (JSON by Python's parser). Hidden files are skipped, as readers do."""
 
     prepares_commit = False
 
@@ -147,7 +148,7 @@ class FilesCase(Case):
 
 
 class ManifestCase(FilesCase):
-    """A files sink whose windows are published by manifests, on a local disk: read by Arrow from the files that these name."""
+    """A files sink whose windows are published by manifests, on a local disk. Arrow reads the files that the manifests name."""
 
     def __init__(self, path: Path, format: str, **options: Any) -> None:
         super().__init__(path, format, visibility="manifest", **options)
@@ -193,7 +194,7 @@ class ManifestCase(FilesCase):
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Every directory and file below, with a digest of its content."""
+    """Return every directory and file below, with a digest of its content."""
     return dict(sorted(_walk(path)))
 
 
@@ -222,7 +223,7 @@ def read_arrow(path: Path, sink: FilesSink, schema: pa.Schema, *only: str) -> li
 
 
 def arrow_format(name: str, schema: pa.Schema) -> pa.dataset.FileFormat | str:
-    """A format with the options a reader needs; only CSV needs some."""
+    """Return a format with the options that a reader needs; only CSV needs some."""
     if name != "csv":
         return name
     nulls = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
@@ -234,7 +235,7 @@ _DECODER = json.JSONDecoder(parse_float=Decimal)
 
 
 def read_json(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
-    """JSON lines by Python's own parser; what is missing is null."""
+    """Read JSON lines with Python's parser; missing fields are null."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8", newline="\n") as lines:
         parsed = [_DECODER.decode(line) for line in lines]

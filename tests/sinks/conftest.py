@@ -22,7 +22,7 @@ Group = Literal["values", "memory", "mechanism", "kills"]
 
 @dataclass(frozen=True)
 class SinkUnderTest:
-    """A sink, and the tests that it runs: all of them, unless another entry stands for it.
+    """A sink and the tests that it runs: all tests, unless another entry covers some of them.
 
     :param make: makes the case.
     :param groups: ``values``: tests marked ``every_format``; ``memory``: tests marked ``every_writer``; ``kills``: tests marked
@@ -107,7 +107,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
-    """A sink with nothing in it, and what a test must know of it."""
+    """An empty sink, and the facts that a test needs of it."""
     with SINKS[request.param].make(request, tmp_path) as found:
         yield found
 
@@ -120,14 +120,14 @@ def feed(case: Case) -> Feed:
 
 @pytest.fixture
 def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
+    """A new schema in PostgreSQL, and an Airflow connection to it."""
     with new_place(postgres, unique('A "schema"')) as found:
         yield found
 
 
 @pytest.fixture(params=["adbc", "psycopg"])
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The tasks' way into PostgreSQL: ADBC, and psycopg where that is not installed."""
+    """The driver that tasks use for PostgreSQL: ADBC, or psycopg if ADBC is not installed."""
     if request.param == "psycopg":
         find = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if "adbc" in name else find(name, *a))

@@ -1,6 +1,6 @@
-"""The contract of :mod:`airflow_kafka_spark.sinks.base`, sentence by sentence, for every sink there is.
+"""The contract of :mod:`airflow_kafka_spark.sinks.base`, sentence by sentence, for every sink.
 
-A new sink gets a :class:`~tests.sinks.cases.Case` and is named in ``conftest.py``; then it passes these tests or it is no sink.
+A new sink gets a :class:`~tests.sinks.cases.Case` and is named in ``conftest.py``. It has to pass these tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def record_of(job: Job) -> Applied:
 
 
 class SinkContract:
-    """Everything a sink promises."""
+    """The guarantees of every sink."""
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -561,7 +561,7 @@ def _come_late(tasks: list[SplitWriter], job: Job) -> None:
 
 
 def _attempt(writer: WindowWriter, job: Job) -> Iterator[Applied | None]:
-    """The steps of an attempt: write, then commit."""
+    """Run the steps of an attempt: write, then commit."""
     results = write_all(writer, job)
     yield None
     yield writer.commit(results)

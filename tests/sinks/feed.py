@@ -1,4 +1,4 @@
-"""Windows full of awkward values, for sinks to take: :class:`Feed` makes one after the other, as a pipeline would."""
+"""Windows full of awkward values for sinks. :class:`Feed` makes one after the other, like a pipeline."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SHARES = [0.0, 1.0, -2.5, 3.4028234663852886e38, 0.10000000149011612, math.nan, 
 
 
 def row(i: int) -> dict[str, Any]:
-    """The row with this id: the same at every call, every value of every column in turn, and nulls all over the place."""
+    """Return the row with this id; equal at each call. Over many ids, each column has all of its values, and nulls."""
     values: dict[str, Any] = {
         "name": TEXTS[i % len(TEXTS)],
         "amount": Decimal((-1) ** i * (i * 7919 % 10**12)).scaleb(-2),
@@ -104,7 +104,7 @@ def row(i: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """One window and all that flows into it: picklable, so that another process can do it too."""
+    """One window and all its rows; picklable, so that another process can write it, too."""
 
     window: Window
     splits: tuple[Split, ...]
@@ -113,7 +113,7 @@ class Job:
 
     @property
     def expected(self) -> list[dict[str, Any]]:
-        """The rows that a reader must find."""
+        """Return the rows that a reader must find."""
         return [line for batches in self.rows.values() for rows in batches for line in rows.batch.to_pylist()]
 
     @property
@@ -142,7 +142,7 @@ def recut(job: Job, *cuts: float) -> Job:
 
 
 def replayed(job: Job, replay: int = 1, first: int = 0) -> Job:
-    """A replay of a window, which finds fewer rows.
+    """Return a replay of a window that finds fewer rows.
 
     :param first: rows of each batch that it no longer finds.
     """
@@ -177,10 +177,10 @@ class Feed:
         return Shape(self.pipeline, self.schema)
 
     def next(self, *counts: int, batch_rows: int = 16, values: Any = row) -> Job:
-        """The next window.
+        """Return the next window.
 
-        :param counts: rows of each split: one split per topic partition. Default 18, 5 and 9.
-        :param values: makes a row of an id.
+        :param counts: rows of each split: one split per topic partition. Default: 18, 5 and 9.
+        :param values: makes a row from an id.
         """
         self.number += 1
         splits, data = [], {}
@@ -203,7 +203,7 @@ class Feed:
         return {**run, "cluster_id": "cluster", "topic_ids": topic_ids}
 
     def empty(self) -> Job:
-        """The next window, in which nothing happened."""
+        """Return the next window, which has no rows."""
         self.number += 1
         ranges = [OffsetRange(*place, (at := self.positions.get(place, 0)), at) for place in self.places]
         window = Window(self.pipeline, self.number, tuple(ranges), **self._facts)
@@ -226,6 +226,6 @@ def _batch(schema: pa.Schema, values: Any, ids: range) -> pa.RecordBatch:
 
 
 def rows_of(schema: pa.Schema, lines: Iterable[Mapping[str, Any]], offsets: Sequence[int]) -> Rows:
-    """A batch as a task gets it."""
+    """Return a batch as a task gets it."""
     batch = pa.RecordBatch.from_pylist([{name: line[name] for name in schema.names} for line in lines], schema)
     return Rows(batch, pa.array(offsets, pa.int64()))

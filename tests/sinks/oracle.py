@@ -1,4 +1,4 @@
-"""Comparing rows by value: what a sink was given with what a reader finds."""
+"""Comparisons of the rows given to a sink with the rows that a reader finds, by value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _PLAIN = {str, int, bool, bytes, dt.date, type(None)}
 
 
 def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> int:
-    """Assert that both hold the same rows the same number of times, and that there were some; how many were compared."""
+    """Assert that both hold the same rows the same number of times, and at least one row. Return the number of rows."""
     return oracle.same_multiset(map(frozen, expected), map(frozen, found))
 
 
 def frozen(value: Any) -> Any:
-    """A value to count and compare: of its type (1 is not 1.0), NaN equal to NaN, -0.0 different from 0.0, instants in UTC."""
+    """Return a value to count and compare: with its type (1 is not 1.0), NaN equal to NaN, -0.0 different from 0.0, instants in
+    UTC.
+    """
     if type(value) in _PLAIN:
         return type(value).__name__, value
     if isinstance(value, Mapping):

@@ -34,7 +34,7 @@ FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "sk
 
 @dataclass(frozen=True)
 class Place:
-    """A table behind the proxy, which is read past the proxy."""
+    """A table behind the proxy, which readers read directly."""
 
     proxy: FaultProxy
     bucket: Bucket
@@ -47,7 +47,7 @@ class Place:
         return Counter(i for table in tables for i in table["id"].to_pylist())
 
     def named(self) -> set[str]:
-        """The data files that readers see."""
+        """Return the data files that readers see."""
         return {uri.partition(f"{self.bucket.name}/")[2] for uri in window_files(self.sink.uri, "lake")}
 
     def leftovers(self) -> set[str]:

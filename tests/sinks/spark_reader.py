@@ -1,6 +1,6 @@
-"""Reads tables with a Spark of its own: ``python -m tests.sinks.spark_reader <file with requests> <file for answers>``.
+"""Read tables with a separate Spark: ``python -m tests.sinks.spark_reader <file with requests> <file for answers>``.
 
-In a process of its own, since a JVM has one time zone for life.
+Spark runs in a separate process, because a JVM has one time zone for its lifetime.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A point at which Spark creates one file, and waits for another: answered by None.
+    """A point at which Spark creates one file and waits for another. Its answer is None.
 
     :param here: the file that is created.
     :param there: the file that is waited for.

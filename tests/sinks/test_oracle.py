@@ -1,4 +1,4 @@
-"""The oracle for rows goes red: on one row lost, doubled or swapped, on another type, and when it compared nothing."""
+"""The oracle for rows fails on a lost, doubled or swapped row, on another type, and if it compared nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random troubles at random moments, for pipelines of all kinds, until the time is over; after each, every record is counted.
+"""Random faults at random moments, for pipelines of all kinds, until the time is over. After each fault, every record is counted.
 
-The choices come from one seed. What a seed cannot repeat is how long the machine takes: which of two processes is first.
+The choices come from one seed. The seed cannot repeat the machine's timing: which of two processes is first.
 """
 
 from __future__ import annotations

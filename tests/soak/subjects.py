@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -34,9 +35,10 @@ from tests.support.dead_letters import check_sorted_out, produce_mixed
 from tests.support.intervals import BEGIN, make_archiving, usual_limits
 from tests.support.mariadb import missing
 from tests.support.oracle import same_multiset, wait_stable
-from tests.support.pipelines import Pipeline, files_rows, order, pipeline, row_of
+from tests.support.pipelines import CATALOGS, STORE_KINDS, Pipeline, files_rows, order, pipeline, row_of
 from tests.support.relay import relay
 from tests.support.runs import Attempts, Victim
+from tests.support.s3 import EmbeddedS3
 from tests.support.shop import shop
 from tests.support.waiting import settled
 
@@ -147,8 +149,9 @@ class Subject(ABC):
         return "pause"
 
     def _leave_open(self, chance: random.Random) -> bool:
-        """Leave a window that is planned, and nothing of it is moved. If the attempt fails before its plan, its retry moves the
-        records, and False is returned."""
+        """Leave a window that is planned and of which nothing is moved. If the attempt fails before its plan, its retry moves the
+        records, and False is returned.
+        """
         self.feed(chance)
         self.next_run()
         victim = self.victim("planned")
@@ -178,7 +181,7 @@ class ToSink(Subject):
     def __init__(self, flow: Pipeline) -> None:
         super().__init__(flow, faults.POINTS)
         self.flow = flow
-        self.skips = flow.kind != "postgres-split"
+        self.skips = flow.kind not in ("postgres-split", "s3-listing")
         self.appends = flow.kind != "postgres-upsert"
         self._records: dict[tuple[int, int], bytes] = {}
         self._times: dict[tuple[int, int], int] = {}
@@ -241,7 +244,7 @@ class ToSink(Subject):
 
     @property
     def _name(self) -> str:
-        """The pipeline's, which changes."""
+        """Return the pipeline's present name."""
         return str(self.flow.arguments["pipeline"])
 
     def check(self) -> int:
@@ -273,7 +276,7 @@ class ToSink(Subject):
 
     def _replay(self, chance: random.Random) -> str | None:
         last, low = self.flow.reports[-1], self._lows()
-        replaces = self.flow.kind in ("manifest", "postgres", "delta", "iceberg")
+        replaces = self.flow.kind.removeprefix("s3-") in ("manifest", "postgres", "delta", "iceberg")
         if not replaces or any(r["start"] < low.get(r["partition"], 0) for r in last["ranges"]):
             return None  # its sink does not replace windows, or the records are deleted
         self._ask(replay, window=int(last["window"]))
@@ -314,8 +317,8 @@ class ToSink(Subject):
         if not self._leave_open(chance):
             return None
         options: dict[str, Any] = {"place": f"{self.flow.place}-elsewhere"}
-        if self.flow.kind == "iceberg":
-            options["sink"] = IcebergSink("shop.elsewhere", "lake")
+        if self.flow.kind in CATALOGS:
+            options["sink"] = IcebergSink("shop.elsewhere", CATALOGS[self.flow.kind])
         elif "sink" in self.flow.options:
             options["sink"] = PostgresSink(conn_id="warehouse", table=options["place"], window_column="window")
         try:
@@ -377,7 +380,7 @@ class ToSink(Subject):
         return "records of the future"
 
     def _lose_records(self, chance: random.Random) -> str | None:
-        """Delete records that were not read: that is refused until it is said that they may be left out."""
+        """Delete records that were not read: that is refused until the user allows the pipeline to skip them."""
         from airflow_kafka_spark.errors import DataLoss
 
         if self._open is not None:
@@ -534,7 +537,7 @@ class BetweenTopics(Subject):
 
 
 class FromTable(Subject):
-    """Rows of a table in a topic, and what another pipeline that follows it has loaded of them."""
+    """Rows of a table in a topic, and the rows that another pipeline has loaded, which follows the first."""
 
     has_cluster = True
 
@@ -769,8 +772,8 @@ class Kind:
     """A kind of pipeline.
 
     :param name: name of its pipelines.
-    :param make: makes one with a topic, a sink and a ledger of its own; its servers and files live as long as the stack.
-    :param renews: False if there can be only one at a time, which begins anew by itself.
+    :param make: builds a pipeline with its own topic, sink and ledger. Its servers and files live as long as the stack.
+    :param renews: False if there can be only one at a time, which starts again by itself.
     """
 
     name: str
@@ -809,6 +812,11 @@ def kinds(
 
     for kind in ("files", "manifest", "postgres", "postgres-split", "postgres-upsert", "delta", "iceberg"):
         yield Kind(f"ToSink {kind}", partial(to_sink, kind))
+    # Not in `make test`: another process has the packages of a store (tests/test_s3.py).
+    if "SOAK_MINUTES" in os.environ and importlib.util.find_spec("moto"):
+        store = stack.enter_context(EmbeddedS3())
+        for kind in STORE_KINDS:
+            yield Kind(f"ToSink {kind}", lambda own, kind=kind: ToSink(flow(own, kind, store=store)))
     yield Kind("WithDeadLetters", lambda own: WithDeadLetters(flow(own, "postgres")))
     yield Kind("IntoTwoSinks files", lambda own: IntoTwoSinks(flow(own, "files")))
     yield Kind("IntoTwoSinks postgres", lambda own: IntoTwoSinks(flow(own, "postgres")))

@@ -14,14 +14,14 @@ from tests.support import mariadb
 
 @pytest.fixture
 def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
+    """A new schema in PostgreSQL, and an Airflow connection to it."""
     with new_place(postgres, unique('A "schema"')) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def jdbc_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JdbcSpark]:
-    """A Spark for the tests of all databases, whose JVM lives in another time zone than its session."""
+    """A Spark for the tests of all databases. Its JVM has another time zone than its session."""
     drivers = [POSTGRES_DRIVER, *([] if mariadb.missing() else [MYSQL_DRIVER])]
     with JdbcSpark(tmp_path_factory.mktemp("spark"), drivers) as started:
         yield started

@@ -1,1 +1,1 @@
-"""Helpers of several tests: oracles, and ways to run a task in this process or in one that may be killed."""
+"""Helpers that several tests share: oracles, and ways to run a task in this process or in a process that may be killed."""

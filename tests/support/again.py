@@ -1,4 +1,4 @@
-"""A task that goes on in its process after its Spark has ended, as a process does that moves window after window."""
+"""A task that continues in its process after its Spark has ended, like a process that moves window after window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.pipelines import make
 
 
 class Again:
-    """Runs a window until Spark ends in the middle of it; the same window once more; and the next one on a stopped context.
+    """Run a window until Spark ends in the middle of it, then the same window again, then the next window on a stopped context.
 
     :param options: those of :func:`tests.support.pipelines.make`.
     """
@@ -21,7 +21,7 @@ class Again:
         self._operator: KafkaToSinkOperator | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was said of the JVM that ended, and the reports of both windows."""
+        """Return the message about the JVM that ended, and the reports of both windows."""
         from pyspark import SparkContext
 
         said = ""
@@ -40,6 +40,6 @@ class Again:
         return self._operator.execute(context)
 
     def on_kill(self) -> None:
-        """Call it as Airflow does."""
+        """Call the operator's ``on_kill`` as Airflow does."""
         if self._operator is not None:
             self._operator.on_kill()

@@ -1,7 +1,7 @@
-"""Classes as a JVM has them once they are loaded, in files: a start with one takes little more than half the CPU time.
+"""Archives of loaded classes: a JVM that starts with an archive needs little more than half the CPU time.
 
-There is one for Spark (`airflow_kafka_spark.hooks.spark.class_archive`), and one for the embedded Kafka, which finds it
-by itself.
+Spark has an archive (`airflow_kafka_spark.hooks.spark.class_archive`), and so has the embedded Kafka, which finds its archive
+itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def use(*, make: bool) -> None:
-    """Let all Sparks and Kafkas that are started from here on be quick to start.
+    """Let all Sparks and Kafkas that are started from here on use the archives.
 
-    :param make: make the archives where there are none yet, which takes some twenty seconds.
+    :param make: make missing archives first, which takes about twenty seconds.
     """
     options = _SHORT
     # Without Java, or a network, the tests that need it say so; on a machine that takes too long, all do without.
@@ -46,7 +46,7 @@ def use(*, make: bool) -> None:
 
 
 def _make_for_spark() -> None:
-    """In a process of its own: this one's Spark is not to be started by chance."""
+    """Make the archive in a separate process, so that Spark is not started in this one."""
     archive = SparkClassArchive.find()
     if archive is None or is_whole(archive.file):
         return
@@ -57,7 +57,7 @@ def _make_for_spark() -> None:
 
 
 def _make_for_kafka() -> None:
-    """Of a broker that has done a little of everything, written when it ends."""
+    """Make the archive of a broker that has handled each kind of request. The broker writes the archive when it ends."""
     training = EmbeddedKafka()
     training._prepare()
     with publish_archive(kafka_archive(training._java, training._jars), wait=True) as written:

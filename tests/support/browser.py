@@ -1,4 +1,4 @@
-"""A real browser, and visits that report errors behind the page: errors on the console, and requests that failed."""
+"""A real browser. Its visits also report errors that a user does not see: errors on the console, and failed requests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FOLLOW = "to => { history.pushState(null, '', to); dispatchEvent(new PopStateEv
 class Visit:
     """A user with a browser.
 
-    :param page: what they see.
-    :param troubles: what a page must not do, in words; a test asserts that there are none.
+    :param page: the page as playwright shows it.
+    :param troubles: the errors found so far, in words. A test asserts that the list is empty.
     """
 
     page: Any
@@ -51,11 +51,11 @@ class Visit:
             self.page.evaluate(_FOLLOW, address)
 
     def leave(self) -> None:
-        """Go where nothing is asked for any more."""
+        """Go to a page that sends no requests."""
         self.go("there-is-no-such-page")
 
     def close(self) -> None:
-        """End it for good."""
+        """Close the browser."""
         self.page.context.close()
 
     def login(self, name: str, password: str) -> None:
@@ -65,13 +65,13 @@ class Visit:
         self.page.get_by_role("button", name="Sign in").click()
 
     def see(self, selector: str, **options: Any) -> Any:
-        """Wait for it."""
+        """Wait until the element is visible."""
         found = self.page.locator(selector, **options).first
         found.wait_for()
         return found
 
     def gone(self, selector: str) -> None:
-        """Wait until it is not there any more."""
+        """Wait until the element is no longer visible."""
         self.page.locator(selector).first.wait_for(state="detached")
 
     def fits(self) -> bool:
@@ -112,9 +112,9 @@ class Visit:
 
 @contextmanager
 def browser() -> Iterator[Open]:
-    """``open(url, width=1280, theme="light", cookies=None)`` makes visits; without a chromium the test is skipped.
+    """Yield ``open(url, width=1280, theme="light", cookies=None)``, which makes visits. Without a chromium the test is skipped.
 
-    The chromium is that of ``CHROMIUM``, of the path, or playwright's own.
+    The chromium is taken from ``CHROMIUM``, from the path, or from playwright.
     """
     sync_api = pytest.importorskip("playwright.sync_api")
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -1,5 +1,6 @@
-"""Spark with executors of their own: a driver in a process of its own whose session lasts for several windows, and a small
-standalone cluster whose two workers have different addresses."""
+"""Spark with executors in separate processes. A driver process has one session for several windows. A small standalone cluster
+has two workers with different addresses.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Driver:
     """A process that runs task attempts, one after the other, in one Spark session. A context manager.
 
     :param spark: the Spark connection, as JSON.
-    :param directory: of its log, and of what the executors write.
+    :param directory: the directory of its log and of the files that the executors write.
     """
 
     def __init__(self, spark: str, directory: Path) -> None:
@@ -91,10 +92,11 @@ class Driver:
         *,
         spark: str | None = None,
     ) -> None:
-        """Begin an attempt; :meth:`result` waits for it.
+        """Begin an attempt; :meth:`result` waits for its end.
 
-        :param fault: what happens in the first task that comes to a point, and where it notes that it did.
-        :param spark: the Spark connection from here on; default the one before. The session of a cluster ends with its window.
+        :param fault: the fault of the first task that reaches a point, and the file that notes it.
+        :param spark: the Spark connection from here on; default: the previous connection. The session of a cluster ends with its
+            window.
         """
         connections = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
         if spark is not None:
@@ -105,18 +107,18 @@ class Driver:
         self.process.stdin.flush()
 
     def result(self, seconds: float = 400) -> dict[str, Any]:
-        """The report of the attempt.
+        """Return the report of the attempt.
 
-        :raises AssertionError: it failed.
+        :raises AssertionError: the attempt failed.
         """
         told = self._answer(seconds)
         assert "report" in told, f"{told['error']}:\n{processes.read_tail(self._log, 40)}"
         return told["report"]
 
     def error(self, seconds: float = 400) -> str:
-        """The class and the message of the error that ended the attempt.
+        """Return the class and the message of the error that ended the attempt.
 
-        :raises AssertionError: it ran through.
+        :raises AssertionError: the attempt succeeded.
         """
         told = self._answer(seconds)
         assert "error" in told, told
@@ -139,7 +141,7 @@ class Driver:
 
 
 def _home_of_links(home: Path) -> Path:
-    """Executors of `local-cluster` write below Spark's home."""
+    """Return a copy of Spark's home, made of links: executors of `local-cluster` write below Spark's home."""
     import pyspark
 
     home.mkdir(parents=True)
@@ -150,11 +152,12 @@ def _home_of_links(home: Path) -> Path:
 
 @contextlib.contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """A master and two workers of one core, each on a loopback address of its own: Spark runs a task's copy only on another host.
+    """Start a master and two workers of one core, each on its own loopback address: Spark runs a task's copy only on another
+    host.
 
-    Executors find no module of this environment, unless the Python that a driver names has it, or :data:`OURS` says where it is.
-    A worker's work folder is ``directory``/1 or 2, and the folder ``bin`` below that is the first of its executors' PATH. On
-    SIGPWR a worker is decommissioned.
+    Executors find no module of this environment, unless the Python that the driver names has it, or :data:`OURS` names its
+    directory. A worker's work folder is ``directory``/1 or 2, and the folder ``bin`` below that is the first entry of its
+    executors' PATH. A worker that receives SIGPWR is decommissioned.
 
     :return: the master's URL.
     """

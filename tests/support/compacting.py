@@ -34,8 +34,8 @@ def set_cleaner(admin: AdminClient, settings: Mapping[str, str]) -> None:
 
 
 def send(config: Mapping[str, Any], topic: str, first: int = 0) -> None:
-    """Write :data:`RECORDS` orders to each partition, an hour old. Every second one has the same key, so that all but the last of
-    these will be removed.
+    """Write :data:`RECORDS` orders to each partition, with timestamps an hour ago. Every second order has the same key, so that
+    compaction removes all of these except the last one.
 
     :param first: number of the first order.
     """

@@ -1,4 +1,4 @@
-"""Tasks that are quick to start: a real Spark Connect server, so that none has a JVM of its own, and a path for their Airflow."""
+"""A real Spark Connect server, so that tasks start without a JVM, and a path for their Airflow."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def spark_connect(
     jars: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Its port; it ends with this process.
+    """Start the server and return its port. The server ends with this process.
 
-    :param directory: takes its log.
-    :param master: where its executors are.
+    :param directory: the directory of its log.
+    :param master: the master of its executors.
     :param settings: further settings of Spark.
     :param jars: the options of spark-submit that name further jars.
-    :param env: further environment of the server and its workers.
+    :param env: further environment variables of the server and its workers.
     """
     home, (port,) = Path(pyspark.__file__).parent, find_free_ports(1)
     conf = {

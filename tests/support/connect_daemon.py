@@ -1,8 +1,8 @@
-"""Spark's Python daemon for a Spark Connect server, forked from one process that has imported what tasks need.
+"""Spark's Python daemon for a Spark Connect server, forked from one process that has imported the modules that tasks need.
 
-Spark Connect starts a daemon for each session, ``python -m tests.support.connect_daemon``. If that had to import pyarrow, pandas
-and the provider, it would spend more CPU time on that than on a small task. So it connects to the process of
-``python -m tests.support.connect_daemon --serve`` and passes its standard input and output to it. That process forks the daemon.
+Spark Connect starts a daemon for each session, ``python -m tests.support.connect_daemon``. If the daemon imported pyarrow, pandas
+and the provider itself, this would take more CPU time than a small task. Instead, it connects to the process of ``python -m
+tests.support.connect_daemon --serve`` and passes its standard input and output to it. That process forks the daemon.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _become_daemon(client: socket.socket) -> None:
 
 
 def main() -> None:
-    """Let the server fork a daemon, and end with it."""
+    """Ask the server to fork a daemon, and exit when the daemon ends."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ[SOCKET])
         socket.send_fds(server, [b" "], [0, 1, 2])

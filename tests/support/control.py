@@ -1,4 +1,4 @@
-"""The commands of ``airflow_kafka_spark.control``, called with the parts of a request as arguments, as tests need them."""
+"""The commands of ``airflow_kafka_spark.control``, which tests call with the parts of a request as arguments."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class CpuMeter:
         return {"kinds": kinds, "starts": self.starts, "seconds": spent, "tests": rounded}
 
     def _assigned(self) -> Iterator[tuple[str, str, float]]:
-        """Return kind, test and seconds of each time that was used."""
+        """Return kind, test and seconds of each measured time."""
         parts = {worker: sorted(found) for worker, found in self.tests.items()}
         for moment, worker, kind, seconds in self.used:
             at = bisect.bisect(parts.get(worker, []), (moment - SECONDS / 2, 0.0, ""))

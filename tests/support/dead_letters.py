@@ -1,4 +1,4 @@
-"""Bad records among good ones, and the question whether each record is either in the sink or a dead letter, exactly once."""
+"""Bad records among good records, and the check that each record is either in the sink or a dead letter, exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def is_bad(value: bytes | None) -> bool:
 
 
 def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> int:
-    """``count`` orders in three partitions; after each ``every`` of them a bad record with headers. How many bad ones."""
+    """Produce ``count`` orders in three partitions, and after each ``every`` orders a bad record with headers. Return the number
+    of bad records.
+    """
     producer, bad = Producer(flow.kafka.connection_extra()), 0
     for number in range(first, first + count):
         producer.produce(flow.topic, order(number), b"%d" % number, number % 3)
@@ -34,21 +36,21 @@ def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> 
 
 
 def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:
-    """Every committed record of a topic: (key, value, timestamp, headers)."""
+    """Return every committed record of a topic: (key, value, timestamp, headers)."""
     return [(m.key(), m.value(), m.timestamp()[1], m.headers() or []) for m in committed_messages(config, topic)]
 
 
-def told(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
+def decode_headers(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
     """Return the values of Connect's headers by name."""
     return {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
 
 
 def check_sorted_out(flow: Pipeline, topic: str) -> tuple[int, int]:
-    """Good records are in the sink, bad ones are dead letters, each exactly once; how many of both were compared."""
+    """Check that good records are in the sink and bad records are dead letters, each exactly once. Return the numbers of both."""
     events = committed_records(flow.kafka.connection_extra(), flow.topic)
     good = same_multiset((row_of(value) for *_, value in events if value is not None and not is_bad(value)), flow.rows())
     there = []
     for key, value, _, headers in letters(flow.kafka.connection_extra(), topic):
-        facts = told(headers)
+        facts = decode_headers(headers)
         there.append((int(facts["partition"]), int(facts["offset"]), key, value))
     return good, same_multiset((event for event in events if is_bad(event[3])), there)

@@ -1,4 +1,4 @@
-"""Decide in which order tests run, and in which of the test processes."""
+"""Decide the order in which tests run, and the test process that runs each."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def order(items: list[pytest.Item]) -> None:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Give a test to the next free process, and keep together what :data:`TOGETHER` and :data:`TWO_ENGINES` name.
+    """Give each test to the next free process, and keep those tests together that :data:`TOGETHER` and :data:`TWO_ENGINES` name.
 
     Of :data:`SEVERAL` processes or more, the last one runs :data:`WITHOUT_BROKER`: its tests keep the cores busy while others
-    wait, and it starts neither a broker nor Spark. The one before it runs :data:`WAITING`. A process whose own tests are done
-    goes on with those of the others.
+    wait, and it starts neither a broker nor Spark. The process before it runs :data:`WAITING`. A process that has finished its
+    own tests takes tests of the others.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:

@@ -1,5 +1,4 @@
-"""Pipelines whose windows are planned, claimed and closed as always, and moved into a file that says which offsets were moved:
-the life of a window without Spark."""
+"""Pipelines without Spark: windows are planned, claimed and closed as always, and "moved" by noting their offsets in a file."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ BEGIN_MS = round(BEGIN.timestamp() * 1000)
 
 
 class DryOperator(KafkaToSinkOperator):
-    """Moves a window by noting its offsets, once: as a sink would that knows what it has taken.
+    """Move a window by noting its offsets once, like a sink that has a record of its windows.
 
-    :param between: called once, after the plan is made and before it is written down.
+    :param between: called once, after the plan is made and before it is written.
     :param waiting: called once, when the task waits for the end of its interval.
     """
 
@@ -66,7 +65,7 @@ class DryOperator(KafkaToSinkOperator):
         super().pause(seconds)
 
     def refuse_lost_records(self, ledger, found):
-        """Do nothing: its sink has no record of any window."""
+        """Do nothing: this sink has no record of windows."""
 
     def applied(self, window):
         lines = self.moved.read_text().splitlines() if self.moved.exists() else []
@@ -83,7 +82,7 @@ class DryOperator(KafkaToSinkOperator):
 
 
 class Dry:
-    """One pipeline of data intervals, whose runs without an interval move what is new."""
+    """One pipeline of data intervals. Its runs without an interval move the new records."""
 
     def __init__(self, kafka: Any, unique: Callable[[str], str], directory: Path) -> None:
         os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
@@ -98,7 +97,7 @@ class Dry:
         return name
 
     def produce(self, *minutes: float, topic: str | None = None, partition: int = 0) -> None:
-        """One record for each, so many minutes after the beginning."""
+        """Produce one record for each number, that many minutes after the beginning."""
         producer = Producer({**ALL_BROKERS, **self.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
             producer.produce(topic or self.topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
@@ -115,10 +114,11 @@ class Dry:
         facts: dict[str, Any] | None = None,
         **options: Any,
     ) -> partial[Any]:
-        """One attempt at an hour, or, without one, at what is new: call it, here or in another process, for its report.
+        """Run one attempt at an hour, or, without an hour, at the new records. Return its report. Other processes may call it,
+        too.
 
-        :param run_id: of a run without an interval, or of another run of the same one.
-        :param facts: further ones of :func:`~tests.support.runs.context`.
+        :param run_id: of a run without an interval, or of another run of the same interval.
+        :param facts: further arguments of :func:`~tests.support.runs.context`.
         """
         interval = interval or (None if number is None else hour(number, length))
         facts = {"interval": interval, "max_tries": cleared, **(facts or {})}
@@ -130,11 +130,11 @@ class Dry:
         return partial(run_here, DryOperator, {**given, **options}, run_id, **facts)
 
     def run(self, number: int | None = None, **options: Any) -> Any:
-        """Run it in this process."""
+        """Run the attempt in this process."""
         return self.attempt(number, **options)()
 
     def killed(self, number: int | None = None, *, fault: str, **options: Any) -> None:
-        """Run it in a process of its own, which dies by SIGKILL at ``fault``."""
+        """Run the attempt in a separate process, which dies by SIGKILL at ``fault``."""
         asked = self.attempt(number, **options)
         make, arguments, run_id = asked.args
         once = self.moved.with_name(f"fault-{len(self.victims)}")
@@ -142,7 +142,7 @@ class Dry:
         assert (self.victims[-1].wait(), self.victims[-1].fired) == (-9, True), self.victims[-1].tail()
 
     def offsets(self) -> dict[str, list[int]]:
-        """Which offsets were moved, by topic and partition, ascending: each as often as it was moved."""
+        """Return the moved offsets, by topic and partition, ascending. An offset that was moved twice is there twice."""
         found: dict[str, list[int]] = {}
         for line in self.moved.read_text().splitlines() if self.moved.exists() else ():
             for topic, partition, start, end in json.loads(line.split(" ", 2)[2]):

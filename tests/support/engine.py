@@ -1,10 +1,11 @@
-"""A JVM with Spark in it that outlives the task attempts of a test: starting one takes longer than all else that an attempt does.
+"""A JVM with Spark that outlives the task attempts of a test: starting a JVM takes longer than the rest of an attempt.
 
-An attempt that dies leaves it behind. What would have ended with a JVM of its own, the Python workers and in them every task, is
-ended as soon as the attempt is gone (:meth:`Engine.give_back`). An attempt that is frozen, a machine that hangs, freezes it too.
+An attempt that dies leaves the JVM behind. The Python workers, and in them all tasks, would have ended with a JVM of the attempt;
+here they are ended as soon as the attempt is gone (:meth:`Engine.give_back`). If an attempt is frozen, like a machine that hangs,
+its JVM is frozen too.
 
-One engine is this test process's own (:func:`use_here`): the process's session is in it, too, and attempts borrow it while it is
-free. An attempt that is to be frozen or to lose its JVM gets another one (``alone``).
+One engine belongs to this test process (:func:`use_here`): it has the process's session, and attempts use it while it is free. An
+attempt that is to be frozen or to lose its JVM gets another engine (``alone``).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Engine:
 
     @property
     def pid(self) -> int:
-        """Its process, and the session of its workers."""
+        """Return the id of the JVM's process, which is also that of the session of its workers."""
         return self.process.pid
 
     @property
@@ -73,16 +74,16 @@ class Engine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which an attempt finds it."""
+        """Return the variables by which an attempt finds the engine."""
         return {FOUND_BY: str(self.address), spark_daemon.FILE: str(self.variables)}
 
     @property
     def kept(self) -> set[int]:
-        """Its processes that outlive an attempt: the JVM, and the daemon that forks Python workers."""
+        """Return the processes that outlive an attempt: the JVM, and the daemon that forks Python workers."""
         return {self.pid} | daemons(self.pid)
 
     def give_back(self) -> None:
-        """End what its attempt has left in it: every Python worker, and in them every task."""
+        """End what the attempt has left in the engine: every Python worker, with its tasks."""
         kept = self.kept
         for pid in session(self.pid) - kept:
             with contextlib.suppress(ProcessLookupError):
@@ -95,10 +96,10 @@ class Engine:
 
 
 def lend(*, alone: bool = False) -> Engine | None:
-    """An engine for one attempt over the default connection, a new one where all are lent; None for one over Spark Connect,
-    or in a warm process.
+    """Return an engine for one attempt over the default connection, a new one if all are in use. Return None for an attempt over
+    Spark Connect, or in a warm process.
 
-    :param alone: not the one in which this process's session is.
+    :param alone: never return the engine that has this process's session.
     """
     from pyspark import SparkContext
 
@@ -121,7 +122,7 @@ def _options(hook: SparkHook) -> list[str]:
 
 
 def _own_options() -> list[str]:
-    """The options of this process's own engine, whatever the default connection of the test that comes first."""
+    """Return the options of this process's own engine. They do not depend on the default connection of the first test."""
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from tests.support.pipelines import SPARK
 
@@ -136,8 +137,10 @@ def _add(settings: list[str], *, is_own: bool = False) -> Engine:
 
 
 def remember_classes() -> None:
-    """Let Py4J ask the JVM for each class and static method once. PySpark asks for both at each use of a function, in two of four
-    requests: a window with transforms makes a thousand."""
+    """Let Py4J ask the JVM only once for each class and static method.
+
+    PySpark asks for both at each use of a function, in two of four requests: a window with transforms makes a thousand.
+    """
     from py4j.java_gateway import JavaClass, JavaMember, JVMView
 
     def keep(owner: type, kept: type) -> None:
@@ -156,7 +159,7 @@ def remember_classes() -> None:
 
 
 def use_here() -> None:
-    """Let the Spark of this process run in an engine of its own, whichever test starts it; :func:`not_here` undoes that."""
+    """Run the Spark of this process in its own engine, whichever test starts Spark; :func:`not_here` undoes that."""
     from pyspark import SparkConf, SparkContext
 
     remember_classes()
@@ -177,14 +180,14 @@ def use_here() -> None:
 
 
 def not_here() -> None:
-    """Let this process start its Spark as any other does: with the settings that it asks for, and with its log in the output."""
+    """Let this process start its Spark as other processes do: with its own settings, and with its log in the output."""
     from pyspark import SparkContext
 
     SparkContext.getOrCreate = SparkContext.getOrCreate.__wrapped__  # type: ignore[method-assign]
 
 
 def take() -> None:
-    """In the attempt's process: its Spark will be that of the engine; one of its own where the engine's has other settings."""
+    """Use the engine in the attempt's process. If the engine has other settings, the attempt starts its own Spark."""
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     remember_classes()
@@ -237,13 +240,13 @@ def _connect(address: Path) -> tuple[Any, Any]:
 
 
 def _running(jvm: Any) -> Any:
-    """Return the context of the JVM, None if it has none yet."""
+    """Return the context of the JVM; None if it has none yet."""
     active = getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
     return active.get() if active.isDefined() else None
 
 
 def _make_context(gateway: Any, jvm: Any) -> None:
-    """Give this process the context of the JVM, a new one if it has none."""
+    """Give this process the JVM's context; create the context if there is none."""
     from pyspark import SparkConf, SparkContext
 
     running = _running(jvm)

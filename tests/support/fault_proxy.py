@@ -69,7 +69,7 @@ class FaultProxy:
         self._arm(fault, lambda number, request: first <= number <= end and (number - first) % every == 0)
 
     def arm_at(self, wanted: Callable[[str], bool], fault: Fault) -> None:
-        """Let the first request fail that is wanted, as ``GET /path`` or the like."""
+        """Let the first request fail for which ``wanted`` returns True. It gets requests as ``GET /path``."""
         self._arm(fault, lambda number, request: not self.failed and wanted(request))
 
     def failures(self, faults: Collection[Fault], every: bool) -> list[tuple[int, list[Fault]]]:
@@ -91,7 +91,7 @@ class FaultProxy:
             self._fault, self._hits = fault, hits
 
     def take(self, request: str) -> Fault | None:
-        """Count a request, and return how it fails."""
+        """Count a request, and return its fault; None lets it pass."""
         with self._lock:
             self.requests.append(request)
             if self._fault is None or not self._hits(len(self.requests), request):

@@ -1,4 +1,4 @@
-"""A pipeline of data intervals under test: records with timestamps, runs with intervals, and what the sink holds of each."""
+"""A pipeline of data intervals under test: records with timestamps, runs with intervals, and the sink's rows of each interval."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EARLY = {
 
 @contextmanager
 def usual_limits() -> Iterator[None]:
-    """Restore the limits of archives at the end, which :func:`make_archiving` lowers."""
+    """Restore at the end the limits of archives, which :func:`make_archiving` lowers."""
     before = {limit: getattr(*limit) for limit in EARLY}
     try:
         yield
@@ -56,7 +56,7 @@ def make_archiving(kind: str, place: str, **options: Any) -> KafkaToSinkOperator
 
 
 class Intervals:
-    """A pipeline whose records have timestamps, and what its sink holds of each interval."""
+    """A pipeline whose records have timestamps, and the sink's rows of each interval."""
 
     def __init__(self, pipeline: Pipeline, table: bool) -> None:
         self.pipeline, self.table, self.sent = pipeline, table, 0
@@ -67,7 +67,7 @@ class Intervals:
             pipeline.options["sink"] = PostgresSink(conn_id="warehouse", table=pipeline.place, window_column="window")
 
     def produce(self, *minutes: float, partition: int | None = None) -> None:
-        """One record for each, with a timestamp so many minutes after the beginning."""
+        """Produce one record for each number, with a timestamp that many minutes after the beginning."""
         # In this order, whatever has to be sent twice.
         producer = Producer({**self.pipeline.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
@@ -78,7 +78,7 @@ class Intervals:
         producer.flush(60)
 
     def fill(self) -> None:
-        """Each hour has records, one late and one early among them."""
+        """Produce records of each hour, with a late and an early record among them."""
         for number in range(HOURS + 1):
             self.produce(*(number * 60 + minute for minute in (0, 10, 59.99, 30, 20, 45, max(0, 5 - number * 20))))
         # So that every partition has a record behind the last interval.
@@ -86,25 +86,25 @@ class Intervals:
             self.produce((HOURS + 1) * 60, partition=partition)
 
     def run(self, number: int, *, cleared: int = 0, **options: Any) -> dict[str, Any]:
-        """One task attempt at an hour, here; its report.
+        """Run one task attempt at an hour in this process, and return its report.
 
         :param cleared: how often the task was cleared.
         """
         return self.pipeline.run(f"run-{number}", facts=facts(number, cleared), **options)
 
     def victim(self, number: int, *, fault: str, cleared: int = 0) -> Victim:
-        """Run it in a process of its own, which dies at ``fault``."""
+        """Run an attempt in a separate process, which dies at ``fault``."""
         return self.pipeline.victim(f"run-{number}", fault=fault, facts=facts(number, cleared))
 
     def rows(self) -> dict[str, list]:
-        """By interval, as the sink names it."""
+        """Return the rows by interval, under the sink's names of the intervals."""
         found: dict[str, list] = {}
         for name, row in self.marked_rows():
             found.setdefault(name.removeprefix(self.pipeline.name + ".")[:33], []).append(row)
         return found
 
     def marked_rows(self) -> list[tuple[str, tuple]]:
-        """Each row with the name of its window."""
+        """Return each row with the name of its window."""
         if self.table:
             with self.pipeline.postgres.connect(autocommit=True) as connection:
                 query = 'SELECT "window", id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM "{}"'
@@ -116,7 +116,7 @@ class Intervals:
         return [(w, (i, c, str(a), int(p.timestamp()))) for w, i, c, a, p in zip(*columns, strict=True)]
 
     def check(self, reports: list[dict[str, Any]]) -> int:
-        """Each interval's rows are the topic's records between its boundaries, and together they leave nothing out."""
+        """Check that each interval's rows are the topic's records between its boundaries, and that no record is missing."""
         by_place = {(p, o): row_of(v) for p, o, _, v in self.pipeline.events()}
         rows, compared = self.rows(), 0
         for report in reports:

@@ -1,5 +1,5 @@
-"""A proxy in front of a Kafka broker that knows transactions: at a request that a test names it loses the request, or the answer,
-or calls the test first.
+"""A proxy in front of a Kafka broker that knows transactions. At a chosen request, it loses the request or the answer, or first
+calls a function of the test.
 
 A broker tells its clients where to connect, so it has to advertise the proxy::
 
@@ -45,7 +45,7 @@ class Request:
 
     @classmethod
     def read(cls, frame: bytes) -> Request | None:
-        """None for all requests but those of :data:`PRODUCE` and :data:`END_TXN`."""
+        """Return the parts of a request; None unless it is a :data:`PRODUCE` or an :data:`END_TXN`."""
         api, version, correlation, client = struct.unpack_from(">hhih", frame)
         if api not in _FLEXIBLE_FROM:
             return None
@@ -76,12 +76,12 @@ class Trap:
 
 
 def commit_of(part: str) -> Callable[[Request], bool]:
-    """The commit of a transaction in whose transactional id ``part`` occurs."""
+    """Return a trap for the commit of a transaction whose transactional id contains ``part``."""
     return lambda request: request.api == END_TXN and request.commit and part in request.transactional_id
 
 
 def records_of(part: str, topic: str) -> Callable[[Request], bool]:
-    """Records sent to ``topic`` in such a transaction."""
+    """Return a trap for the records that such a transaction sends to ``topic``."""
     return lambda request: request.api == PRODUCE and part in request.transactional_id and topic.encode() in request.body
 
 
@@ -102,15 +102,15 @@ class KafkaProxy:
 
     @property
     def properties(self) -> dict[str, str]:
-        """Of the broker: where clients, and its own coordinators, are sent."""
+        """Return properties of the broker: the addresses to which clients, and the broker's coordinators, are sent."""
         return {"advertised.listeners": f"CLIENT://127.0.0.1:{self.port}"}
 
     def serve(self, kafka: EmbeddedKafka) -> None:
-        """Begin, after the broker: its port is known only then."""
+        """Begin to forward. Called after the broker's start, because its port is known only then."""
         self._upstream = lambda: kafka.broker().port
 
     def set(self, *traps: Trap, times: int = 1) -> None:
-        """Catch so many requests with each of these."""
+        """Set traps, and the number of requests that each of them catches."""
         with self._lock:
             self._traps, self.sprung, self.failed = dict.fromkeys(traps, times), 0, None
 
@@ -152,7 +152,7 @@ class KafkaProxy:
 
 
 class _Link:
-    """One connection, a thread in each direction."""
+    """One connection, with a thread in each direction."""
 
     def __init__(self, proxy: KafkaProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server

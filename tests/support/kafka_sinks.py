@@ -1,4 +1,4 @@
-"""Kafka sinks from the flat options of the tests: those travel to processes of their own and are varied one by one."""
+"""Kafka sinks from the flat options of tests. The tests vary these options one by one and send them to other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, groups and transactions for what measures lag."""
+"""Records, groups and transactions for tests of code that measures lag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hook() -> Iterator[KafkaHook]:
 
 @pytest.fixture
 def topic(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> str:
-    """A new topic of two partitions."""
+    """Create a topic with two partitions."""
     topic = unique("lag")
     kafka.create_topic(topic, 2)
     return topic
@@ -45,7 +45,7 @@ def now_ms() -> int:
 
 
 def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0, *, age: float = 0.0) -> int:
-    """Records of this age in seconds; the timestamp they carry, in milliseconds."""
+    """Produce records of this age in seconds, and return their timestamp in milliseconds."""
     producer = Producer(kafka.connection_extra())
     timestamp = now_ms() - int(age * SECOND)
     for _ in range(count):
@@ -56,7 +56,7 @@ def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0
 
 @contextmanager
 def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0) -> Iterator[Producer]:
-    """An open transaction with records in it; who does not end it leaves it to be aborted."""
+    """Open a transaction with records in it. If the caller does not end it, the brokers abort it."""
     producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}", **OPEN})
     producer.init_transactions(60)
     producer.begin_transaction()
@@ -73,7 +73,7 @@ def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int
 
 
 def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outcome: str, partition: int = 0) -> None:
-    """A transaction, ended and visible as such: its marker is written."""
+    """Run a transaction to its end, and wait until its marker is written."""
     before = hook.offsets([topic])[TopicPartition(topic, partition)].high
     with transaction(kafka, topic, count, partition) as producer:
         getattr(producer, f"{outcome}_transaction")(30)
@@ -109,7 +109,7 @@ def delete_group(kafka: EmbeddedKafka, group: str) -> None:
 
 @contextmanager
 def consuming(kafka: EmbeddedKafka, group: str, topic: str, *, pause: float = 0.0) -> Iterator[list[int]]:
-    """A live consumer of the group, which commits every record it has read; the offsets it has read so far.
+    """Run a live consumer of the group that commits every record it has read, and yield the offsets it has read so far.
 
     :param pause: seconds after each record.
     """

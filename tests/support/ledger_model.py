@@ -1,14 +1,13 @@
-"""A model of Kafka and of a sink, small enough that everything which can happen between several attempts is tried.
+"""A model of Kafka and of a sink. It is small enough to try every order of steps of several attempts.
 
-What runs in it is the real code: operators/base.py and from_kafka.py, ledger/attempt.py, topic.py and interval.py,
-the commands of control/, and all of windows/. Only the calls that leave the process are replaced: each is one *step*
-on a :class:`World`, a value. An actor is a function whose every answer comes from its history, so that what it does depends on
-its history alone, and each history is run once. It waits for each answer in a greenlet. The first answer that it can get lets it
-go on; for each other one it is run again from its beginning.
+The model runs the real code: operators/base.py and from_kafka.py, ledger/attempt.py, topic.py and interval.py, the commands of
+control/, and all of windows/. Only the calls that leave the process are replaced. Each of these calls is one *step* on a
+:class:`World`, which is a value. An actor is a function that gets every answer from its history. Its next step therefore depends
+on its history alone, and each history is run only once. A greenlet waits for each answer. The actor continues with the first
+possible answer; for each other answer, it is run again from its beginning.
 
-:func:`explore` takes every order of steps of all actors. An attempt that is killed is one that gets no further step; one that
-sleeps and wakes is one that gets its next step late. After every step, a fresh attempt is made alone, which has to bring
-everything to its end.
+:func:`explore` takes every order of steps of all actors. An attempt that is killed gets no further step; an attempt that sleeps
+    and wakes gets its next step late. After every step, a fresh attempt runs alone and has to bring everything to its end.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from airflow_kafka_spark.ledger import boundaries as boundaries_hook
 from airflow_kafka_spark.ledger import interval as interval_ledger
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.group import make_offset_metadata
-from airflow_kafka_spark.ledger.topic import Hint
-from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding
+from airflow_kafka_spark.ledger.topic import ALL_RECORDS, AwaitedRecords, Hint, LedgerSpan
+from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding, kafka_to_sink
 from airflow_kafka_spark.operators.publishing import publish_splits
 from airflow_kafka_spark.sinks.base import Guarantee, Sink
 from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
@@ -65,12 +64,14 @@ History = int
 
 
 def is_eager(actor: str, step: tuple[Any, ...]) -> bool:
-    """Return True for steps that are taken together with the step before: their answers are a mirror, or are asked for again."""
+    """Return True for steps that are taken together with the previous step, because their answers are only a copy or are asked
+    for again.
+    """
     return step[0] in ("log", "committed")
 
 
 class Record(NamedTuple):
-    """A record of the ledger, and what became of its transaction."""
+    """A record of the ledger, and the state of its transaction."""
 
     key: bytes
     value: bytes | None
@@ -79,7 +80,7 @@ class Record(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A window that the sink has taken; ``has_rows`` is False where it only says so."""
+    """A window that the sink has taken. ``has_rows`` is False if the sink has only its record of the window."""
 
     pipeline: str
     number: int
@@ -95,8 +96,8 @@ class World(NamedTuple):
     :ivar epochs: of each transactional id.
     :ivar pending: a group and its offset in an open transaction, by transactional id.
     :ivar end: of the topic that is read.
-    :ivar groups: what each group has committed: offset and metadata.
-    :ivar taken: by the sink.
+    :ivar groups: the offset and metadata that each group has committed.
+    :ivar taken: the windows in the sink.
     :ivar sent: records in open transactions, by transactional id.
     """
 
@@ -133,7 +134,7 @@ class World(NamedTuple):
 
 
 class Violation(AssertionError):
-    """Raised when an order of steps breaks the promise."""
+    """Raised when an order of steps breaks the guarantee of exactly once."""
 
 
 # --- steps: what one call does to the world -------------------------------------------------------------------------------
@@ -141,9 +142,9 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that Kafka and the sink keep. Each can be switched off, to check that the model notices it.
+    """The rules that Kafka and the sink keep. Each can be switched off, to check that the model finds the violation.
 
-    :param fences: a newer producer of the same id shuts out the older one.
+    :param fences: a newer producer of an id shuts out the older producers.
     :param takes_rows_first: the sink's record of a window is never there before its rows.
     """
 
@@ -155,7 +156,7 @@ BLOCKED = object()
 
 
 def apply(world: World, step: tuple[Any, ...], rules: Rules) -> tuple[World, Answer]:
-    """Run a step and return its answer; :data:`BLOCKED` while it has to wait."""
+    """Run a step and return its answer; :data:`BLOCKED` if it has to wait."""
     kind, *args = step
     return _STEPS[kind](world, rules, *args)
 
@@ -207,7 +208,7 @@ def _publish(
     value: bytes,
     group: tuple[str, tuple[int, str]],
 ) -> tuple[World, Answer]:
-    """A record, the marker of its split and the offset of the group, in one open transaction."""
+    """Write a record, the marker of its split and the offset of the group in one open transaction."""
     world, written = _produce(world, rules, producer, epoch, ((key, value),))
     if written is None:
         return world, None
@@ -217,7 +218,7 @@ def _publish(
 
 
 def _read(world: World, rules: Rules, start: int, mine: tuple[bytes, ...], patient: bool) -> tuple[World, Answer]:
-    """Committed records up to the last stable offset; who waits for what is behind it gets no answer."""
+    """Return the committed records up to the last stable offset. A reader that waits for later records is blocked."""
     stable = next((o for o, r in enumerate(world.log) if r.state == OPEN), len(world.log))
     hidden = frozenset(r.key for r in world.log[stable:] if r.state != GONE and r.key.startswith(mine)) if mine else frozenset()
     if hidden and patient:
@@ -241,7 +242,7 @@ def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer
 def _sink_commit(
     world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
 ) -> tuple[World, Answer]:
-    """Compare and set, as sinks/postgres/attempt.py and files.py have it; one transaction."""
+    """Commit a window by compare-and-set in one transaction, like sinks/postgres/attempt.py and files.py."""
     window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
     there = {t.number: t for t in world.taken if t.pipeline == pipeline}
     mine = there.pop(number, None)
@@ -264,7 +265,7 @@ def _sink_rows(world: World, rules: Rules, pipeline: str, number: int) -> tuple[
 
 
 def _sink_append(world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...]) -> tuple[World, Answer]:
-    """A sink without a record of windows."""
+    """Append rows to a sink without a record of windows."""
     return world._replace(taken=(*world.taken, Taken(pipeline, number, ranges, 0))), True
 
 
@@ -292,16 +293,16 @@ def applied(taken: Taken) -> Applied:
 
 
 class Dead(BaseException):
-    """Ends the run of an actor that gets no further answer."""
+    """Raised in an actor that gets no further answer, to end its run."""
 
 
 @dataclass
 class Asking:
-    """Whom the code that runs now asks.
+    """The actor whose code is running.
 
     :param name: the actor's.
     :param answers: of the steps that it has taken.
-    :param world: where it takes further ones at once; None lets its greenlet wait for each answer instead.
+    :param world: the world in which it takes further steps at once; None lets its greenlet wait for each answer instead.
     """
 
     name: str
@@ -346,13 +347,13 @@ def _ask(*step: Any) -> Answer:
 
 
 def timed_out(world: World) -> World:
-    """The brokers have ended the transaction that is open first."""
+    """Return the world after the brokers have ended the transaction that was opened first."""
     return world.fenced(next(r.producer for r in world.log if r.state == OPEN))
 
 
 @dataclass(frozen=True)
 class Producer:
-    """Of one transaction."""
+    """A producer of one transaction."""
 
     name: str
     epoch: int
@@ -387,26 +388,17 @@ def _send_offsets(producer: Producer, config: Any, group_id: str, offsets: Any, 
             raise Fenced(PIPELINE, "moving the group")
 
 
-def _read_to(
-    config: Any,
-    tp: Any,
-    start: int,
-    end: int,
-    mine: Any = (),
-    on_hidden: Any = None,
-    on_open_transaction: Any = None,
-    kept: Any = None,
-) -> Iterator[LedgerRecord]:
-    seen, hidden = _ask("read", start, mine, False)
+def _read_span(span: LedgerSpan, awaited: AwaitedRecords = ALL_RECORDS, kept: Any = None) -> Iterator[LedgerRecord]:
+    seen, hidden = _ask("read", span.start, awaited.keys, False)
     if hidden:
-        if on_hidden:
-            on_hidden(hidden)
-        seen, _ = _ask("read", start, mine, True)
+        if awaited.on_hidden:
+            awaited.on_hidden(hidden)
+        seen, _ = _ask("read", span.start, awaited.keys, True)
     return (LedgerRecord(*record) for record in seen)
 
 
 class Pool:
-    """Runs at once what it is given."""
+    """A pool that runs each function at once."""
 
     def __init__(self, size: int) -> None:
         self.map = map
@@ -469,7 +461,7 @@ HOOK = Hook()
 
 @dataclass(frozen=True)
 class ModelSink(Sink):
-    """Takes a window whole, once, and remembers it. A sink of another URI has a record of its own."""
+    """A sink that takes a window whole, once, and keeps a record of it. A sink with another URI has its own record."""
 
     guarantee = Guarantee.EXACTLY_ONCE
     uri: str = "model://sink"
@@ -511,10 +503,11 @@ class ModelSink(Sink):
 
 
 class ModelOperator(KafkaToSinkOperator):
-    """The real operator but for what needs Spark or Airflow's servers."""
+    """The real operator, except for the parts that need Spark or Airflow's servers."""
 
     log = logging.getLogger("tests.ledger_model")
     takes = False
+    asks = False
 
     def find_all_problems(self, run: Any) -> list[Any]:
         return []
@@ -523,10 +516,12 @@ class ModelOperator(KafkaToSinkOperator):
         self.run_now = run
 
     def foresees_records(self, run: Any) -> None:
-        """Start no Spark."""
+        """Return without starting Spark."""
 
     def refuse_lost_records(self, ledger: Any, found: Any) -> None:
-        """Ask nothing: no sink of the model loses a record, and each question doubles the interleavings."""
+        """Ask where the test wants it: no sink of the model loses a record, and each question doubles the number of orders."""
+        if self.asks:
+            super().refuse_lost_records(ledger, found)
 
     @contextmanager
     def seen(self, window: Window) -> Iterator[None]:
@@ -551,7 +546,7 @@ class ModelOperator(KafkaToSinkOperator):
 
 
 class PublishingOperator(ModelOperator):
-    """Publishes a window record by record: each is a split with a transaction of its own, as between topics."""
+    """Publish a window record by record: each record is a split with its own transaction, as between topics."""
 
     def plan(self, ledger: Any, run: Any) -> Window:
         return replace(super().plan(ledger, run), target=TargetTopic("out", "id-out", 1))
@@ -575,12 +570,13 @@ class PublishingOperator(ModelOperator):
 
 
 def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
-    """Fence, read, write, as ``Publisher.publish`` has it; a task that finds itself fenced ends."""
+    """Fence, read and write like ``Publisher.publish``. A task that finds itself fenced ends."""
     place = ledger.ledger_claim
     name = f"{ledger.split_prefix}{split}"
     epoch = _ask("fence", name)
     claimed = ClaimedWindow(place)
-    claimed.read_on(lambda start: _read_to(None, None, start, HIGH, (make_window_key(window.pipeline, window.number),)), HIGH)
+    awaited = AwaitedRecords((make_window_key(window.pipeline, window.number),))
+    claimed.read_on(lambda start: _read_span(LedgerSpan({}, TP, start, HIGH), awaited), HIGH)
     publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
     if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
@@ -595,7 +591,7 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
 
 
 class FixedBoundaries:
-    """Instants stand for offsets: each hour has two."""
+    """Boundaries in which instants stand for offsets: each hour has two."""
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -618,6 +614,7 @@ def attempt(
     takes: bool = False,
     uri: str = "model://sink",
     publishes: bool = False,
+    asks: bool = False,
 ) -> None:
     """One attempt of a task, from beginning to end.
 
@@ -628,8 +625,9 @@ def attempt(
     :param takes: who uses the group is recorded, and checked; False leaves that out of the model.
     :param uri: of the sink.
     :param publishes: the window is published split by split.
+    :param asks: the sink is asked whether it has the latest complete interval.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes)
+    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
         made = (PublishingOperator if publishes else ModelOperator)(
@@ -637,7 +635,7 @@ def attempt(
             on_rerun=on_rerun, ledger_topic=LEDGER, **window,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
-        made.takes = takes
+        made.takes, made.asks = takes, asks
         _OPERATORS[key] = made
     start, end = (to_instant(hour * HOUR), to_instant((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
@@ -651,7 +649,7 @@ _OPERATORS: dict[Any, ModelOperator] = {}
 
 @contextmanager
 def modelled(*more: Any) -> Iterator[None]:
-    """Replaces what leaves the process; ``more`` are further patches."""
+    """Replace the calls that leave the process; ``more`` are further patches."""
     frozen = "2026-01-01T00:00:00.000Z"
 
     def fencing_producer(config: Any, name: str, *args: Any) -> Producer:
@@ -663,12 +661,14 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger, "send_offsets", _send_offsets),
         patch.object(ledger, "ThreadPoolExecutor", Pool),
         patch.object(ledger, "secrets", SimpleNamespace(token_hex=lambda size: _now.token(size))),
-        patch.object(ledger_topic, "read_to", _read_to),
+        patch.object(ledger_topic, "read_span", _read_span),
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
         # Records of one partition stand for partitions.
         patch.object(position, "count_splits", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
+        # The clock of the model stands still.
+        patch.object(kafka_to_sink, "COMPARED_DAYS", 1_000_000),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "get_deployment", lambda: ""),
         *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),
@@ -701,9 +701,9 @@ def run_alone(world: World, act: Act, name: str, rules: Rules = Rules()) -> Worl
 
 
 def stopped(world: World, act: Act, name: str, kind: str, times: int = 1) -> World:
-    """Return the world that an actor leaves which dies right after a step of this kind.
+    """Return the world after an actor has died right after a step of this kind.
 
-    :param times: how many of them it takes. Default: the first one.
+    :param times: the number of such steps that it takes. Default: 1.
     """
     global _now
     _now = _Stopping(name, world=world, last=kind, left=times)
@@ -731,9 +731,9 @@ class _Stopping(Asking):
 
 @dataclass
 class Actor:
-    """An actor and what is known of it: what it asks for after each history.
+    """An actor, and its next step after each history.
 
-    :ivar steps: the step that comes after a history; None where it has ended.
+    :ivar steps: the step that comes after a history; None if the actor has ended.
     :ivar waiting: the run that waits for its next answer after a history.
     """
 
@@ -746,7 +746,7 @@ class Actor:
     ends: Counter[str] = field(default_factory=Counter)
 
     def next(self, history: History, rules: Rules) -> tuple[Any, ...] | None:
-        """The step that it asks for; None when it has ended."""
+        """Return the actor's next step; None if it has ended."""
         global _now
         if history not in self.steps:
             parent, answer = self.parents[history]
@@ -762,7 +762,7 @@ class Actor:
         return self.steps[history]
 
     def end(self) -> None:
-        """End the runs that wait."""
+        """End the runs that wait for an answer."""
         global _now
         for run, _now in self.waiting.values():
             _now.is_dead = True
@@ -797,8 +797,8 @@ class Actor:
 class Explored:
     """The result of a search.
 
-    :param states: different ones.
-    :param worlds: different ones, after each of which a fresh attempt was made.
+    :param states: the number of different states.
+    :param worlds: the number of different worlds; a fresh attempt was made after each.
     :param ends: per actor, how its runs ended.
     """
 
@@ -808,7 +808,9 @@ class Explored:
 
 
 class _Worlds:
-    """All worlds by number, and what each step makes of each: asked once, however many orders lead there."""
+    """All worlds by number, and the result of each step on each world. Each result is computed once, even if many orders lead to
+    it.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -825,7 +827,9 @@ class _Worlds:
         return self._numbers[world]
 
     def is_new(self, world: int) -> bool:
-        """Return True if no such state was seen before. How often an id was fenced is not compared: it affects no later step."""
+        """Return True if this state was not seen before. The number of times that an id was fenced is not compared: it affects no
+        later step.
+        """
         plain = self.all[world]._replace(epochs=())
         known = plain in self.plain
         self.plain.add(plain)
@@ -939,7 +943,7 @@ def _check_always(world: World, always: Callable[[World], None], trail: Callable
 
 
 def each_once(world: World, hints: bool = True) -> None:
-    """Assert that no offset is in the sink twice, and that none before a group's offset is missing.
+    """Assert that no offset is in the sink twice, and that no offset before a group's offset is missing.
 
     :param hints: False leaves out :func:`hints_hide_nothing`.
     """
@@ -953,7 +957,7 @@ def each_once(world: World, hints: bool = True) -> None:
 
 
 def hints_hide_nothing(world: World) -> None:
-    """Assert that a reader who begins at the hint of a group sees all that an attempt needs."""
+    """Assert that a reader who begins at the hint of a group sees all records that an attempt needs."""
     for group, (_, metadata) in world.groups:
         pipeline = json.loads(metadata)["pipeline"]
         if (hint := Hint.from_metadata(metadata, pipeline)) is None:

@@ -15,7 +15,7 @@ from airflow_kafka_spark.testing import _processes as processes
 
 
 def missing() -> str:
-    """Why there is none, empty when there is one."""
+    """Return the reason why there is no server; an empty text if there is one."""
     programs = [name for name in ("mariadbd", "mariadb-install-db") if _found(name) is None]
     return f"{' and '.join(programs)} not on the PATH" if programs else ""
 
@@ -25,9 +25,9 @@ def _found(name: str) -> str | None:
 
 
 class EmbeddedMariaDB:
-    """Ends with this process, however that ends. Run by root, it runs as the user ``nobody``.
+    """A server that ends with this process, even if that is killed. If root starts it, it runs as the user ``nobody``.
 
-    :param options: further ones of the server's command line.
+    :param options: further options of the server's command line.
     """
 
     host = processes.LOOPBACK
@@ -95,7 +95,7 @@ class EmbeddedMariaDB:
         return pymysql.connect(**{**known, "autocommit": True, "charset": "utf8mb4", **options})
 
     def connection_uri(self) -> str:
-        """The Airflow connection of type ``mysql``."""
+        """Return the Airflow connection of type ``mysql``."""
         return f"mysql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
     @property

@@ -1,7 +1,6 @@
-"""moto's server, which answers all requests of a connection: werkzeug's closes each connection behind its first answer.
-
-It also looks up once what moto looks up anew for each request: the names of its directories, the service of a host, and the dates
-of objects that it has listed before.
+"""moto's server with connections that stay open (werkzeug's server closes each connection after one answer), and with a cache of
+values that moto computes for each request: the names of its directories, the service of a host, and the dates of objects that it
+has listed before.
 """
 
 from __future__ import annotations

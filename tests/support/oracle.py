@@ -1,4 +1,4 @@
-"""Comparing what a sink holds with what a topic holds, by value and as multisets."""
+"""Comparisons of a sink's rows with a topic's records, by value and as multisets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from airflow_kafka_spark.testing._processes import wait_until
 
 
 class RecordsDiffer(AssertionError):
-    """Records are lost, doubled, or other ones. A run of the tests never gives these a second try."""
+    """Raised when records are lost, doubled or different. A test that fails with this error is never run a second time."""
 
 
 def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
-    """Assert that both hold the same items the same number of times, in any order; how many were compared.
+    """Assert that both hold the same items the same number of times, in any order. Return the number of items.
 
-    :raises RecordsDiffer: naming what is missing and what is too much.
+    :raises RecordsDiffer: naming the missing items and the additional ones.
     :raises AssertionError: there was nothing to compare.
     """
     want, have = Counter(expected), Counter(found)
@@ -34,9 +34,10 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
 
 
 def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bool:
-    """Wait until read_committed readers get to the present end of the log: a commit is answered before all partitions know of it.
+    """Wait until read_committed readers get to the present end of the log: a commit is acknowledged before all partitions have
+    it.
 
-    :return: False when it still does not after so many seconds: a transaction was left open.
+    :return: False if they do not within so many seconds, because a transaction was left open.
     """
     admin = AdminClient({**config, "log_level": 0, "error_cb": lambda error: None})
 
@@ -61,7 +62,7 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bo
 
 
 def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = True) -> list[Message]:
-    """Return every committed record of a topic, each partition in order. Reads on its own, with none of the provider's code.
+    """Return every committed record of a topic, each partition in order. The provider's code is not used.
 
     :param stable: False if a transaction is open on purpose and must not be awaited.
     """
@@ -106,7 +107,7 @@ def committed_records(
 
 
 def windows_tile(ranges_of_windows: Iterable[Iterable[dict[str, Any]]], first: dict[tuple[str, int], int] | None = None) -> int:
-    """Assert that consecutive reports' ranges join without gap or overlap; how many joints were looked at."""
+    """Assert that the ranges of consecutive reports join without gap or overlap. Return the number of joints."""
     ends: dict[tuple[str, int], int] = dict(first or {})
     joints = 0
     for ranges in ranges_of_windows:

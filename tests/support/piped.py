@@ -1,4 +1,4 @@
-"""A pipeline that is only its ledger: no Spark, no sink, a real broker."""
+"""A pipeline with a real broker, but without Spark and sink: it has only its ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = 1_750_000_000_000
 
 @dataclass
 class Piped:
-    """A pipeline without Spark and sink: windows are planned and closed at its ledger alone."""
+    """A pipeline without Spark and sink: windows are planned and closed in its ledger alone."""
 
     kafka: Any
     hook: KafkaHook
@@ -49,11 +49,11 @@ class Piped:
         return Window(self.name, number, ranges, f"run{self.run}", format_utc_now(), **given)
 
     def settle(self) -> None:
-        """A reader that does not fence may not see records yet whose commit was acknowledged."""
+        """Wait until readers that do not fence see the records whose commit was acknowledged."""
         wait_stable(self.kafka.connection_extra(), self.ledger_topic)
 
     def move(self, *ends: int) -> None:
-        """One complete window up to these offsets."""
+        """Plan and close one window up to these offsets."""
         with self.ledger() as ledger:
             entry = ledger.plan(self.window(ledger, *ends))
             report = {
@@ -66,7 +66,7 @@ class Piped:
         self.settle()
 
     def open_window(self, *ends: int, **facts: Any) -> Window:
-        """A window that was planned, and whose task then died."""
+        """Plan a window whose task then dies."""
         with self.ledger() as ledger:
             window = ledger.plan(self.window(ledger, *ends, **facts)).window
         self.settle()
@@ -93,7 +93,7 @@ class Piped:
         return done
 
     def everything(self) -> tuple[int, list[int | None]]:
-        """All that a refusal must leave as it is: the end of the ledger's partition, and the group."""
+        """Return everything that a refusal must not change: the end of the ledger's partition, and the group."""
         self.settle()
         partition = read_pipeline(self.hook, self.name, self.ledger_topic).partition
         end = self.hook.offsets([TopicPartition(self.ledger_topic, partition)])

@@ -1,4 +1,4 @@
-"""A pipeline under test: a topic of order events, an operator, a sink of one kind, and the question whether all is there once."""
+"""A pipeline under test: a topic of orders, an operator, a sink of one kind, and the check that the sink has each order once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ from tests.support.waiting import eventually, settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+    from tests.support.s3 import EmbeddedS3
 
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 KINDS = ("files", "postgres", "postgres-split")
+STORE_KINDS = ("s3-manifest", "s3-listing", "s3-delta", "s3-iceberg")
+"""Kinds of pipelines whose sink lies in a bucket (:mod:`tests.support.s3`)."""
+CATALOGS = {"iceberg": "lake", "s3-iceberg": "store_lake"}
+"""The connections of Iceberg catalogs, by kind of pipeline."""
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 SPARK = json.dumps(
     {
@@ -51,7 +58,7 @@ def create_ledger(kafka: EmbeddedKafka, pipeline: str) -> None:
 
 
 def make(kind: str, place: str, **options: Any) -> KafkaToSinkOperator:
-    """The operator, built anew in whatever process it runs."""
+    """Build the operator, in this process or another."""
     return KafkaToSinkOperator(**{"task_id": "task", "value": Json(schema=SCHEMA), "sink": make_sink(kind, place), **options})
 
 
@@ -64,8 +71,14 @@ def make_sink(kind: str, place: str) -> Any:
         return DeltaSink(place)
     if kind == "delta-upsert":
         return DeltaSink(place, mode="upsert", key="id")
-    if kind == "iceberg":
-        return IcebergSink("shop.orders", "lake")
+    if kind == "s3-manifest":
+        return FilesSink(path=place, conn_id="store", visibility="manifest")
+    if kind == "s3-listing":
+        return FilesSink(path=place, conn_id="store", visibility="listing")
+    if kind == "s3-delta":
+        return DeltaSink(place, conn_id="store")
+    if kind in CATALOGS:
+        return IcebergSink("shop.orders", CATALOGS[kind])
     from airflow_kafka_spark.sinks import PostgresSink
 
     if kind == "postgres-upsert":
@@ -93,7 +106,8 @@ def row_of(value: bytes) -> tuple[int, str, str, int]:
 class Pipeline(Attempts):
     """One pipeline, from its topic to its sink.
 
-    :param kind: one of :data:`KINDS`, ``manifest``, ``delta``, ``delta-upsert``, ``iceberg`` or ``postgres-upsert``.
+    :param kind: one of :data:`KINDS` or :data:`STORE_KINDS`, ``manifest``, ``delta``, ``delta-upsert``, ``iceberg`` or
+        ``postgres-upsert``.
     """
 
     make = staticmethod(make)
@@ -110,8 +124,9 @@ class Pipeline(Attempts):
     # --- events ---
 
     def produce(self, count: int, *, transaction: str | None = None) -> None:
-        """More order events; ``transaction`` is ``commit`` or ``abort``."""
-        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20}
+        """Produce more orders; ``transaction`` is ``commit`` or ``abort``."""
+        # A record that is sent again on a slow broker must not be there twice: tests count records and offsets.
+        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20, "enable.idempotence": True}
         if transaction:
             settings["transactional.id"] = f"{self.topic}-{self._produced}"
         producer = Producer(settings)
@@ -127,9 +142,9 @@ class Pipeline(Attempts):
             settled(self.topic, seconds=120)
 
     def begin(self, count: int) -> tuple[Producer, range]:
-        """Write more order events to every partition, in a transaction that is left open.
+        """Write more orders to every partition, in a transaction that is left open.
 
-        :return: who ends it, and the numbers of its orders.
+        :return: the producer that can end it, and the numbers of its orders.
         """
         numbers = range(self._produced, self._produced + count)
         settings: dict[str, Any] = {"transactional.id": f"{self.topic}-{self._produced}", "transaction.timeout.ms": 900_000}
@@ -154,7 +169,7 @@ class Pipeline(Attempts):
         }  # fmt: skip
 
     def run(self, run_id: str = "run1", **options: Any) -> dict[str, Any]:
-        """One task attempt, here; its report."""
+        """Run one task attempt in this process, and return its report."""
         report = super().run(run_id, **options)
         if not self.reports or self.reports[-1]["window"] != report["window"] or "interval" in report:
             self.reports.append(report)
@@ -170,8 +185,10 @@ class Pipeline(Attempts):
             return manifest_rows(self.place)
         if self.kind.startswith("delta"):
             return delta_rows(self.place)
-        if self.kind == "iceberg":
-            return iceberg_rows()
+        if self.kind in CATALOGS:
+            return iceberg_rows(CATALOGS[self.kind])
+        if self.kind in STORE_KINDS:
+            return store_rows(self.kind, self.place)
         assert self.postgres is not None
         with self.postgres.connect(autocommit=True) as connection:
             found = connection.execute(
@@ -212,7 +229,8 @@ class Pipeline(Attempts):
             consumer.close()
 
     def check(self, *, stable: bool = True) -> int:
-        """Every committed record of the topic is in the sink exactly once, and the group stands at the end of the last window.
+        """Check that every committed record of the topic is in the sink exactly once, and that the group's offsets are the end of
+        the last window.
 
         :param stable: as for :meth:`events`.
         """
@@ -236,28 +254,61 @@ def files_rows(path: str) -> list[tuple[int, str, str, int]]:
 
 def manifest_rows(path: str) -> list[tuple[int, str, str, int]]:
     """Return the rows of the files that the manifests of complete windows name, of each window those of its newest replay."""
+    from pyarrow.fs import LocalFileSystem
+
+    return _manifest_rows_of(LocalFileSystem(), path)
+
+
+def _manifest_rows_of(files: FileSystem, path: str) -> list[tuple[int, str, str, int]]:
     import pyarrow.parquet as pq
+    from pyarrow.fs import FileSelector
 
-    newest: dict[Path, Path] = {}
-    for found in Path(path, "_windows").glob("*/[0-9]*/[0-9]*.json"):
-        newest[found.parent] = max(newest.get(found.parent, found), found, key=lambda path: int(path.stem))
-    files = [file["path"] for found in newest.values() for file in json.loads(found.read_text())["files"]]
-    return [row for file in files for row in _rows_of(pq.ParquetFile(Path(path, file)).read())]
+    newest: dict[str, Path] = {}
+    for found in files.get_file_info(FileSelector(f"{path}/_windows", allow_not_found=True, recursive=True)):
+        place = Path(found.path)
+        if place.stem.isdigit() and place.suffix == ".json" and place.parent.name.isdigit():
+            key = str(place.parent)
+            newest[key] = max(newest.get(key, place), place, key=lambda path: int(path.stem))
+    named = [file["path"] for found in newest.values() for file in json.loads(files.open_input_file(str(found)).read())["files"]]
+    return [row for file in named for row in _rows_of(pq.ParquetFile(files.open_input_file(f"{path}/{file}")).read())]
 
 
-def delta_rows(path: str) -> list[tuple[int, str, str, int]]:
+def delta_rows(path: str, options: dict[str, str] | None = None) -> list[tuple[int, str, str, int]]:
     from deltalake import DeltaTable
 
-    return _rows_of(DeltaTable(path).to_pyarrow_table()) if DeltaTable.is_deltatable(path) else []
+    if not DeltaTable.is_deltatable(path, options):
+        return []
+    return _rows_of(DeltaTable(path, storage_options=options).to_pyarrow_table())
 
 
-def iceberg_rows() -> list[tuple[int, str, str, int]]:
+def iceberg_rows(conn_id: str = "lake") -> list[tuple[int, str, str, int]]:
     from pyiceberg.catalog import load_catalog
 
-    with load_catalog("lake", **json.loads(os.environ["AIRFLOW_CONN_LAKE"])["extra"]) as catalog:
+    with load_catalog("lake", **json.loads(os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"])["extra"]) as catalog:
         if not catalog.namespace_exists("shop") or not catalog.table_exists("shop.orders"):
             return []
         return _rows_of(catalog.load_table("shop.orders").scan().to_arrow())
+
+
+def store_rows(kind: str, place: str) -> list[tuple[int, str, str, int]]:
+    """Return the rows of a sink in the store of the connection `store`, read by Arrow and deltalake alone."""
+    import pyarrow.dataset as ds
+    from pyarrow.fs import FileSelector, S3FileSystem
+
+    store = json.loads(os.environ["AIRFLOW_CONN_STORE"])
+    key, secret, url = store["login"], store["password"], store["extra"]["endpoint_url"]
+    if kind == "s3-delta":
+        names = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}
+        return delta_rows(place, {**names, "AWS_ALLOW_HTTP": "true"})
+    files = S3FileSystem(access_key=key, secret_key=secret, endpoint_override=url, region="us-east-1")
+    path = place.removeprefix("s3://")
+    if kind == "s3-manifest":
+        return _manifest_rows_of(files, path)
+    # Hidden directories are not part of the table.
+    found = files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+    hidden = ("_", ".")
+    seen = [f.path for f in found if f.is_file and not any(p.startswith(hidden) for p in f.path[len(path) + 1 :].split("/"))]
+    return _rows_of(ds.dataset(seen, format="parquet", filesystem=files).to_table()) if seen else []
 
 
 def _rows_of(table: pa.Table) -> list[tuple[int, str, str, int]]:
@@ -272,16 +323,29 @@ def pipeline(
     postgres: Callable[[], EmbeddedPostgres],
     unique: Callable[[str], str],
     directory: Path,
+    store: EmbeddedS3 | None = None,
     **options: Any,
 ) -> Iterator[Pipeline]:
-    """A new topic with three partitions, a new sink, and connections to both in the environment."""
+    """A new topic with three partitions, a new sink, and connections to both in the environment.
+
+    :param store: the store of :data:`STORE_KINDS`.
+    """
     name, topic = unique("pipe"), unique("orders")
     kafka.create_topic(topic, 3)
     create_ledger(kafka, name)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
     place, server = str(directory / "table"), None
-    if kind == "iceberg":
+    if kind in STORE_KINDS:
+        assert store is not None
+        bucket = store.create_bucket(unique("bucket").replace("_", "-").lower())
+        place = f"s3://{bucket.name}/table"
+        os.environ["AIRFLOW_CONN_STORE"] = store.connection_json()
+        key, secret = store.credentials
+        access = {"s3.endpoint": store.url, "s3.access-key-id": key, "s3.secret-access-key": secret, "s3.region": "us-east-1"}
+        extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"s3://{bucket.name}/warehouse"}
+        os.environ["AIRFLOW_CONN_STORE_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra | access})
+    elif kind == "iceberg":
         extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
         os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra})
     elif kind not in ("files", "manifest", "delta", "delta-upsert"):

@@ -1,4 +1,4 @@
-"""A read_committed reader that reads while something else goes wrong, and the question whether it saw what a later one does."""
+"""A read_committed reader that reads during faults, and the check that it saw the records that a later reader sees."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Record = tuple[int, int, bytes | None, bytes | None]
 
 
 def same_log(expected: Iterable[Record], found: Iterable[Record]) -> int:
-    """Assert that one reader was handed what another was: the same records in the same places, each once and in order.
+    """Assert that two readers got the same records in the same places, each once and in order.
 
-    :return: how many were compared.
-    :raises AssertionError: also when there was nothing to compare.
+    :return: the number of records that were compared.
+    :raises AssertionError: also if there was nothing to compare.
     """
     found = list(found)
     last: dict[int, int] = {}
@@ -31,9 +31,10 @@ def same_log(expected: Iterable[Record], found: Iterable[Record]) -> int:
 
 
 class Reader:
-    """Reads a topic in a thread, from its beginning on. A context manager: entering returns when it stands in every partition.
+    """Read a topic in a thread, from its beginning on. A context manager: entering returns when the reader has a position in
+    every partition.
 
-    It has no group, keeps its place by itself, and refuses to be moved: a record that it is handed twice, it was sent twice.
+    It has no group, keeps its position itself, and never seeks: if it gets a record twice, the broker has sent it twice.
 
     :param config: of a client.
     :param topic: the topic, with all its partitions.
@@ -78,7 +79,7 @@ class Reader:
         return len(self._records)
 
     def caught_up(self, seconds: float = 180) -> list[Record]:
-        """All that it was handed, once it has come to the high watermark, as that is now, of every partition.
+        """Return all records that were read, once the reader has come to the present high watermark of every partition.
 
         :raises AssertionError: it does not get there: a transaction is open, or brokers do not answer.
         """

@@ -1,6 +1,6 @@
-"""A real schema registry for tests: Apicurio Registry, in memory, by its API that is compatible with Confluent's.
+"""A real schema registry for tests: Apicurio Registry, in memory, with its API that is compatible with Confluent's.
 
-It is fetched from Maven Central once (109 MB) and cached beside the jars of the embedded Kafka; it starts in some seconds.
+It is fetched from Maven Central once (109 MB) and cached beside the jars of the embedded Kafka. It starts in some seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 
 
 def application() -> Path:
-    """The unpacked server, fetched for the first caller."""
+    """Return the directory of the server; the first call fetches and unpacks it."""
     root = jars.find_cache_directory()
     target = root / "test-packages" / f"apicurio-registry-{RELEASE}"
     if target.is_dir():
@@ -73,7 +73,7 @@ def _fetched(into: Path, lock: int) -> Path:
 
 
 def serializer(url: str, schema: Mapping[str, Any], part: str = "value", **conf: Any) -> Callable[[str, Any], bytes]:
-    """Confluent's own, of a topic and a value.
+    """Return Confluent's serializer, which takes a topic and a value.
 
     :param part: ``key`` or ``value``.
     """
@@ -86,7 +86,7 @@ def serializer(url: str, schema: Mapping[str, Any], part: str = "value", **conf:
 
 
 class EmbeddedRegistry:
-    """It ends with this process, and so do all schemas that were registered."""
+    """A registry that ends with this process. All registered schemas end with it."""
 
     def __enter__(self) -> EmbeddedRegistry:
         home = application()
@@ -116,7 +116,7 @@ class EmbeddedRegistry:
         return f"http://127.0.0.1:{self.port}/apis/ccompat/v7"
 
     def connection(self, **settings: object) -> str:
-        """An Airflow connection, for its environment variable."""
+        """Return the Airflow connection as the value of its environment variable."""
         return json.dumps({"conn_type": "schema_registry", "extra": {"url": self.url, **settings}})
 
     def _waits_for(self, server: processes.ServerProcess) -> bool:

@@ -1,4 +1,4 @@
-"""Orders on one topic, what becomes of them on another, and the question whether each is there once."""
+"""Orders on one topic, their copies on another, and the check that each order has one copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
-from tests.support.dead_letters import BAD, PREFIX, is_bad, told
+from tests.support.dead_letters import BAD, PREFIX, decode_headers, is_bad
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import SPARK, create_ledger, order
@@ -25,7 +25,7 @@ PARTITIONS = 3
 
 
 def make(**options: Any) -> KafkaToKafkaOperator:
-    """The operator, built anew in whatever process it runs."""
+    """Build the operator, in this process or another."""
     return KafkaToKafkaOperator(**{"task_id": "task", **with_sink(options, OF_RECORDS)})
 
 
@@ -42,7 +42,7 @@ class Record:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All that a copy keeps."""
+        """Return everything that a copy keeps."""
         return self.key, self.value, self.timestamp, self.headers
 
 
@@ -61,7 +61,7 @@ class Relay(Attempts):
     # --- events ---
 
     def send(self, count: int) -> None:
-        """More orders, keyed by customer, every third with headers."""
+        """Send more orders, keyed by customer. Every third order has headers."""
         self.records_in(
             (f"customer-{n % 97}".encode(), order(n), {"n": str(n).encode()} if n % 3 == 0 else None)
             for n in range(self._sent, self._sent + count)
@@ -77,7 +77,7 @@ class Relay(Attempts):
         assert producer.flush(60) == 0
 
     def send_mixed(self, count: int, every: int) -> int:
-        """More orders, and after each ``every`` of them a bad record with headers; how many bad ones."""
+        """Send more orders, and after each ``every`` orders a bad record with headers. Return the number of bad records."""
         records: list[tuple[bytes | None, bytes | None, Any]] = []
         for n in range(self._sent, self._sent + count):
             records.append((f"customer-{n % 97}".encode(), order(n), [("n", b"%d" % n), ("n", None)] if n % 3 == 0 else None))
@@ -132,18 +132,18 @@ class Relay(Attempts):
     def check_sorted_out(
         self, dead: str, becomes: Callable[[Record], Any] = lambda r: r.content, bad: Callable[[Record], bool] | None = None
     ) -> tuple[int, int]:
-        """Each record is in the output or a dead letter, exactly once, and a dead letter is the record as it was; how many of
-        both were compared.
+        """Check that each record is in the output or a dead letter, exactly once, and that a dead letter equals the record.
+        Return the numbers of both.
 
-        :param becomes: what is expected of a good record, None where it is left out.
-        :param bad: which records are bad; default those that are no orders.
+        :param becomes: the expected copy of a good record, None if it is left out.
+        :param bad: which records are bad; default: those that are no orders.
         """
         wrong = bad or (lambda r: is_bad(r.value))
         good = self.check(lambda r: None if wrong(r) else becomes(r))
         settled(dead)
         there = []
         for letter in self.read(dead):
-            facts = told(list(letter.headers))
+            facts = decode_headers(list(letter.headers))
             own = tuple(header for header in letter.headers if not header[0].startswith(PREFIX))
             there.append((facts["topic"], int(facts["partition"]), int(facts["offset"]), *letter.content[:3], own))
         expected = [(self.topic, r.partition, r.offset, *r.content) for r in self.read(self.topic) if wrong(r)]
@@ -152,7 +152,7 @@ class Relay(Attempts):
 
 @contextmanager
 def relay(kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, **options: Any) -> Iterator[Relay]:
-    """New topics, with three partitions and with four, and connections in the environment."""
+    """Create topics with three and with four partitions, and set connections in the environment."""
     name, topic, output = unique("relay"), unique("in"), unique("out")
     kafka.create_topic(topic, PARTITIONS)
     kafka.create_topic(output, 4)
@@ -167,6 +167,6 @@ def relay(kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, *
 
 
 def decoded(record: Record) -> dict[str, Any]:
-    """A record's value, decimals as text."""
+    """Return a record's value, with decimals as text."""
     assert record.value is not None
     return json.loads(record.value, parse_float=str)

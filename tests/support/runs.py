@@ -1,6 +1,6 @@
-"""Running an operator: in this process, on a warm Spark session, or in a process of its own that may be killed or stopped.
+"""Running an operator: in this process, on a warm Spark session, or in a separate process that may be killed or stopped.
 
-Either way the operator is a real one on real servers; only Airflow's scheduler is left out (tests/airflow has that).
+In each case, the operator and the servers are real. Only Airflow's scheduler is left out (tests/with_airflow has it).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OutletEvents(defaultdict[Any, SimpleNamespace]):
 
 @contextlib.contextmanager
 def fails_at(point: str) -> Iterator[None]:
-    """Let the block reach a point of a window, where an error is raised that ends it."""
+    """Raise an error at a point of a window, which ends the block."""
     import pytest  # attempts in processes of their own import this module, too
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match=f"fault injected at {point}"):
@@ -55,11 +55,11 @@ def context(
     clears: int | None = None,
     map_index: int = -1,
 ) -> dict[str, Any]:
-    """The part of Airflow's context that a window needs.
+    """Return the part of Airflow's context that a window needs.
 
     :param interval: the DAG run's data interval.
-    :param max_tries: higher after the task was cleared, the same in a retry.
-    :param try_number: of the attempt; 0 where nothing depends on it.
+    :param max_tries: higher after the task was cleared, unchanged in a retry.
+    :param try_number: of the attempt; 0 if the test does not depend on it.
     :param clears: how often tasks of the DAG run were cleared.
     """
     start, end = interval or (None, None)
@@ -73,7 +73,7 @@ def context(
 class Counters:
     """Airflow's counters of one task instance, changed as Airflow 3.3 changes them (``schedule_tis``, ``clear_task_instances``).
 
-    :param retries: of the task, as its DAG author has it.
+    :param retries: the ``retries`` of the task.
     """
 
     retries: int = 0
@@ -89,14 +89,14 @@ class Counters:
         return self.number <= self.allowed and self.retries > 0
 
     def attempt(self) -> dict[str, int]:
-        """Begin the next try; what :func:`context` says of it."""
+        """Begin the next try, and return the arguments of :func:`context` for it."""
         self.number += 1
         return {"try_number": self.number, "max_tries": self.allowed, "clears": self.clears}
 
     def clear(self, *, retries: int | None = None) -> None:
         """Clear the task, which is not running.
 
-        :param retries: what the DAG author has changed that to before; None leaves it.
+        :param retries: a new value of ``retries`` that the DAG author has set; None keeps the value.
         """
         self.retries = self.retries if retries is None else retries
         self.allowed = self.number + self.retries
@@ -104,23 +104,23 @@ class Counters:
 
 
 def run(make: Any, options: dict[str, Any], run_id: str, **facts: Any) -> dict[str, Any]:
-    """Build the operator and execute it here, as one task attempt of the run ``run_id``.
+    """Build the operator and execute it in this process, as one task attempt of the run ``run_id``.
 
-    :param facts: those of :func:`context`.
+    :param facts: further arguments of :func:`context`.
     """
     return make(**options).execute(context(run_id, **facts))
 
 
 class Victim:
-    """A task attempt in a session of its own, which dies or stops at a named point.
+    """A task attempt in a separate process session, which dies or stops at a named point.
 
     :param make: a module-level function that builds the operator.
     :param options: its arguments, picklable.
-    :param fault: ``<point>`` or ``<point>:stop``; None runs through.
-    :param once: where the fault notes that it fired.
-    :param jvm: whether its Spark is a JVM that dies with it, not an engine that is there already (``tests.support.engine``).
-    :param alone: whether its engine is one in which this process's session is not, so that it may be frozen.
-    :param facts: those of :func:`context`.
+    :param fault: ``<point>`` or ``<point>:stop``; None runs to the end.
+    :param once: the file that notes that the fault has fired.
+    :param jvm: True if its Spark is a JVM that dies with it, and not an existing engine (``tests.support.engine``).
+    :param alone: True if its engine must not have this process's session, so that it may be frozen.
+    :param facts: further arguments of :func:`context`.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Victim:
         return self.once.exists()
 
     def wait(self, seconds: float = 240) -> int:
-        """Until the process has ended, by itself or by the fault; its return code."""
+        """Wait until the process has ended, by itself or by the fault; return its return code."""
         code = self.process.wait(seconds)
         self._part()
         return code
 
     def wait_stopped(self, seconds: float = 240) -> None:
-        """Until it, or a worker of it, has stopped itself."""
+        """Wait until the process, or a worker of it, has stopped itself."""
         assert self.stops(seconds), f"it ended instead of stopping:\n{self.tail()}"
 
     def stops(self, seconds: float = 240) -> bool:
-        """Return True once it, or a worker of it, has stopped itself; False when it has ended instead."""
+        """Return True once the process, or a worker of it, has stopped itself; False if the process has ended instead."""
         import time
 
         deadline = time.monotonic() + seconds
@@ -174,24 +174,26 @@ class Victim:
         return True
 
     def freeze(self) -> None:
-        """Stop all of its processes, JVM and workers included. A warm Spark process runs on: only the task hangs then."""
+        """Stop all processes of the attempt, with its JVM and workers. A warm Spark process keeps running: then only the task
+        hangs.
+        """
         assert self._engine is None or not self._engine.is_own, "this process's own Spark would be frozen: `alone=True`"
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let all that has stopped go on, workers in a warm Spark process too."""
+        """Continue all processes that have stopped, with workers in a warm Spark process."""
         self._signal(signal.SIGCONT)
         for pid in self._warm_session():
             workers.wake(pid)
 
     def end(self) -> None:
-        """Kill whatever of it is left."""
+        """Kill all processes that are left."""
         self._signal(signal.SIGKILL)
         self.process.wait(120)
         self._part()
 
     def result(self) -> dict[str, Any]:
-        """The report of an attempt that ran through."""
+        """Return the report of an attempt that has succeeded."""
         lines = [line for line in self.log.read_text().splitlines() if line.startswith("REPORT ")]
         assert lines, self.tail()
         return json.loads(lines[-1][len("REPORT ") :])
@@ -213,12 +215,12 @@ class Victim:
                 os.kill(pid, number)
 
     def _session(self) -> set[int]:
-        """All of its processes: Python workers have a process group of their own, but the session of their JVM."""
+        """Return all processes of the attempt: Python workers have their own process group, but the session of their JVM."""
         lent = set() if self._engine is None else workers.session(self._engine.pid)
         return workers.session(self.process.pid) | lent
 
     def _warm_session(self) -> set[int]:
-        """The processes of the warm Spark that it uses, which outlive it."""
+        """Return the processes of the warm Spark that the attempt uses; they outlive the attempt."""
         jvm = warm.jvm_of(self.log) if self._is_warm else None
         try:
             return set() if jvm is None else workers.session(os.getsid(jvm))
@@ -231,7 +233,7 @@ class Attempts(ABC):
     """A pipeline under test, and the task attempts at it.
 
     :cvar make: a module-level function that builds the operator of :attr:`arguments`.
-    :param directory: takes what attempts of their own process leave: logs, and notes that a fault has fired.
+    :param directory: the directory for logs of attempts in separate processes, and for notes that a fault has fired.
     :param options: further arguments of every attempt.
     """
 
@@ -247,9 +249,9 @@ class Attempts(ABC):
         """Return the arguments of the operator, :attr:`options` included."""
 
     def run(self, run_id: str = "run1", *, facts: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        """One task attempt, here; its report.
+        """Run one task attempt in this process, and return its report.
 
-        :param facts: those of :func:`context`.
+        :param facts: further arguments of :func:`context`.
         """
         return run(self.make, {**self.arguments, **options}, run_id, **facts or {})
 
@@ -263,7 +265,7 @@ class Attempts(ABC):
         alone: bool = False,
         **options: Any,
     ) -> Victim:
-        """One task attempt in a process of its own, which dies or stops at ``fault``.
+        """Start one task attempt in a separate process, which dies or stops at ``fault``.
 
         :param jvm: as for :class:`Victim`.
         :param alone: as for :class:`Victim`.
@@ -275,7 +277,7 @@ class Attempts(ABC):
 
     @property
     def count(self) -> int:
-        """The number of attempts in processes of their own until now."""
+        """Return the number of attempts in separate processes so far."""
         return len(self._victims)
 
     def tails(self, since: int) -> list[str]:

@@ -1,7 +1,8 @@
-"""A real S3 API for tests, which is moto's server on the loopback interface, and what a process needs to list and to read it.
+"""A real S3 API for tests: moto's server on the loopback interface, and the packages that a process needs to use S3.
 
-The packages are not among the tested set: botocore asks for an older ``python-dateutil`` than that has. They are installed once
-into a directory of their own, which a process has to have on its ``PYTHONPATH`` from its beginning.
+The packages are not among the tested set, because botocore asks for an older ``python-dateutil``. They are installed once into a
+separate directory, which has to be on the ``PYTHONPATH`` of a process when the process starts. ``python -m
+tests.support.s3`` installs them and prints this directory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EVERYTHING = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action
 
 
 def packages() -> Path | None:
-    """The directory of the packages, fetched for the first caller; None where they are installed anyway."""
+    """Return the directory of the packages; the first call fetches them. None if they are installed anyway."""
     if all(importlib.util.find_spec(name) for name in ("moto", "s3fs")):
         return None
     wanted = f"{sys.implementation.cache_tag}-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:12]}"
@@ -56,7 +57,7 @@ def packages() -> Path | None:
 
 
 def spark_jars() -> tuple[Path, ...]:
-    """Jars with which Spark opens ``s3a://``, and which it does not include."""
+    """Return the jars with which Spark opens ``s3a://``, and which Spark does not include."""
     wanted = tuple(sorted((HADOOP, *SDK)))
     without = jars._list_bundled_artifacts(str(jars.find_pyspark_jars())) | {"bundle"}
     root = jars.find_cache_directory()
@@ -72,19 +73,19 @@ def spark_jars() -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A new bucket, and boto3's client as the user who may do everything."""
+    """A new bucket, and boto3's client for the user who has all rights."""
 
     client: Any
     name: str
 
     def objects(self) -> list[str]:
-        """The names of its objects."""
+        """Return the names of the bucket's objects."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [found["Key"] for page in pages for found in page.get("Contents", ())]
 
 
 class EmbeddedS3:
-    """Ends with this process. It knows the users that :meth:`user` made, and checks what they sign."""
+    """A server that ends with this process. It has the users that :meth:`user` made, and checks their signatures."""
 
     def __enter__(self) -> EmbeddedS3:
         directory = processes.make_own_directory("s3")
@@ -106,7 +107,7 @@ class EmbeddedS3:
         self._supervisor.close()
 
     def client(self, service: str = "s3") -> Any:
-        """Of boto3, as the user who may do everything."""
+        """Return boto3's client for the user who has all rights."""
         import boto3
 
         key, secret = self._first
@@ -120,7 +121,7 @@ class EmbeddedS3:
         return bucket
 
     def user(self, name: str, policy: dict[str, Any]) -> tuple[str, str]:
-        """A new user; their access key and secret."""
+        """Create a user; return their access key and secret."""
         iam = self.client("iam")
         iam.create_user(UserName=name)
         made = iam.create_access_key(UserName=name)["AccessKey"]
@@ -132,7 +133,7 @@ class EmbeddedS3:
         return self._first
 
     def connection_json(self, credentials: tuple[str, str] | None = None) -> str:
-        """The Airflow connection of type ``aws``."""
+        """Return the Airflow connection of type ``aws``."""
         key, secret = credentials or self._first
         extra = {"endpoint_url": self.url, "region_name": "us-east-1"}
         return json.dumps({"conn_type": "aws", "login": key, "password": secret, "extra": extra})
@@ -151,8 +152,12 @@ class EmbeddedS3:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[EmbeddedS3]:
-    """One server for all cases of a process, and the Airflow connection `lake` that leads to it (``-p tests.support.s3``)."""
+    """One server for all cases of a process, and the Airflow connection `lake` to it (``-p tests.support.s3``)."""
     with EmbeddedS3() as server:
         os.environ["AIRFLOW_CONN_LAKE"] = server.connection_json()
         Path(os.environ["S3_SECRET_FILE"]).write_text(server.credentials[1])
         yield server
+
+
+if __name__ == "__main__":
+    print(packages() or "")

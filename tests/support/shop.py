@@ -1,4 +1,4 @@
-"""A shop's database whose orders are published to a topic, and the question whether each is there once."""
+"""A shop's database whose orders are published to a topic, and the check that each order is there once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLIT = 200
 
 
 def make(table: str, source: dict[str, Any] | None = None, **options: Any) -> SourceToKafkaOperator:
-    """The operator, built anew in whatever process it runs."""
+    """Build the operator, in this process or another."""
     given = {"conn_id": "shop", "table": table, "cursor": "id", "split_records": SPLIT, **(source or {})}
     rest = with_sink(options, value=Json(), key="id")
     return SourceToKafkaOperator(**{"task_id": "task", "source": JdbcSource(**given), **rest})
@@ -46,7 +46,7 @@ class Shop(Attempts):
     _sold: int = 0
 
     def sell(self, count: int) -> None:
-        """More orders."""
+        """Insert more orders."""
         with self.postgres.connect(autocommit=True) as connection:
             connection.execute(
                 f"INSERT INTO \"{self.table}\" SELECT n, 'customer ' || n % 97, n % 1000 + n % 100 / 100.0, "
@@ -83,17 +83,20 @@ class Shop(Attempts):
 
     @contextmanager
     def watched(self) -> Iterator[Reader]:
-        """Read the topic in the background while this context is open; :meth:`check` compares the records that were seen."""
+        """Read the topic in the background while this context is open. Afterwards, :meth:`check` compares the records that were
+        read.
+        """
         with Reader(self.kafka.connection_extra(), self.topic) as self.reader:
             yield self.reader
 
     def wait_settled(self, seconds: float = 45, also: tuple[str, ...] = ()) -> None:
-        """Until no transaction is open in the topic, the ledger and others."""
+        """Wait until no transaction is open in the topic, the ledger and others."""
         settled(self.topic, self.arguments["ledger_topic"], *also, seconds=seconds)
 
     def check(self) -> int:
-        """Every row of the table is on the topic exactly once, for who reads now and for who read all the while, and no
-        transaction of ours is open."""
+        """Check that every row of the table is on the topic exactly once, for a reader who starts now and for the background
+        reader, and that none of the pipeline's transactions is open.
+        """
         self.wait_settled()
         compared = same_multiset(self.rows(), self.records())
         if self.reader is not None:
@@ -106,7 +109,7 @@ class Shop(Attempts):
 def shop(
     kafka: EmbeddedKafka, postgres: EmbeddedPostgres, unique: Callable[[str], str], directory: Path, **options: Any
 ) -> Iterator[Shop]:
-    """A new table, a new topic with three partitions, and connections to both in the environment."""
+    """Create a table, a topic with three partitions, and connections to both in the environment."""
     name, topic, table = unique("publish"), unique("sold"), unique("shop")
     kafka.create_topic(topic, 3)
     create_ledger(kafka, name)

@@ -1,11 +1,11 @@
-"""Run Spark's Python daemon for tests: its workers have imported what tasks need, and get their faults from a file.
+"""Spark's Python daemon for tests: its workers have imported the modules that tasks need, and read their faults from a file.
 
 Spark starts this module instead of ``pyspark.daemon`` (``spark.python.daemon.module``) and forks every Python worker from it.
-It is the daemon of warm Spark processes: a worker that had to import pyarrow, pandas and the provider by itself would spend most
-of a small task on that.
+Warm Spark processes use it, because a worker that imported pyarrow, pandas and the provider itself would spend most of a small
+task on that.
 
-Before each task a worker resets the variables of the task before and sets those of the JSON object in :data:`FILE`'s file. So one
-daemon serves attempts with different faults. In Spark's own way each of them would need a daemon of its own.
+Before each task, a worker removes the variables of the previous task and sets those of the JSON object in :data:`FILE`'s file.
+One daemon can therefore serve attempts with different faults. Spark itself would need a daemon for each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "TEST_WORKER_ENVIRONMENT"
 
 
 def set_variables(path: str, variables: dict[str, str]) -> None:
-    """Let the next tasks of the Spark whose workers read ``path`` have these environment variables; none where it is empty."""
+    """Set these environment variables in the next tasks of the Spark whose workers read ``path``. An empty mapping sets none."""
     if not variables:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -63,7 +63,7 @@ def _apply_variables() -> None:
 
 
 def _save_coverage() -> None:
-    """Write what was measured so far: a worker may be killed between two tasks, and often is."""
+    """Write the coverage measured so far, because a worker is often killed between two tasks."""
     if "coverage" in sys.modules and (current := sys.modules["coverage"].Coverage.current()) is not None:
         current.save()
 

@@ -1,4 +1,4 @@
-"""Publishing splits without Spark: a ledger with a planned window, and what publishes its splits."""
+"""Splits that are published without Spark: a ledger with a planned window, and the publisher of its splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 500
 
 
 def rows(split: int) -> pa.RecordBatch:
-    """Return the records of a split, which are equal at each call."""
+    """Return the records of a split; each call returns equal records."""
     keys = pa.array([b"%d" % n for n in range(split * ROWS, (split + 1) * ROWS)], pa.binary())
     return pa.RecordBatch.from_pydict({"key": keys, "value": keys})
 
@@ -39,11 +39,11 @@ class Splits:
     count: int
 
     def wait_settled(self, seconds: float = 45) -> None:
-        """Until no transaction is open in the topic and the ledger."""
+        """Wait until no transaction is open in the topic and the ledger."""
         settled(self.reader.topic, self.ledger.topic.name, seconds=seconds)
 
     def check(self) -> int:
-        """Every row of all splits is there once, for both readers, and nothing is open."""
+        """Check that every row of all splits is there once, for both readers, and that no transaction is open."""
         self.wait_settled()
         there = committed_records(self.kafka.connection_extra(), self.reader.topic)
         assert len(self.ledger.published()) == self.count
@@ -55,7 +55,7 @@ class Splits:
 
 @contextmanager
 def splits(kafka: EmbeddedKafka, unique: Callable[[str], str], count: int, transaction_timeout: float = 60) -> Iterator[Splits]:
-    """A window of so many splits, planned and claimed."""
+    """A planned and claimed window of this many splits."""
     topic = unique("splits")
     kafka.create_topic(topic, 3)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()

@@ -1,4 +1,4 @@
-"""The oracle of dead letters goes red on one lost, one doubled and one swapped record, on either side."""
+"""The oracle of dead letters fails on a lost, a doubled and a swapped record, on either side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracles themselves go red: on one record lost, doubled or swapped, and when they compared nothing."""
+"""The oracles fail on a lost, doubled or swapped record, and if they compared nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader that looks on during faults goes red itself: at one record lost, doubled, swapped or out of order, and at none."""
+"""The background reader fails on a lost, doubled, swapped or misplaced record, and if it read nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running triggers as a triggerer does: made from what they serialize to, on an event loop that must not stand still."""
+"""Triggers run as in a triggerer: built from their serialized form, on an event loop that must not be blocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow.sdk.module_loading import import_string
 
 
 def again(trigger: Any) -> Any:
-    """The trigger that a triggerer makes of what it has serialized."""
+    """Return the trigger that a triggerer builds from the serialized one."""
     path, kwargs = json.loads(json.dumps(trigger.serialize()))
     made = import_string(path)(**kwargs)
     assert made.serialize() == trigger.serialize()
@@ -30,7 +30,7 @@ async def first(trigger: Any, seconds: float = 600.0) -> Any:
 
 
 def fire(trigger: Any, seconds: float = 600.0) -> Any:
-    """:func:`first`, from a test that is not asynchronous."""
+    """Run :func:`first` from a test that is not asynchronous."""
     return asyncio.run(first(again(trigger), seconds))
 
 
@@ -56,7 +56,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
 
 
 class Store:
-    """An asset's state store that survives its triggers, and takes JSON only."""
+    """An asset's state store that outlives its triggers, and takes JSON only."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A shop some of whose orders do not fit the schema of their topic: whether each is a record or a dead letter, exactly once."""
+"""A shop with orders that do not fit the schema of their topic, and the check that each is a record or a dead letter once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 
 from airflow_kafka_spark.formats import Avro
-from tests.support.dead_letters import letters, told
+from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.reader import same_log
 from tests.support.shop import Shop
@@ -34,13 +34,13 @@ def avro(schema: Any, **options: Any) -> Avro:
 
 
 def plain(schema: Any) -> Read:
-    """Reads values without a header."""
+    """Return a decoder of values without a header."""
     parsed = fastavro.parse_schema(schema)
     return lambda value: fastavro.schemaless_reader(io.BytesIO(value), parsed)
 
 
 def spoil(orders: Shop, *, null: int, large: int, key: int) -> set[int]:
-    """Three orders that do not fit: a null where there is none, a decimal and a key that are too large. The ids of them."""
+    """Insert three orders that do not fit: a null that is not allowed, a decimal and a key that are too large. Return the ids."""
     with orders.postgres.connect(autocommit=True) as connection:
         for change, number in (("customer = NULL", null), ("amount = 1234567.89", large), (f"id = {1 << 40} + id", key)):
             connection.execute(f'UPDATE "{orders.table}" SET {change} WHERE id = {number}')
@@ -48,10 +48,10 @@ def spoil(orders: Shop, *, null: int, large: int, key: int) -> set[int]:
 
 
 def check_sorted_out(orders: Shop, dead: str, bad: Collection[int], read: Read, read_key: Read) -> tuple[int, int]:
-    """Every order is on the topic or a dead letter that shows it, exactly once, also for who read the topic all the while, and no
-    transaction of ours is open; how many of both were compared.
+    """Check that every order is on the topic or a dead letter that shows it, exactly once, also for the background reader, and
+    that none of the pipeline's transactions is open. Return the numbers of both.
 
-    :param bad: the ids of those that do not fit.
+    :param bad: the ids of the orders that do not fit.
     """
     orders.wait_settled(also=(dead,))
     there = committed_records(orders.kafka.connection_extra(), orders.topic)
@@ -69,7 +69,7 @@ def check_sorted_out(orders: Shop, dead: str, bad: Collection[int], read: Read, 
         assert value is not None
         row = json.loads(value, parse_float=Decimal)
         shown.append((row["id"], row["customer"], str(row["amount"]), row["placed_at"]))
-        if told(headers)["stage"] == "VALUE_CONVERTER":
+        if decode_headers(headers)["stage"] == "VALUE_CONVERTER":
             assert key is not None and read_key(key) == row["id"]
         else:
             assert key is None

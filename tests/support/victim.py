@@ -1,4 +1,4 @@
-"""One task attempt, in a process of its own that has been forked for it."""
+"""One task attempt, in a separate process that was forked for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(payload: str) -> None:
 
 
 def with_timeout(operator: Any, seconds: float, facts: Any) -> dict[str, Any]:
-    """Execute an operator, and interrupt it after some seconds, in the way of Airflow's task runner."""
+    """Execute an operator and interrupt it after some seconds, like Airflow's task runner."""
     from airflow.sdk.exceptions import AirflowTaskTimeout
     from airflow.sdk.execution_time.timeout import timeout
 

@@ -1,7 +1,7 @@
-"""An operator in a DAG that Airflow runs, in a process of its own: what others see of it is written down, for tests to look at.
+"""An operator in a DAG that Airflow runs in a separate process, which writes down what others see of the operator.
 
-``python -m tests.support.visible <options as JSON> <file for the result>``. First the task is killed at a named point of its
-first run (in a process forked off), then the second run goes through; the third one finds two more bad records.
+``python -m tests.support.visible <options as JSON> <file for the result>``. In the first run, the task is killed at a named point
+(in a forked process). The second run succeeds. The third run finds two more bad records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def history() -> list[dict[str, Any]]:
     from airflow import settings
     from sqlalchemy import event
 
-    told: list[dict[str, Any]] = []
+    stored: list[dict[str, Any]] = []
 
     @event.listens_for(settings.engine, "before_cursor_execute")
     def seen(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -29,9 +29,9 @@ def history() -> list[dict[str, Any]]:
             return
         values = parameters.values() if isinstance(parameters, dict) else parameters
         # An upsert has it twice.
-        told.extend(map(json.loads, dict.fromkeys(v for v in values if isinstance(v, str) and '"splits_done"' in v)))
+        stored.extend(map(json.loads, dict.fromkeys(v for v in values if isinstance(v, str) and '"splits_done"' in v)))
 
-    return told
+    return stored
 
 
 def facts_of(dag_id: str, run_id: str) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def main(options: dict[str, Any], result: Path) -> None:
         dag.test(logical_date=datetime(2026, 1, 1, tzinfo=timezone.utc))
         os._exit(0)
     found["ended_with"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    told = history()
+    stored = history()
     run = dag.test(logical_date=datetime(2026, 1, 2, tzinfo=timezone.utc))
-    found |= {"state": str(run.state), "history": list(told)}
+    found |= {"state": str(run.state), "history": list(stored)}
     producer = Producer(options["broker"])
     for _ in range(2):
         producer.produce(options["arguments"]["topics"], b"{", partition=0)

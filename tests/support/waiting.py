@@ -1,4 +1,4 @@
-"""Waiting for something to be found."""
+"""Functions that wait until a condition is true."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
-    """Call ``look`` until it returns something, and return that."""
+    """Call ``look`` until its result is true, and return the result."""
     found: list[T] = []
 
     def is_there() -> bool:
@@ -23,9 +23,9 @@ def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
 
 
 def settled(*topics: str, seconds: float = 45.0) -> None:
-    """Wait until no transaction is open in topics. Kafka answers a commit before every partition has its marker.
+    """Wait until no transaction is open in the topics. Kafka acknowledges a commit before every partition has its marker.
 
-    :param seconds: less than it takes until the brokers end one that was left open: that is to be found.
+    :param seconds: less than the time after which the brokers end an abandoned transaction, which has to be found.
     """
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
@@ -40,11 +40,11 @@ def settled(*topics: str, seconds: float = 45.0) -> None:
 
 
 def fence_tasks(pipeline: str, ledger_topic: str, splits: int) -> None:
-    """End the transactions of the tasks of an attempt that has died, as the next attempt does first.
+    """End the transactions of the tasks of a dead attempt, as the next attempt does first.
 
-    A fault kills one task. Another one may die in its transaction, and keep the records behind it from read_committed readers.
+    A fault kills one task. Another task may die in its transaction, and hide later records from read_committed readers.
 
-    :param splits: how many the window has; more do no harm.
+    :param splits: the number of splits of the window; a larger number does no harm.
     """
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.ledger.attempt import Ledger

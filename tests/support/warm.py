@@ -23,7 +23,7 @@ EVERYWHERE = os.environ.get("TEST_KEEP_ALIVE", "")
 
 
 def extra(keep_alive: str) -> dict[str, Any]:
-    """Return the extra of a ``spark`` connection whose tasks get faults, for a warm process unless ``keep_alive`` is empty."""
+    """Return the extra of a ``spark`` connection whose tasks get faults; for a warm process unless ``keep_alive`` is empty."""
     return {"spark.python.daemon.module": "tests.support.spark_daemon", **({"keep_alive": keep_alive} if keep_alive else {})}
 
 
@@ -40,7 +40,7 @@ def used_here() -> int | None:
 
 
 def jvm_of(log: Path) -> int | None:
-    """Return the JVM that an attempt has used, by its log; None where it has not come that far."""
+    """Return the JVM that an attempt has used, by its log; None if the attempt has not started one."""
     found = re.findall(r"(?:Started|Reusing) the warm Spark process (\d+)", log.read_text() if log.exists() else "")
     return int(found[-1]) if found else None
 

@@ -1,4 +1,4 @@
-"""Spark's Python workers as processes: making one stop or die at a named point, and finding it."""
+"""Spark's Python workers as processes: stop or kill one at a named point, and find it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.support import spark_daemon, warm
 
 @contextmanager
 def fault_in_tasks(point: str, once: Path) -> Iterator[None]:
-    """Jobs of this process that start in here reach a fault in the first task that comes to ``point``; the driver does not.
+    """Jobs that this process starts in the block reach a fault in the first task that comes to ``point``; the driver does not.
 
     :param point: as in :data:`airflow_kafka_spark.faults.FAULT`.
-    :param once: where the fault notes that it fired.
+    :param once: the file that notes that the fault has fired.
     """
     path = os.environ[spark_daemon.FILE]
     spark_daemon.set_variables(path, {faults.FAULT: point, faults.ONCE: str(once)})
@@ -31,7 +31,7 @@ def fault_in_tasks(point: str, once: Path) -> Iterator[None]:
 def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> int:
     """Wait until a worker has stopped itself at its fault, and return its process id.
 
-    :param above: a process that it descends from; default this one, or the warm Spark process that this one uses.
+    :param above: an ancestor of the worker; default: this process, or the warm Spark process that this process uses.
     """
     found: list[int] = []
     root = above or warm.used_here() or os.getpid()
@@ -46,20 +46,20 @@ def wait_stopped(once: Path, above: int | None = None, seconds: float = 120) -> 
 
 
 def wake(pid: int) -> None:
-    """Let it go on, if it is still there."""
+    """Continue the process, if it is still there."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 def executor_of(worker: int) -> int:
-    """The executor whose Python worker this is."""
+    """Return the executor of a Python worker."""
     above = [pid for pid in ancestors(worker) if b"CoarseGrainedExecutorBackend" in _command(pid)]
     assert above, f"{worker} is no worker of an executor"
     return above[0]
 
 
 def executors(leader: int) -> set[int]:
-    """All executors in the session that a driver leads."""
+    """Return all executors in the session that a driver leads."""
     return {pid for pid in session(leader) if b"CoarseGrainedExecutorBackend" in _command(pid)}
 
 
@@ -76,12 +76,12 @@ def listening(pid: int) -> set[int]:
 
 
 def daemons(jvm: int) -> set[int]:
-    """Spark's Python daemons below a JVM: what they fork runs tasks, they themselves run none."""
+    """Return Spark's Python daemons below a JVM. They fork the workers, and run no tasks themselves."""
     return {pid for pid in _all() if _parent(pid) == jvm and b"spark_daemon" in _command(pid)}
 
 
 def ancestors(pid: int) -> list[int]:
-    """Its parent, and theirs."""
+    """Return the parent of a process, and all further ancestors."""
     found = []
     while (pid := _parent(pid)) > 1:
         found.append(pid)
@@ -89,7 +89,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def session(leader: int) -> set[int]:
-    """All processes of the session that this one leads, itself among them."""
+    """Return all processes of the session that this process leads, itself included."""
     return {pid for pid in _all() if _session(pid) == leader}
 
 

@@ -1,7 +1,8 @@
-"""A process that has imported everything, and forks itself for each task attempt: imports take longer than most attempts.
+"""A process that has imported everything and forks itself for each task attempt, because imports take longer than most attempts.
 
 ``python -m tests.support.zygote`` takes one JSON request a line, ``{"run": <payload>, "what": "task" or "sink", "env": {...},
-"log": <path>}`` or ``{"poll": <pid>}``, and answers with the new process's id, or with its return code, null while it runs.
+"log": <path>}`` or ``{"poll": <pid>}``. It answers with the new process's id, or with the return code, null while the process
+runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Zygote:
-    """The server, seen from the tests; ended with them."""
+    """The server as the tests see it; it ends with them."""
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -44,12 +45,12 @@ class Zygote:
 
 @cache
 def zygote() -> Zygote:
-    """The one of this test process."""
+    """Return the zygote of this test process."""
     return Zygote()
 
 
 class Forked:
-    """A process forked for one attempt, in a session of its own; what is used of ``subprocess.Popen``."""
+    """A process forked for one attempt, in its own session, with the used part of the interface of ``subprocess.Popen``."""
 
     def __init__(self, payload: str, env: dict[str, str], log: Path, what: str = "task") -> None:
         self.pid: int = zygote().ask(run=payload, what=what, env=env, log=str(log))
@@ -141,7 +142,7 @@ def _become(request: dict[str, Any], attempt: Any) -> None:
 
 
 def _end_spark() -> None:
-    """End the JVM as leaving Python does: by closing its standard input."""
+    """End the JVM by closing its standard input, as Python does at exit."""
     atexit._run_exitfuncs()
 
 

@@ -22,7 +22,7 @@ def gone(pid: int) -> bool:
 
 
 def nothing_is_left_of(code: str, least: int) -> None:
-    """Kill a parent and see that its servers end and their files go, though a fork of it lives on.
+    """Kill a parent and check that its servers end and their files are removed, although a fork of the parent lives on.
 
     :param code: the parent. It prints, as JSON, the ``pids`` of its servers and of their supervisor, that of its ``fork``,
         and the ``directory``, and waits.

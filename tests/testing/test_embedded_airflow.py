@@ -1,4 +1,4 @@
-"""The embedded Airflow by itself: the order of its start, the database of its metadata, and the errors when a process dies."""
+"""The embedded Airflow alone: the order of its start, the database of its metadata, and the errors when a process dies."""
 
 from __future__ import annotations
 

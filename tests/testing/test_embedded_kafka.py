@@ -1,4 +1,4 @@
-"""The embedded Kafka is a real one, survives the faults that brokers survive, and ends with the process that started it."""
+"""The embedded Kafka is a real broker, survives the faults that brokers survive, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[Odd]:
-    """One start that several tests look at; the last of them stops it."""
+    """One start for several tests; the last of them stops it."""
     kafka = EmbeddedKafka(properties={"auto.create.topics.enable": "true", "log.retention.ms": 12345})
     with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
         taken.bind(("127.0.0.1", 0))

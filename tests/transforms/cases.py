@@ -1,4 +1,4 @@
-"""Cases of transforms, and what Spark and Arrow make of them."""
+"""Cases of transforms, and their results in Spark and in Arrow."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ class Outcome:
     """The result or the error of a case in Spark, and Arrow's program for it.
 
     :ivar given: the rows that the transforms were applied to.
-    :ivar made: what Spark made of them.
+    :ivar made: Spark's result.
     :ivar types: Spark's names of the columns' types.
-    :ivar program: what computes the same in Arrow; None where some of it is known to Spark only.
+    :ivar program: the program that computes the result in Arrow; None if a part of the case is possible in Spark only.
     """
 
     given: pa.Table
@@ -128,14 +128,14 @@ class Outcome:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Spark's result, as JSON."""
+        """Return Spark's result, as JSON."""
         assert self.made is not None
         kinds = {f.name: f.type for f in self.made.schema}
         return [{name: as_json(cell, kinds[name]) for name, cell in row.items()} for row in self.made.to_pylist()]
 
 
 def as_json(value: Any, kind: pa.DataType) -> Any:
-    """Return a value as JSON has it, a decimal as it is."""
+    """Return a value as its JSON has it; a decimal is not changed."""
     if pa.types.is_map(kind) and value is not None:
         return {key: as_json(item, kind.item_type) for key, item in value}
     if isinstance(value, dict):
@@ -151,7 +151,7 @@ def as_json(value: Any, kind: pa.DataType) -> Any:
 
 
 def run(spark: SparkSession, cases: Sequence[Case]) -> dict[str, Outcome]:
-    """Return what came of each case; its chain is analysed once."""
+    """Return the outcome of each case; its chain is analysed once."""
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: _outcome(spark, case) for case in cases}
 

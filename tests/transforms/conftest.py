@@ -1,4 +1,4 @@
-"""One Spark session for the tests of transforms, and what it makes of all their cases."""
+"""One Spark session for the tests of transforms, and its results for all their cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="package")
 def outcomes(spark: SparkSession) -> dict[str, Outcome]:
-    """Return what came of the cases of all files here, by name."""
+    """Return the outcomes of the cases of all files here, by name."""
     from tests.transforms import test_chain, test_connect_examples
 
     found = run(spark, test_chain.CASES)

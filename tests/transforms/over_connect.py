@@ -1,4 +1,4 @@
-"""Runs chains over Spark Connect; a program, since a process has sessions of one kind only."""
+"""Run chains over Spark Connect in a separate program, because a process has sessions of one kind only."""
 
 from __future__ import annotations
 

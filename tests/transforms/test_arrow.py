@@ -275,7 +275,7 @@ def edges(spark) -> Edges:
 
 
 def in_arrow(program: Program, given: pa.Table) -> pa.Table:
-    """Return what a program makes of rows."""
+    """Return a program's result for rows."""
     return pa.Table.from_batches([program(batch) for batch in given.combine_chunks().to_batches()])
 
 
@@ -289,7 +289,7 @@ def assert_same(found: pa.Table, wanted: pa.Table) -> None:
 
 
 def assert_alike(made: DataFrame, given: pa.Table) -> None:
-    """Check that Arrow makes of rows what Spark makes of them."""
+    """Check that Arrow's result for rows equals Spark's."""
     assert_same(in_arrow(make_program(made, given.schema), given), made.toArrow())
 
 

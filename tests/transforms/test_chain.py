@@ -41,7 +41,7 @@ ORDER = "struct<id:int,amount:string>"
 
 @dataclass(frozen=True)
 class Shout(Transform):
-    """One of a user's own."""
+    """A transform of a user."""
 
     def apply(self, frame):
         return frame.withColumn("value", F.col("value").withField("amount", F.upper("value.amount")))
@@ -49,14 +49,14 @@ class Shout(Transform):
 
 @dataclass(frozen=True)
 class Numbered(ColumnTransform):
-    """Another, by columns, with errors of its own."""
+    """A transform of a user by columns, with its own errors."""
 
     def changes(self, record):
         return {"key": F.col("value").getField("id"), "error": F.when(F.col("value.id") < 0, F.lit("found a negative id"))}
 
 
 def in_batches(frame):
-    """A function that goes through Python, in batches."""
+    """A function that runs in Python, in batches."""
     return frame.mapInArrow(lambda batches: batches, frame.schema)
 
 

@@ -1,4 +1,4 @@
-"""Rules for all triggers: the event loop, brokers that are down, missing topics, and how failures travel."""
+"""Rules for all triggers: the event loop, brokers that are down, missing topics, and the path of failures to the task."""
 
 from __future__ import annotations
 

@@ -120,9 +120,9 @@ async def events_of(trigger, steps, store=None):
 
 
 def watched(trigger, *steps, store=None):
-    """The events of a watcher, of which each step gives as many as it says.
+    """Yield the events of a watcher; each step gives as many as it names.
 
-    :param steps: something to do, and how many events follow.
+    :param steps: an action, and the number of events that follow.
     """
     counts, events = asyncio.run(events_of(trigger, steps, store))
     assert counts == [expected for _, expected in steps]

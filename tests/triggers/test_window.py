@@ -1,4 +1,4 @@
-"""When an upstream pipeline has completed a window, by its real ledger."""
+"""The trigger that waits for an upstream pipeline's window, with a real ledger."""
 
 from __future__ import annotations
 

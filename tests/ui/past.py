@@ -28,7 +28,7 @@ LEDGER = "kafka_default/airflow-windows"
 
 
 class StaticHook(KafkaHook):
-    """The cluster without an Airflow connection."""
+    """A hook of the cluster that needs no Airflow connection."""
 
     def __init__(self, config: dict[str, Any], timeout: float = 30.0) -> None:
         super().__init__("kafka_default", timeout)
@@ -46,7 +46,7 @@ class Past:
         return StaticHook(self.kafka.connection_extra())
 
     def write(self) -> None:
-        """The state that tests of the UI find."""
+        """Write the state that tests of the UI find."""
         for topic in ("ui-orders", "ui-odd", "ui-copied"):
             self.kafka.create_topic(topic, 3)
         self.produce("ui-orders", 300)
@@ -136,7 +136,7 @@ class Past:
         self.write_record(pipeline, record.key, record.value)
 
     def write_record(self, pipeline: str, key: bytes, value: bytes | None, topic: str = "airflow-windows") -> None:
-        """A record as it is, where those of this pipeline lie."""
+        """Write a record unchanged, to the partition of this pipeline's records."""
         ledger = LedgerTopic(self.hook, topic)
         ledger.ensure()
         producer = Producer(self.kafka.connection_extra())

@@ -149,7 +149,7 @@ def test_task_instances_are_read_with_what_they_have_stored_and_from_an_airflow_
 
 
 def filled(table, given):
-    """An insert with something in each column that has to have a value."""
+    """Return an insert with a value in each column that has to have one."""
     of_type = {str: "x", int: 0, bool: False}
 
     def value(column):

@@ -23,7 +23,7 @@ def at(text):
 
 
 def schedule_of(schedule, next_run="2026-01-07T11:00", interval=("2026-01-07T10:00", "2026-01-07T11:00"), **facts):
-    """The schedule of a DAG, from its serialized form and its row in the metadata database."""
+    """Return the schedule of a DAG, from its serialized form and its row in the metadata database."""
     timetable = load_timetable(
         DagSerialization.to_dict(DAG("d", schedule=schedule, start_date=datetime(2026, 1, 1), max_active_runs=1))
     )

@@ -176,7 +176,7 @@ def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
     progress = {"chunks": 4, "rows": 400, "seconds": 400.0, "all_chunks": 11, "all_rows": 960, "seconds_left": 700.0}
     begun = replace(summary().last, report={"source_progress": progress})
     assert row(PipelineSummary("p", last=begun, has_source=True))["source_progress"] == progress
-    assert "bytes behind" in row(PipelineSummary("p", last=last, has_source=True))["reason"]
+    assert "bytes after" in row(PipelineSummary("p", last=last, has_source=True))["reason"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The watch over ledgers: on a real broker, which stops and starts again, and over topics with unexpected records."""
+"""The watcher of ledgers: on a real broker, which stops and starts again, and over topics with unexpected records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def past(kafka):
 
 @pytest.fixture
 def watch(kafka, unique, monkeypatch):
-    """A watch over a ledger topic that is not there yet; it asks more often than in earnest."""
+    """A watcher of a ledger topic that does not exist yet. It polls more often than in production."""
     monkeypatch.setattr(watcher, "CHECK_SECONDS", 0.5)
     monkeypatch.setattr(watcher, "LAG_SECONDS", 0.5)
     monkeypatch.setattr(watcher, "RETRY_SECONDS", (0.2,))

@@ -15,7 +15,7 @@ MARIA = "maria_verify"
 
 @pytest.fixture
 def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[Place]:
-    """A schema of its own in PostgreSQL, and an Airflow connection that leads to it."""
+    """A new schema in PostgreSQL, and an Airflow connection to it."""
     with new_place(postgres, unique("verify")) as found:
         yield found
 

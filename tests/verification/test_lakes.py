@@ -48,7 +48,7 @@ CODE = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
 
 
 def row(n: int) -> tuple[Any, ...]:
-    """A row; each third one is NULL throughout."""
+    """Return a row; every third row is NULL in all columns."""
     if n % 3 == 0:
         return (n, *[None] * len(NAMES))
     at = datetime(1969, 12, 31, 23, 59, 59, n)

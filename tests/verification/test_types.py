@@ -1,4 +1,4 @@
-"""Values of all types in PostgreSQL and MariaDB against the copies that a pipeline makes of them."""
+"""Values of all types in PostgreSQL and MariaDB against the copies that a pipeline writes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def depth(types: Types) -> int:
 
 
 def rows_of(types: Types, side: int) -> list[str]:
-    """The rows as SQL, the last one NULL throughout."""
+    """Return the rows as SQL; the last row is NULL in all columns."""
     return [
         ", ".join([str(n), *(values[n][side] if n < len(values) else "NULL" for _, _, values, _ in types)])
         for n in range(depth(types) + 1)
@@ -103,7 +103,7 @@ def make_sink(place: Place, types: Types) -> None:
 
 
 def check(place: Place, source: JdbcSource, types: Types) -> None:
-    """Both tables are equal; a value that is changed, or NULL, is found in each column."""
+    """Check that both tables are equal, and that a changed value and a NULL are found in each column."""
     found = verify(place, source=source, on_difference="warn")
     assert named(found) == [] and found["sink_rows"] == depth(types) + 1
     changes = ", ".join(f"c{n} = {other}" for n, (_, _, _, other) in enumerate(types))

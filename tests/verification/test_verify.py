@@ -1,4 +1,4 @@
-"""A table against its copy: equal ones of all types, and rows that are lost, doubled or changed, each found and named."""
+"""A table against its copy: equal copies of all types, and lost, doubled and changed rows, each found and named."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_rows_that_a_recheck_finds_equal_do_not_differ(orders: Place, monkeypatc
 class Store:
     """Airflow's store, which holds JSON and outlives the task.
 
-    :param file: where it is kept.
-    :param kills: SIGKILL once a state of so many chunks is kept.
+    :param file: the file that keeps it.
+    :param kills: SIGKILL once a state of this many chunks is stored.
     """
 
     def __init__(self, file: Path, kills: int = 0) -> None:

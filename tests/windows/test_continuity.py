@@ -1,4 +1,4 @@
-"""Which windows follow which: the compare of a sink's compare-and-set."""
+"""Which windows may follow each other: the comparison of a sink's compare-and-set."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def test_a_sink_without_a_record_takes_a_first_window_and_none_that_has_a_predec
     refuse_gap(BEFORE, later, "the table")
     refuse_gap(None, replace(later, moved=1), "the table")
     refuse_gap(None, replace(later, replay=1), "the table")
+
+
+def test_the_command_that_moves_what_a_restored_sink_has_lost_is_named_with_its_offsets():
+    with pytest.raises(WindowConflict) as refused:
+        refuse_gap(BEFORE, window(8, ("t", 0, 35, 40), ("t", 1, 5, 9)), "the table")
+    assert '`airflow kafka-spark reset p --to \'{"t": {"0": 20}}\' --discard-open --why ...`' in refused.value.action
+    with pytest.raises(WindowConflict) as refused:
+        refuse_gap(BEFORE, window(8, ("t", 0, 15, 40), ("t", 1, 7, 9)), "the table")
+    assert "reset" not in refused.value.action
 
 
 @pytest.mark.parametrize("number", [3, 4])

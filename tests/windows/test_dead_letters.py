@@ -15,7 +15,7 @@ from airflow_kafka_spark.windows.dead_letters import (
     dead_letters_from_json,
     dead_letters_to_json,
     group_into_runs,
-    list_offsets,
+    list_run_offsets,
 )
 from airflow_kafka_spark.windows.memory import fold_records, make_dead_letters_record, make_key_prefix
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
@@ -26,7 +26,7 @@ OFFSETS = st.frozensets(st.integers(0, 2**62) | st.integers(0, 50))
 @given(OFFSETS)
 def test_runs_hold_exactly_the_offsets_they_were_made_of(offsets):
     runs = group_into_runs(offsets)
-    assert list_offsets(runs) == offsets
+    assert list_run_offsets(runs) == offsets
     assert all(start < end for start, end in runs)
     assert all(end < start for (_, end), (start, _) in zip(runs, runs[1:], strict=False)), "neighbours are one run"
 
@@ -39,6 +39,7 @@ def test_dead_letters_are_remembered_as_they_were(batches):
             f"t{number}",
             {TopicPartition("t", p): group_into_runs(o) for p, o in parts.items()},
             (Landed("dead", 0, 1, 2, 2),),
+            topic_id=f"id{number}",
         )
         for number, (replay, parts) in enumerate(batches)
     )
@@ -50,7 +51,7 @@ def test_dead_letters_are_remembered_as_they_were(batches):
     ever = {tp: set() for batch in made for tp in batch.offsets}
     for batch in made:
         for tp, runs in batch.offsets.items():
-            ever[tp] |= list_offsets(runs)
+            ever[tp] |= list_run_offsets(runs)
     assert dead.sent() == ever
     assert sum(part.records for part in dead.landed) == 2 * len(made)
 

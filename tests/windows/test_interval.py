@@ -1,4 +1,4 @@
-"""Intervals: their names, and how far they are complete without a hole."""
+"""Intervals: their names, and how far they are complete without a gap."""
 
 from __future__ import annotations
 

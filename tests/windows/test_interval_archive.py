@@ -1,4 +1,4 @@
-"""Archives of old intervals: what is asked of them gets the answers that the intervals one by one would give."""
+"""Archives of old intervals give the answers that the single intervals would give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hour(number: int, length: int = 1) -> Interval:
 
 
 def chain(first: int, count: int) -> list[IntervalState]:
-    """Intervals of one partition that continue each other."""
+    """Return intervals of one partition that continue each other."""
     ranges = {n: OffsetRange("t", 0, n * 10, (n + 1) * 10) for n in range(first, first + count)}
     return [
         IntervalState(hour(n), State.COMPLETE, (r,), f"run-{n}", topic_ids={"t": "id"}, forgotten=True, offset=n)

@@ -1,4 +1,4 @@
-"""Boundaries: whatever is proposed, in whatever order, windows tile the log."""
+"""Boundaries: windows tile the log for any proposals in any order."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class TestPrune:
 
 
 class TestArchives:
-    """Old boundaries, many in one record: they stand where they stood."""
+    """Old boundaries, many in one record, keep their offsets."""
 
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
@@ -260,7 +260,7 @@ def random_proposals(draw: st.DrawFn, most: int) -> list[Boundary]:
 
 
 def settle_by_looking_at_all(proposals: Sequence[Boundary]) -> dict[int, Boundary]:
-    """The meaning of settling, quadratic: each proposal stays between all boundaries that counted before it."""
+    """Define settling by a quadratic reference: each proposal stays between all boundaries that counted before it."""
     settled: dict[int, Boundary] = {}
     for proposal in proposals:
         if proposal.instant in settled:
@@ -278,7 +278,7 @@ def settle_by_looking_at_all(proposals: Sequence[Boundary]) -> dict[int, Boundar
 
 
 class RandomLog:
-    """One partition: offsets with their timestamps, the first that is left, and the end."""
+    """One partition: offsets with their timestamps, the first offset that is left, and the end."""
 
     def __init__(self) -> None:
         self.stamps: dict[int, int] = {}

@@ -38,7 +38,7 @@ SEEDS = range(50)
 
 
 def for_each_seed(test):
-    """One test of all seeds; pytest would take longer for each of fifty than the seed does."""
+    """Run one test for all seeds; a pytest parameter for each of fifty seeds would take longer than the test itself."""
 
     def run():
         for seed in SEEDS:

@@ -20,6 +20,7 @@ from airflow_kafka_spark.errors import (
     IntervalOverlaps,
     PipelineRenamed,
     PipelineUnknown,
+    SinkRecordMissing,
     SourceChanged,
 )
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
@@ -88,7 +89,7 @@ def model():
 
 
 def one_window() -> World:
-    """Window 1 is complete, and there is one record more."""
+    """Window 1 is complete, and there is one more record."""
     return run_alone(World(end=1), FIRST, "first")._replace(end=2)
 
 
@@ -103,7 +104,7 @@ def taken_window() -> World:
 
 
 def two_splits() -> World:
-    """Window 1 is published, and there are two records more, each of which will be a split."""
+    """Window 1 is published, and there are two more records, each of which will be a split."""
     return run_alone(World(end=1), partial(attempt, "first", publishes=True), "first")._replace(end=3)
 
 
@@ -203,7 +204,7 @@ def test_an_interval_beside_a_progress_window(model):
 
 
 def finish_hours() -> None:
-    """Move what is left by hours, as far as no longer interval has it."""
+    """Move the remaining offsets by hours, unless a longer interval has them."""
     for hour in (1, 2):
         with suppress(IntervalOverlaps):
             attempt(f"last-{hour}", hour=hour)
@@ -250,8 +251,25 @@ def test_an_interval_is_asked_for_once_more_while_it_is_moved_once_more(model):
     explore(one_hour()._replace(end=2), {"A": again, "ask": ask}, [again, LAST_BESIDE], check=replayed_hour, **BESIDE_COMMANDS)
 
 
+def test_an_interval_finds_the_record_of_the_one_before_while_that_one_is_moved_once_more(model):
+    """It is not refused as one whose sink has lost its record (:class:`SinkRecordMissing`)."""
+    next_hour = partial(attempt, "next-hour", hour=1, asks=True)
+    again = partial(attempt, "hour", hour=0, max_tries=1, on_rerun="replay")
+    looks = {
+        **DISJOINT,
+        "switches": 2,
+        "at_once": lambda actor, step: step[0] != "sink.look" and DISJOINT["at_once"](actor, step),
+    }
+    found = explore(one_hour(), {"A": again, "B": next_hour}, [again, next_hour, LAST_BESIDE], check=replayed_hour, **looks)
+    assert found.ends["B"].keys() >= {"done"} and "SinkRecordMissing" not in found.ends["B"]
+    lost = one_hour()
+    assert lost.taken
+    with pytest.raises(SinkRecordMissing, match="has no record of pipeline"):
+        run_alone(lost._replace(taken=()), next_hour, "next-hour")
+
+
 def finish_wherever() -> None:
-    """Move what is left to the place that the pipeline is bound to."""
+    """Move the remaining offsets to the place that the pipeline is bound to."""
     for run in (ONE, ELSEWHERE, LAST, partial(attempt, "last", uri="model://elsewhere")):
         with suppress(BindingChanged):
             run()
@@ -279,7 +297,7 @@ def test_a_pipeline_is_moved_back_while_attempts_are_at_work(model):
 
 
 def finish_rename() -> None:
-    """Give the pipeline its new name, once its window is complete, unless it has that already."""
+    """Give the pipeline its new name once its window is complete, unless it has this name already."""
     with suppress(PipelineRenamed):
         ONE()
     with suppress(ChangeRefused, PipelineUnknown):
@@ -344,7 +362,7 @@ def an_hour_of_a_group() -> World:
 def compete(world: World, acts: dict[str, Any], finish=(), groups: int = 1, **options: Any):
     """Explore pipelines of which some need the same group.
 
-    :param finish: what is done at last; by default, each act once more.
+    :param finish: the last actions; by default, each act once more.
     """
     finish = [*map(refused, finish or acts.values())]
     found = explore(world, acts, finish, always=each_its_own(world, groups), **{**TAKES, **options})

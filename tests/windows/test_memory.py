@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from base64 import urlsafe_b64encode
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -115,6 +116,16 @@ def test_the_marker_of_a_split_fits_into_a_record_whatever_the_number_of_partiti
     marker = Marker(1, 0, landed=landed, bytes=5, routed=landed)
     record = make_marker_record("shop.publish", marker)
     assert len(record.value or b"") < 1_000_000, "the default of `message.max.bytes` of a producer"
+    assert fold_records("shop.publish", [record]).markers == {(1, 0): marker}
+
+
+def test_the_marker_of_a_split_whose_records_name_thousands_of_topics_fits_into_a_record():
+    rng = random.Random(3)
+    landed = tuple(Landed(f"orders-of-customer-{n}", 0, at := rng.randrange(10**10), at + 9, 10) for n in range(15_000))
+    ids = {part.topic: urlsafe_b64encode(rng.randbytes(16)).decode().rstrip("=") for part in landed}
+    marker = Marker(1, 0, landed=landed, bytes=5, topic_ids=ids)
+    record = make_marker_record("shop.publish", marker)
+    assert len(record.value or b"") < 1_000_000
     assert fold_records("shop.publish", [record]).markers == {(1, 0): marker}
 
 

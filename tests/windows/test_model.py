@@ -29,7 +29,7 @@ from tests.support.runs import Counters
 WINDOW = Window(
     "p", 7, (OffsetRange("t", 0, 5, 9), OffsetRange("t", 1, 3, 3)), "dag/run/task",
     "2026-01-01T00:00:00.000Z", "cluster", {"t": "id"},
-    (Gap("t", 0, 2, 5),), 4,
+    (Gap("t", 0, 2, 5),), 4, lost_topic_ids=("id of a topic",),
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_splits_are_the_same_when_they_were_packed_and_a_task_unpickles_few_obje
 
 
 def begun(task: Counters) -> Tries:
-    """The task's next try."""
+    """Return the task's next try."""
     facts = task.attempt()
     return Tries(facts["try_number"], facts["max_tries"], facts["clears"])
 

@@ -1,4 +1,4 @@
-"""Starts and stops as users write them."""
+"""Starts and stops as users write them, parsed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_start_may_be_written_in_many_ways(written, meant):
         ({"orders": {0: -3}}, "not an offset"),
         ({"orders": {0: "7"}}, "not an offset"),
         ({"orders": {0: True}}, "not an offset"),
-        (ShiftBy(3), "stands nowhere yet"),
+        (ShiftBy(3), "needs a position, which"),
     ],
     ids=str,
 )

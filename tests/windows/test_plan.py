@@ -1,4 +1,4 @@
-"""The planner: pure, so it is tested over many random logs and without a broker."""
+"""The planner. It is pure, so it is tested with many random logs and without a broker."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class TestAPipelineThatWasMovedByHand:
 
 
 class TestALogThatWasCutOffAndHasGrownAgain:
-    """Offset 10 was reached under leader epoch 3; the log of that epoch ends at 6 now, under epoch 5."""
+    """Offset 10 was reached under leader epoch 3. The log of that epoch now ends at 6, under epoch 5."""
 
     cut = Log("cluster", {"t": "id-1"}, {T0: PartitionLog(0, 20, 20, 5)}, {T0: 6})
     position = replace(at(p0=10), epochs={T0: 3})

@@ -1,1 +1,1 @@
-"""Tests through Airflow itself: all of them share one Airflow, which ends with the last of them."""
+"""Tests through Airflow itself. They share one Airflow, which ends with the last of them."""

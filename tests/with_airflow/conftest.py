@@ -22,7 +22,7 @@ LEDGERS = (LEDGER, "kafka_default/no-such-ledger", "kafka_default/nor-this-one")
 
 @pytest.fixture(scope="package")
 def lake() -> Iterator[Path]:
-    """A directory for tables with a name that may stand in a picture."""
+    """A directory for tables, with a name that may be shown in a picture."""
     directory = Path(tempfile.mkdtemp(prefix="lake-"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
@@ -83,7 +83,7 @@ def site(
 
 @pytest.fixture(scope="package")
 def opened() -> Iterator[Open]:
-    """One browser."""
+    """One browser for all tests."""
     with browser() as make:
         yield make
 
@@ -102,7 +102,7 @@ def known_people(site: Site, opened: Open) -> Callable[[str], Visit]:
 
 @pytest.fixture
 def people(known_people: Callable[[str], Visit]) -> Iterator[Callable[[str], Visit]]:
-    """``people("viewer")``: the visit of a user who has logged in, and who leaves the page at the end of the test."""
+    """``people("viewer")`` returns the visit of a user who has logged in, and who leaves the page at the end of the test."""
     here: list[Visit] = []
 
     def visit(name: str) -> Visit:

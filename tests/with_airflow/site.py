@@ -62,7 +62,7 @@ class Login:
             return Answer(error.code, error.read(), {k.lower(): v for k, v in error.headers.items()})
 
     def get(self, path: str, **query: Any) -> Answer:
-        """A route of ours, as ``pipelines``; or any other path that begins with a slash."""
+        """Request a route of this package, as ``pipelines``, or any other path that begins with a slash."""
         where = path if path.startswith("/") else f"/kafka-spark/api/{path}"
         return self.request("GET", where + (f"?{urllib.parse.urlencode(query)}" if query else ""))
 
@@ -72,7 +72,7 @@ class Login:
 
 
 class SiteAirflow(EmbeddedAirflow):
-    """Airflow below a path of its host. Its methods act as the user ``admin``, once that one has logged in."""
+    """Airflow below a path of its host. Its methods act as the user ``admin`` after that user has logged in."""
 
     admin: Login | None = None
 
@@ -113,7 +113,7 @@ class Site:
         return Login(self.url)
 
     def login(self, name: str) -> Login:
-        """The session of one of :data:`USERS`."""
+        """Return the session of one of :data:`USERS`."""
         if name not in self._logins:
             answer = self.nobody.post("/auth/token", {"username": name, "password": f"{name}-secret"})
             assert answer.status == 201, answer.body
@@ -121,14 +121,14 @@ class Site:
         return self._logins[name]
 
     def cookies(self, name: str, url: str | None = None) -> list[dict[str, str]]:
-        """The session of a user in a browser.
+        """Return the session of a user for a browser.
 
         :param url: where it is valid; default: Airflow's.
         """
         return [{"name": "_token", "value": str(self.login(name).token), "url": url or self.url}]
 
     def trigger(self, dag_id: str, **body: Any) -> str:
-        """Start a run as the editor; its run id."""
+        """Start a run as the editor; return its run id."""
         answer = self.login("editor").post(f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None, **body})
         assert answer.status == 200, answer.body
         return str(answer.json["dag_run_id"])

@@ -28,7 +28,7 @@ SECONDS = 600 + HOURS * 60
 
 
 def produce(config: dict) -> int:
-    """Some records in every hour, out of order, a few of them hours late, a few early."""
+    """Produce some records in every hour, out of order, some of them hours late, some early."""
     chance, producer, number = random.Random(7), Producer(config), 0
     for hour in range(HOURS):
         for _ in range(40):
@@ -91,7 +91,9 @@ def _kill(airflow, dag_ids: tuple[str, ...], killed: list[str], done: threading.
 
 
 def tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
-    """The processes of tasks below this scheduler, by the ids of the task instances, which Airflow gives them as titles."""
+    """Return the processes of tasks below this scheduler, by the ids of the task instances, which are the titles of the
+    processes.
+    """
     found = {}
     for process in scheduler.children(recursive=True):
         with suppress(psutil.Error):
@@ -102,7 +104,7 @@ def tasks(scheduler: psutil.Process) -> dict[str, psutil.Process]:
 
 
 def schedules_of(airflow) -> dict[str, DagSchedule]:
-    """When Airflow runs the DAGs by itself, as the pages read it from its database."""
+    """Return the times at which Airflow runs the DAGs itself, as the pages read them from its database."""
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
 
@@ -127,7 +129,7 @@ def runs_of(airflow, dag_id: str, kind: str) -> list[dict]:
 
 
 def wait_for(airflow, dag_id: str, kind: str, count: int = HOURS) -> list[dict]:
-    """Wait until so many runs of a kind have ended, all of them well."""
+    """Wait until this many runs of a kind have ended, all successfully."""
     runs: list[dict] = []
 
     def ended() -> bool:
@@ -143,7 +145,7 @@ def wait_for(airflow, dag_id: str, kind: str, count: int = HOURS) -> list[dict]:
 
 
 def rows_of(site, postgres, dag_id: str) -> list[tuple]:
-    """(window, row) of a sink."""
+    """Return (window, row) of a sink."""
     if dag_id != "backwards":
         with postgres.connect(autocommit=True) as connection:
             query = f'SELECT "window", id, customer, amount::text, extract(epoch FROM placed_at)::bigint FROM {dag_id}'
@@ -181,7 +183,7 @@ def check(site, postgres, dag_id: str, runs: list[dict]) -> list[dict]:
 
 
 def backfill(airflow, dag_id: str, at_once: int, *, backwards: bool = False, again: str = "none") -> None:
-    """Let Airflow backfill all hours, and the scheduler begin with it."""
+    """Start Airflow's backfill of all hours, and wait until the scheduler begins it."""
     body = {
         "dag_id": dag_id, "from_date": BEGIN.isoformat(), "to_date": LAST.isoformat(), "max_active_runs": at_once,
         "run_backwards": backwards, "reprocess_behavior": again, "dag_run_conf": {},

@@ -27,7 +27,7 @@ def flow(site, kafka):
 
 @pytest.fixture(scope="module")
 def ran(site, flow):
-    """The id of a first run, over 500 records."""
+    """Return the id of a first run over 500 records."""
     flow.produce(500)
     run_id, state = site.airflow.run(DAG, PATIENCE)
     assert state == "success", site.airflow.account(DAG, run_id)
@@ -36,7 +36,7 @@ def ran(site, flow):
 
 
 def counted(flow, window):
-    """Airflow's counters at the attempts at a window, as the ledger holds them."""
+    """Return Airflow's counters at the attempts at a window, as the ledger holds them."""
     ledger = committed_records(flow.kafka.connection_extra(), f"ledger-{DAG}")
     memory = fold_records(DAG, (LedgerRecord(key, value, offset) for _, offset, key, value in ledger))
     return memory.entries[window].tries

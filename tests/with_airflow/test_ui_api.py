@@ -1,4 +1,4 @@
-"""The routes of the UI, asked over HTTP of a real Airflow that watches a real ledger, by users who have logged in."""
+"""The routes of the UI, over HTTP, of a real Airflow that watches a real ledger, for users who have logged in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answered(ask):
 
 @pytest.fixture(scope="module")
 def listed(site):
-    """The list, once every ledger is read, or known to be missing, and the lag is measured."""
+    """Return the list after every ledger is read, or known to be missing, and the lag is measured."""
 
     def look():
         answer = site.login("viewer").get("pipelines", limit=500)

@@ -1,4 +1,4 @@
-"""A pipeline of data intervals in the pages: a real Airflow moves them, out of order, and one of them again."""
+"""A pipeline of data intervals in the pages: a real Airflow moves them, out of order, and one of them twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def name_of(number):
 
 @pytest.fixture(scope="module")
 def hours(site):
-    """Ten records in each of four hours; runs of the second and then of the first one."""
+    """Ten records in each of four hours; runs of the second and then of the first hour."""
     site.kafka.create_topic(TOPIC, 2)
     producer = Producer(site.kafka.connection_extra())
     for number in range(40):

@@ -1,4 +1,4 @@
-"""The pages as people see them: a real browser on a real Airflow, whose real tasks move windows of a real Kafka."""
+"""The pages in a real browser on a real Airflow, whose real tasks move windows of a real Kafka."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GATED = f"{DAG}.gated"
 
 @dataclass
 class Gate:
-    """A pipeline whose task waits for what is written into a file."""
+    """A pipeline whose task waits for the text of a file."""
 
     site: Any
     file: Path
@@ -66,7 +66,9 @@ def gate(site):
 
 
 def settle(gate: Gate) -> int:
-    """Complete the window that a failed test, or an earlier try of this one, has left open; the number of the last window."""
+    """Complete the window that a failed test, or an earlier try of this test, has left open. Return the number of the last
+    window.
+    """
     gate.say("go")
     answer = gate.site.login("viewer").get(f"/api/v2/dags/{DAG}/dagRuns", order_by="-run_after", limit=1)
     newest = next((run["dag_run_id"] for run in answer.json["dag_runs"]), None)
@@ -93,7 +95,7 @@ def picture(visit: Visit, name: str, height: int = 640) -> None:
 
 
 def row(visit: Visit, pipeline: str) -> Any:
-    """A pipeline's row of the list."""
+    """Return a pipeline's row of the list."""
     found = visit.page.locator("tr[data-row]", has=visit.page.get_by_role("link", name=pipeline, exact=True))
     found.first.wait_for()
     return found.first
@@ -170,7 +172,7 @@ def test_a_pipeline_that_works_and_does_not_move_is_seen_to_stall(people):
     visit = people("viewer")
     visit.go(f"{PAGE}?status=STALL")
     row(visit, STUCK).locator("[data-status=STALL]").wait_for()
-    assert "the consumer is at work, but stays at offset 0" in row(visit, STUCK).inner_text()
+    assert "the consumer is active, but its offset stays at 0" in row(visit, STUCK).inner_text()
     # On a slow machine other pipelines of this file may stand still as well.
     visit.page.wait_for_function("() => [...document.querySelectorAll('[data-status]')].every(e => e.dataset.status === 'STALL')")
     assert visit.troubles == []
@@ -299,7 +301,7 @@ def test_dead_letters_are_shown_as_text(people):
 
 
 def plan(visit: Visit, action: str, why: str) -> str:
-    """Open the dialog, say why, and look at the plan."""
+    """Open the dialog, enter a reason, and return the plan."""
     visit.see(f"[data-action={action}]").click()
     visit.see(f"[data-dialog={action}]")
     visit.page.locator("[name=why]").fill(why)
@@ -407,7 +409,7 @@ def test_dead_letters_are_sent_again_once(people):
     picture(visit, "resend", 800)
     confirm(visit)
     visit.see("[data-view=dead]", has_text="sent again by editor")
-    assert "Nothing is left to send again" in plan(visit, "resend", "once more")
+    assert "No dead letters are left to send again" in plan(visit, "resend", "once more")
     visit.page.get_by_role("button", name="Cancel").click()
     # The pipeline is to read them. Lag counts offsets, also that of the transaction's end.
     visit.see("dd [data-lag]:not([data-lag='0'])")

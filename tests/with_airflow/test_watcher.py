@@ -1,4 +1,4 @@
-"""A DAG that a backlog starts, through a real Airflow: triggerer, asset watcher, scheduler; and sensors that wait there."""
+"""A DAG that a backlog starts, through a real Airflow: triggerer, asset watcher, scheduler; and sensors that wait in it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SideOutputs:
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, read_letters
 
         results, window = list(results), ledger.claimed.window
-        number, before = window.number, ledger.memory.dead.get(window.number)
+        before = find_kept_dead_letters(ledger)
         letters = read_letters(result.letters for result in results)
         routes = read_letters((result.routes for result in results), ROUTED)
         wanted = {self.dead.name: self.dead.replication_factor} if self.dead and letters.num_rows else {}
@@ -137,7 +137,8 @@ class SideOutputs:
             # The topics' own limits, so that the client refuses a record that is too large; the ledger's record is sent, too.
             largest = max([DEFAULT_LARGEST, *map(self.hook.largest_record, wanted)])
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
-            known = ledger.read_as_owner().dead.get(number)
+            ledger.read_as_owner()
+            known = find_kept_dead_letters(ledger)
             try:
                 return self._send_once(producer, self._collect_outputs(letters, routes, known), ledger, known, captured, skipped)
             except Fenced:
@@ -194,13 +195,14 @@ class SideOutputs:
                     refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
-                batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed))
+                topic_id = described[output.topic].topic_id
+                batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed, topic_id))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
             dead = dead.with_skipped(replay, skipped)
             record = self._record(dead, ledger, outputs)
-            # The record goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+            # The record is written last, because no reader passes it in the ledger's partition before its transaction ends.
             (offset,) = ledger.send(producer, [record])
             faults.reached("dead.in_transaction")
             producer.commit_transaction(SECONDS)
@@ -254,7 +256,7 @@ class _SideOutput:
         action = describe_remedy(code, f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
             detail = f"{detail}; the largest is {self._largest()}"
-            action += ". What is sent has some headers more than the record"
+            action += ". A dead letter has some headers more than the record"
             if not self.routed:
                 action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
         return KafkaRefused(conn_id, doing, code, detail, f"{action}. {RETRY_HINT}")
@@ -278,7 +280,15 @@ def find_known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     if ledger.attempts > 1:
         ledger.fence_dead_letters()
         ledger.read_as_owner()
-    return ledger.memory.dead.get(ledger.claimed.window.number)
+    return find_kept_dead_letters(ledger)
+
+
+def find_kept_dead_letters(ledger: Ledger) -> DeadLetters | None:
+    """Return the records of the claimed window that were sent, without those that are gone with a topic that was deleted before a
+    ``rebind``. These are sent again."""
+    window = ledger.claimed.window
+    dead = ledger.memory.dead.get(window.number)
+    return dead.without_topics(window.lost_topic_ids) if dead is not None else None
 
 
 def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:

@@ -170,7 +170,7 @@ def _find_name_problems(where: str, topic: str) -> list[Problem]:
 def find_topic_problems(
     hook: KafkaHook, where: str, topic: str, taken: Sequence[str], what: str = "dead letters"
 ) -> list[Problem]:
-    """Return why records cannot be sent to a topic.
+    """Return the problems that prevent sending records to a topic.
 
     :param where: the argument that names the topic.
     :param taken: topics that are not allowed: those that are read, and the ledger.
@@ -219,7 +219,7 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_lett
 def find_route_problems(
     hook: KafkaHook, routes: Mapping[str, str], errors: ErrorOptions, taken: Callable[[str], Sequence[str]]
 ) -> list[Problem]:
-    """Return why records cannot be sent to the topics that a ``Filter`` names.
+    """Return the problems that prevent sending records to the topics that a ``Filter`` names.
 
     :param routes: these topics, by the argument that names each.
     :param taken: returns the topics that are not allowed.
@@ -233,7 +233,7 @@ def find_route_problems(
     return problems
 
 
-def find_target_problems(
+def find_target_clashes(
     target: str | None, errors: ErrorOptions, routes: Mapping[str, str], what: str = "records"
 ) -> list[Problem]:
     """Return dead letter and routing topics that are the topic of the good records, too.

@@ -124,7 +124,7 @@ def format_preview(found: Preview) -> str:
         for r in found.ranges
     ]
     age = "" if found.age is None else f"; its oldest record is {_format_age(found.age)} old"
-    held = f"\n{found.held_back:,} offsets behind an open transaction are left to a later window" if found.held_back else ""
+    held = f"\n{found.held_back:,} offsets of an open transaction are left to a later window" if found.held_back else ""
     total = f"At most {found.offsets:,} records, about {format_size(found.bytes)}{age}{held}"
     table = format_table(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
     return "\n".join([first, "", table, "", total, *_format_sentences(found.warnings)])
@@ -190,7 +190,7 @@ def format_rename(result: ChangeResult) -> str:
     """Return the result of renaming a pipeline."""
     renamed = f"pipeline {result.pipeline} is called {result.renamed_to}"
     first = f"{_begin(result)} change {result.change}: {renamed}, {_describe_author(result)}"
-    position = f"It goes on after window {result.last_window:,}, and group {result.group_id} mirrors it"
+    position = f"It continues after window {result.last_window:,}, and group {result.group_id} mirrors it"
     return "\n".join([first, f"{position}.", *_format_sentences(result.warnings)])
 
 
@@ -318,7 +318,7 @@ def run(command: str, args: argparse.Namespace) -> int:
 
     :param command: name of the command.
     :param args: its arguments.
-    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
+    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The reason is printed.
     """
     from airflow_kafka_spark.control.pipelines import to_json
 

@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     :param argv: its arguments. Default: those of this process.
-    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The message says why.
+    :return: 0; 1 if the command was refused or Kafka did not answer; 2 if the arguments are invalid. The reason is printed.
     """
     from airflow_kafka_spark.cli.commands import run
 

@@ -45,7 +45,7 @@ exec "${{AIRFLOW_KAFKA_SPARK_PYTHON:-python{version}}}" "$@"
 def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     """Write the archive that the command line describes.
 
-    :return: its facts, and a text that says how to use it.
+    :return: its facts, and a text about its use.
     :raises ValueError: a package is not installed here.
     """
     parts = ["spark", "kafka", *args.sink, *args.source, *args.format]

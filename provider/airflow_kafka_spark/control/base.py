@@ -174,7 +174,7 @@ class ChangeResult:
 
     :param action: the command.
     :param change: the number of the change in the ledger; of a dry run, the number that it would get. If nothing had to be done:
-        the number of the change that is in force, 0 without one.
+        the number of the change that is in force; 0 without one.
     :param who: the author of the request.
     :param why: the reason.
     :param dry_run: True if nothing was changed because only a preview was requested.
@@ -184,10 +184,10 @@ class ChangeResult:
     :param given_up: windows that were open, and are given up.
     :param moves: the position before and after the change, by partition.
     :param skipped: offsets that are never moved to the sink.
-    :param records: of ``forget``: how many records of the ledger were tombstoned.
+    :param records: of ``forget``: number of records of the ledger that were tombstoned.
     :param renamed_to: of ``rename``: the new name.
-    :param position: of ``rename``: the offsets at which the pipeline goes on.
-    :param last_window: of ``rename``: the number of the last complete window, from which the numbers go on.
+    :param position: of ``rename``: the offsets at which the pipeline continues.
+    :param last_window: of ``rename``: the number of the last complete window, after which the numbers continue.
     :param window: of ``replay``: the window that is moved once more.
     :param sent_again: of ``resend``: the dead letters that were sent again, by the partition that they came from.
     :param sent_of: of ``resend``: the window, by its number or the name of its data interval.
@@ -300,7 +300,7 @@ class ControlLedger(Ledger):
                 producer.begin_transaction()
                 if beside is not None:
                     self._produce(producer, beside)
-                # The record goes last: until the transaction ends, no reader gets past it in the ledger's partition.
+                # The record is written last, because no reader passes it in the ledger's partition before the transaction ends.
                 self.send(producer, _build_records(memory, change))
                 faults.reached("control.in_transaction")
                 producer.commit_transaction(seconds)
@@ -339,8 +339,8 @@ def _is_lost(failure: Exception) -> bool:
 
 def _build_records(memory: Memory, change: Change) -> list[LedgerRecord]:
     pipeline, pause = memory.pipeline, memory.pause
-    # The pause that ends here is history, which older releases may pass over. It is sent first, so that a reader who sees it
-    # also sees its end.
+    # The pause that ends here is history, which older releases may ignore. It is sent first, so that a reader that sees it
+    # # also sees its end.
     ended = [make_control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
     kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
     old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
@@ -364,7 +364,7 @@ def refuse_intervals(memory: Memory) -> None:
             raise ChangeRefused(
                 f"`{memory.pipeline}` is a data interval of a pipeline",
                 expected="the name of the pipeline",
-                action="Leave out what comes after the last dot",
+                action="Leave out the last dot and the text after it",
             )
 
 

@@ -33,7 +33,15 @@ from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
 from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, LedgerTopic, find_first_open_transaction
+from airflow_kafka_spark.ledger.topic import (
+    TOPIC,
+    WAIT_FOR_NONE,
+    Hint,
+    LedgerContent,
+    LedgerSpan,
+    LedgerTopic,
+    find_first_open_transaction,
+)
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -58,7 +66,7 @@ def pause(hook: KafkaHook, request: ChangeRequest) -> ChangeResult:
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason. All data intervals of a pipeline are paused with it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises ChangeRefused: the name is that of a data interval.
     :raises KafkaUnavailable: Kafka does not answer.
     """
@@ -124,8 +132,8 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
-    :param running: True if an attempt works on an open window, as Airflow says of its task; None if that is unknown.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :param running: True if an attempt works on an open window, by the state of its task in Airflow; None if unknown.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises AttemptAtWork: a window is open, and an attempt is working on it, or that is not known.
     :raises ChangeRefused: the name is that of a data interval.
     """
@@ -167,7 +175,7 @@ def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Chan
     )
     return (
         *([] if change else ["The change was allowed already, and no run has used it yet"]),
-        "The next run of the pipeline binds it to its own task, destination and source; all others are refused again",
+        "The next run of the pipeline binds it to that run's task, destination and source; all others are refused again",
         *([f"Open now: {names}. {moved}"] if going else []),
         *([] if memory.binding else ["The binding of the pipeline is unknown: any run is accepted"]),
     )
@@ -192,7 +200,7 @@ def forget(
     :param group_id: its consumer group. Default: that of its newest window.
     :param delete_group: True to delete its group with the offsets that it has committed.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: it has an open window.
     :raises GroupHasMembers: its group is to be deleted, and the group has members.
     """
@@ -235,7 +243,7 @@ def _find_forgettable(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_s
     """Return the state of a pipeline in the ledger.
 
     :param is_said: True if a group to delete is named, which may exist without any record of the ledger.
-    :raises PipelineUnknown: the ledger holds nothing of it, and no group is named.
+    :raises PipelineUnknown: the ledger has no record of it, and no group is named.
     """
     try:
         return read_pipeline(hook, pipeline, ledger_topic)
@@ -327,7 +335,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     :param request: the pipeline under its old name, the author and the reason.
     :param to: its new name, which no pipeline of the ledger has.
     :param group_id: its consumer group. Default: that of its newest window.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: it has an open window, which has to be finished, or given up, under the old name.
     :raises GroupHasMembers: its group has members.
     :raises GroupOwned: another pipeline uses the group.
@@ -409,13 +417,13 @@ def _write_rename(
     moved = came.number if other.memory.exists else memory.position.moved
     position = replace(memory.position, published=memory.published, moved=moved)
     old = [LedgerRecord(key, None) for key in list_live_keys(topic, found)]
-    # The first record names the pipeline that has written it.
+    # The first record names the pipeline that has written the others.
     new = [make_change_record(to, came), make_position_record(to, position, memory.last_number)]
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
     stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
-    # No short cut: the pipeline's next close leaves one.
+    # No hint at the ledger's offset: the pipeline's next close writes one.
     hint = Hint(topic.topic_id, other.partition, 0)
     ledger.commit_change(
         [*old, make_change_record(memory.pipeline, change)],
@@ -470,7 +478,7 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     bounds = hook.offsets([tp])[tp]
     if bounds.lso >= bounds.high:
         return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
-    transaction = find_first_open_transaction(hook.consumer_config(), tp, bounds.lso, bounds.high)
+    transaction = find_first_open_transaction(LedgerSpan(hook.consumer_config(), tp, bounds.lso, bounds.high), bounds.lso)
     if dry_run:
         return Unblocked(pipeline, ledger_topic, partition, transaction, False, (), dry_run)
     why = topic.abort(transaction)

@@ -105,7 +105,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     :param pipeline: its name.
     :param ledger_topic: the ledger that knows it.
     :param group_id: its group; None is that of its newest window.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     """
     memory = read_pipeline(hook, pipeline, ledger_topic).memory
     offsets = memory.position.offsets
@@ -135,7 +135,7 @@ def list_windows(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, l
     """Return the windows of a pipeline that the ledger has, the newest first.
 
     :param limit: maximum number of windows.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     """
     entries = read_pipeline(hook, pipeline, ledger_topic).memory.entries
     return tuple(_make_window_state(entries[number]) for number in sorted(entries, reverse=True)[: max(limit, 0)])
@@ -148,7 +148,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     """Read the ledger without fencing, creating or waiting: records that an open transaction hides are not seen. A command that
     writes reads again after it has fenced.
 
-    :raises PipelineUnknown: there is no such ledger, or it holds nothing of this pipeline.
+    :raises PipelineUnknown: there is no such ledger, or it has no record of this pipeline.
     """
     topic = find_ledger(hook, ledger_topic)
     if topic is None:

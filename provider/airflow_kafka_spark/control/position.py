@@ -22,7 +22,7 @@ from airflow_kafka_spark.errors import (
     WindowOpen,
 )
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, describe_partitions, resolve_start
+from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, format_partitions, resolve_start
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, format_utc_now
 from airflow_kafka_spark.ledger.group import find_source_window, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent
@@ -52,7 +52,15 @@ from airflow_kafka_spark.windows.model import (
     add_landed,
     merge_landed,
 )
-from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, MoveTarget, ShiftBy, SpecificOffsets, Written, parse_target
+from airflow_kafka_spark.windows.offset_specs import (
+    CommittedOffsets,
+    MoveTarget,
+    ShiftBy,
+    SpecificOffsets,
+    Start,
+    Written,
+    parse_target,
+)
 from airflow_kafka_spark.windows.plan import Log, Position, find_next_position, is_recreated
 
 if TYPE_CHECKING:
@@ -151,19 +159,19 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         wanted, after = _shift_offsets(target, before, scope, log, stale)
     else:
         part = replace(log, partitions={tp: log.partitions[tp] for tp in scope})
-        wanted, after = {}, check_in_log(resolve_start(hook, target, part, group), part)
+        wanted, after = {}, check_in_log(_resolve_target(hook, target, part, group, before), part)
     if not after:
         raise ChangeRefused(
-            f"There is nothing of pipeline `{memory.pipeline}` to move",
+            f"Pipeline `{memory.pipeline}` has no such partitions to move",
             expected="partitions that it reads, and that are still there",
-            action="Correct what is to be moved",
+            action="Correct the topics and partitions to move",
         )
     left = {tp for tp in {*before, *log.partitions} if tp.topic in stale and tp not in after and tp in log.partitions}
     if left:
         raise ChangeRefused(
             f"Topic `{min(left).topic}` was deleted and created again since the pipeline read it",
             expected="all of its partitions to be moved at once",
-            action=f"Move {describe_partitions(left)}, too",
+            action=f"Move {format_partitions(left)}, too",
         )
     kept = {tp: offset for tp, offset in before.items() if tp.topic not in stale}
     ids = {t: log.topic_ids[t] for t in topics if log.topic_ids.get(t)}
@@ -183,6 +191,22 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     return PositionChange(number, moved, before, moves, windows, log)
 
 
+def _resolve_target(
+    hook: KafkaHook, target: Start, log: Log, group: str, before: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int]:
+    """Return the offsets of a target. The pipeline's own group has committed nothing of partitions that only an open window has:
+    they stay where this one begins.
+
+    :param before: the offsets of the position, or those at which the open window begins.
+    """
+    if not (isinstance(target, CommittedOffsets) and target.group_id in (None, group)):
+        return resolve_start(hook, target, log, group)
+    committed = hook.committed(group, log.partitions)
+    kept = {tp: before[tp] for tp, there in committed.items() if there is None and tp in before}
+    others = {tp: there for tp, there in log.partitions.items() if tp not in kept}
+    return {**kept, **(resolve_start(hook, target, replace(log, partitions=others), group) if others else {})}
+
+
 def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics: set[str]) -> set[TopicPartition]:
     """Return the partitions to move: all of them, or those that are named."""
     named: set[TopicPartition] = set()
@@ -199,7 +223,7 @@ def _select_partitions(only: Sequence[str], target: MoveTarget, log: Log, topics
         scope = named & set(log.partitions)
     if unknown := named - set(log.partitions):
         raise BoundRefused(
-            f"The pipeline reads no {describe_partitions(unknown)}",
+            f"The pipeline reads no {format_partitions(unknown)}",
             expected=f"partitions of {', '.join(sorted(topics))}",
             action="Correct the names",
         )
@@ -218,8 +242,8 @@ def _shift_offsets(
     if others := {tp for tp in scope if tp.topic in stale}:
         raise ChangeRefused(
             f"Topic `{min(others).topic}` was deleted and created again since the pipeline read it",
-            expected="a place in the new one",
-            action="Say where in it; there is nothing to shift from",
+            expected="a position in the new topic",
+            action="Give the position itself; the new topic has no position to shift from",
         )
     after, wanted = {}, {}
     for tp in scope & set(before):
@@ -251,7 +275,7 @@ def find_published(memory: Memory, numbers: Collection[int]) -> tuple[Landed, ..
 
 
 def advance_source(given_up: Sequence[WindowEntry], memory: Memory, position: Position) -> Position:
-    """Return the position behind windows that are given up, with the tokens of a source's published splits, which
+    """Return the position after windows that are given up, with the tokens of a source's published splits, which
     stay published.
 
     :param memory: the state of the pipeline, read when no task could publish any more.
@@ -338,9 +362,9 @@ def reset(
         a :class:`~airflow_kafka_spark.windows.offset_specs.ShiftBy`, which stops at the ends of the log; see
         :func:`~airflow_kafka_spark.windows.offset_specs.parse_target`. Offsets per partition move only these partitions.
     :param only: topics (``orders``) or partitions of them (``orders:0,2``) to be moved; empty is all that the pipeline reads.
-        Named together with ``group_id``, they also move a pipeline that the ledger knows nothing of, because Kafka was created
+        Named together with ``group_id``, they also move a pipeline of which the ledger has no record, because Kafka was created
         again or a `forget` removed it, and whose sink still remembers windows: its next window begins there. A pipeline that
-        reads a source is moved only to "committed:" its own group, behind the window that the group names; ``only`` then names
+        reads a source is moved only to "committed:" its own group, after the window that the group names; ``only`` then names
         the topic that it publishes to.
     :param group_id: its consumer group. Default: that of its newest window.
     :param discard_open: True to give up an open window, even if its sink may have committed it already.
@@ -368,7 +392,11 @@ def reset(
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             move, group = planned(ledger.memory)
             fence_splits(ledger, move.given_up)
-            write_position_change(ledger, ledger.topic.read(request.pipeline), move, "reset", request)
+            found = ledger.topic.read(request.pipeline)
+            if any(entry.window.publishes for entry in move.given_up):
+                # Until the fences, tasks may have published splits, and committed offsets of the group with them.
+                move, group = planned(found.memory)
+            write_position_change(ledger, found, move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
         ChangeResult.of("reset", request, move.number),
@@ -441,7 +469,7 @@ def _check_reset(
     if has_source(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source, not from Kafka",
-            expected="a pipeline that stands at offsets",
+            expected="a pipeline with a position in offsets",
             action="To publish rows again, give it a new `pipeline=` name, or have the ledger `forget` it",
         )
     if memory.intervals:
@@ -466,9 +494,9 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     :param hook: the cluster.
     :param request: the pipeline, the author and the reason.
     :param group_id: its consumer group. Default: that of its newest window.
-    :param running: True if an attempt works on the open window, as Airflow says of its task; None if that is unknown. A window is
+    :param running: True if an attempt works on the open window, by the state of its task in Airflow; None if unknown. A window is
         given up only with False.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises AttemptAtWork: an attempt is working on the window, or this is not known.
     :raises GroupHasMembers: its group has members.
     :raises GroupOwned: another pipeline uses the group.
@@ -554,7 +582,7 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
     if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
         raise ChangeRefused(
             f"{back[0].topic}-{back[0].partition} ends at {back[0].after}, before {back[0].before}, the position of the pipeline",
-            expected="a log that goes on from there",
+            expected="a log that continues from there",
             action="Check the state of the topic; `reset` moves the pipeline back",
         )
     on = tuple(m for m in move.moves if m.after != m.before)

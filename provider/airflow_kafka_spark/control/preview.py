@@ -65,8 +65,8 @@ class Preview:
     :param offsets: offsets covered: an upper bound of the records.
     :param bytes: estimated, of keys and values before compression.
     :param age: seconds since the oldest record of it was written; None without records.
-    :param held_back: offsets behind an open transaction, left to a later window.
-    :param warnings: how the run may differ because the record of a sink was not read, in sentences.
+    :param held_back: offsets from an open transaction on, left to a later window.
+    :param warnings: sentences about differences of the run that are possible because the record of a sink was not read.
     """
 
     pipeline: str
@@ -136,7 +136,7 @@ def preview_window(
     :param options: the options of its operator. A pipeline that has not run yet needs topics and a group.
     :param ledger_topic: the ledger that knows it.
     :param last_applied: returns the last window in the record of the pipeline's sink; None (default): no sink is asked.
-    :raises PipelineUnknown: the ledger holds nothing of it, and ``topics`` or ``group_id`` is missing.
+    :raises PipelineUnknown: the ledger has no record of it, and ``topics`` or ``group_id`` is missing.
     :raises PlanError: one of its subclasses: planning would fail, too.
     """
     try:
@@ -179,7 +179,7 @@ def preview_window(
 def _find_beginning(
     hook: KafkaHook, memory: Memory, options: PlanOptions, ledger_topic: str, last_applied: LastApplied | None
 ) -> tuple[Log, Beginning]:
-    """Return the present log of the topics, and where the next window begins in it.
+    """Return the present log of the topics, and the start of the next window in it.
 
     :param options: with the topics, and with the group if it is known.
     :raises GroupOwned: the group mirrors another pipeline.
@@ -201,7 +201,7 @@ def _find_beginning(
                 data_loss=options.data_loss,
             )
         except LedgerBehind:
-            # The ledger was read first, and without waiting: it may not show a window yet that was closed meanwhile.
+            # The ledger was read first, and without waiting, so a window that was closed meanwhile may be missing in it.
             if not left:
                 raise
             time.sleep(BEHIND_SECONDS)
@@ -210,17 +210,17 @@ def _find_beginning(
 
 
 def _find_warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
-    """Return how the sink's record, which was not read, may change the window."""
+    """Return sentences about the changes of the window that are possible because the sink's record was not read."""
     asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (
-            "The ledger holds no position of this pipeline, and its sink was not asked. If the sink remembers a window of it, the"
-            " run begins behind the last one instead",
+            "The ledger holds no position of this pipeline, and its sink was not asked. If its record has a window, the run "
+            "begins after the last one instead",
             asks,
         )
     if beginning.sink_may_change == "number":
         return (
-            "The pipeline was moved by hand, and its sink was not asked. If the sink remembers a later window, the run counts"
+            "The pipeline was moved by hand, and its sink was not asked. If its record has a later window, the run counts"
             " from that number",
             asks,
         )

@@ -25,7 +25,7 @@ from airflow_kafka_spark.errors import ReplayRefused, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
 from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import find_dead_letters
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
@@ -51,7 +51,7 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: the window is not complete.
     :raises ReplayRefused: there is no such window any more, or its destination cannot replace it.
     :raises PlanError: (a subclass) its records were deleted.
@@ -72,7 +72,7 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     there = found(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
     if gone := [topic for topic in find_lost_topics(there, log) if topic not in log.topic_ids]:
-        raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records that the window was made of")
+        raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records of the window")
     ends = {r.topic_partition: r.end for r in there.ranges if r.span}
     check_readable(there, compare_epochs(hook, log, ends, there.epochs, there.topic_ids), "fail")
     before = memory.replay_asked(there)
@@ -101,7 +101,7 @@ def _find_progress_window(memory: Memory, number: int) -> Window:
     if has_source(memory) or entry.window.source or entry.window.target or pieces:
         raise ReplayRefused(
             f"Pipeline `{memory.pipeline}` cannot replace what it has written: readers see parts of its windows",
-            expected="a sink that commits windows as a whole, and that records which rows belong to which window",
+            expected="a sink that commits windows as a whole, and records the window of each row",
         )
     return entry.window
 
@@ -143,8 +143,7 @@ MAX_LETTERS = 10_000
 MAX_BYTES = 64 << 20
 """Maximum size of these dead letters in bytes, because they pass through this process."""
 SECONDS = 60
-PREFIX = "__connect.errors."
-ORIGIN = (f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset")
+ORIGIN = (f"{CONNECT_ERROR_PREFIX}topic", f"{CONNECT_ERROR_PREFIX}partition", f"{CONNECT_ERROR_PREFIX}offset")
 """The headers that the context of a dead letter begins with, in this order."""
 
 
@@ -186,7 +185,7 @@ def resend_dead_letters(
     :param request: the pipeline, the author and the reason.
     :param window: the window's number; or give ``name``.
     :param name: a data interval's name, ``20260101T000000Z-20260101T010000Z``, with or without the pipeline's before it.
-    :raises PipelineUnknown: the ledger holds nothing of it.
+    :raises PipelineUnknown: the ledger has no record of it.
     :raises WindowOpen: the window is not complete.
     :raises ResendRefused: there is no such window any more, it has no dead letters, or they have no headers with their origin.
     :raises RightMissing: the user may not read the dead letters, or not write to the topic that they came from.
@@ -270,7 +269,7 @@ def _find_window(
 
 
 def _find_unsent(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
-    """Return the dead letters that were not sent again yet. A replay may have added some after those that were."""
+    """Return the dead letters that were not sent again yet. A replay may have added some after the last time."""
     ends: dict[TopicPartition, int] = {}
     sent: Counter[TopicPartition] = Counter()
     for part in (part for change in before for part in change.landed or ()):
@@ -307,7 +306,7 @@ def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Se
         topics = ", ".join(sorted({f"`{part.topic}`" for part in landed}))
         raise ResendRefused(
             f"None of the {count:,} dead letters of window {window} was found in {topics}",
-            expected="dead letters that the topic still holds, with the headers that say where they came from",
+            expected="dead letters that the topic still holds, with the headers of their origin",
             action="See the retention of the topic, and `errors_deadletterqueue_context_headers_enable` of the operator",
         )
     # The dead letter topic may have several partitions. Records of a partition keep the order in which they were read.
@@ -328,11 +327,15 @@ def _parse_letter(message: Message, names: set[str]) -> DeadLetter | None:
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
     if not starts:
         return None
-    # The last headers count, because a dead letter of a dead letter has the headers of both.
+    # The last headers count, because the dead letter of a dead letter has the headers of both.
     at = starts[-1]
-    context = {header: (value or b"").decode(errors="replace") for header, value in headers[at:] if header.startswith(PREFIX)}
+    context = {
+        header: (value or b"").decode(errors="replace")
+        for header, value in headers[at:]
+        if header.startswith(CONNECT_ERROR_PREFIX)
+    }
     topic, partition, offset = (context[header] for header in ORIGIN)
-    if context.get(f"{PREFIX}connector.name") not in names or not (partition.isdecimal() and offset.isdecimal()):
+    if context.get(f"{CONNECT_ERROR_PREFIX}connector.name") not in names or not (partition.isdecimal() and offset.isdecimal()):
         return None
     kind, timestamp = message.timestamp()
     stamp = timestamp if kind == 1 and timestamp > 0 else None
@@ -392,7 +395,7 @@ def _find_resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter])
     gone = sum(part.records for part in left) - len(letters)
     return (
         *(
-            [f"{gone:,} of them are not in the dead letter topic any more, or do not say where they came from"]
+            [f"{gone:,} of them are not in the dead letter topic any more, or have no headers with their origin"]
             if gone > 0
             else []
         ),

@@ -1,8 +1,8 @@
-"""Types of arguments: which values do not have the declared type, and a copy that has sound values in their place.
+"""Types of arguments: find values that do not have the declared type, and make copies with sound values in their place.
 
 A wrong type must neither raise where the value is used nor hide other mistakes. Specifications (sinks, sources, groups of
-options) are frozen dataclasses, so their annotations say what is expected. A class may have two class variables: ``ARGUMENTS``,
-the names by which users know attributes, and ``CHECKED``, arguments whose own checks take values of any type.
+options) are frozen dataclasses, so their annotations name the expected types. A class may have two class variables:
+``ARGUMENTS``, the names by which users know attributes, and ``CHECKED``, arguments whose own checks take values of any type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "True o
 _SHOWN = 60
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.S)
 _SCHEMAS = ("schema", "reader_schema")
-"""Fields whose text may be a document with braces of its own."""
+"""Fields whose text may be a document that contains braces."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -55,8 +55,8 @@ def find_type_problems(spec: object, prefix: str = "") -> list[Problem]:
 def replace_wrong_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
     """Return a dataclass with sound values where the given ones do not have the declared type, and the problems of these.
 
-    A sound value is the text of the value where a text is expected, and else the default. A value without either stays: its check
-    has to expect it. What other checks say of an argument with a sound value means nothing.
+    A sound value is the text of the value where a text is expected, and else the default. A value without either is unchanged:
+    its check has to expect it. Problems that other checks report for an argument with a sound value are to be ignored.
 
     :param prefix: as for :func:`find_type_problems`.
     """
@@ -82,7 +82,7 @@ def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
     Arguments that are attributes of the same name are compared, and those that ``ARGUMENTS`` names. Without problems it is the
     object itself, otherwise a shallow copy.
     """
-    # A user's subclass may annotate its own arguments as it likes.
+    # A user's subclass may have any annotations of its own arguments.
     own: Any = next(base for base in type(owner).__mro__ if base.__module__.startswith(_PACKAGE))
     scope = vars(sys.modules[own.__module__])
     attributes = {argument: name for name, argument in getattr(owner, "ARGUMENTS", {}).items()}
@@ -153,7 +153,7 @@ def find_argument_problem(where: str, value: object, declared: object, default: 
     """Return the problem of one argument; None if its value has the declared type.
 
     :param declared: its type.
-    :param default: what it is if it is left out, for the message. Default: it has to be given.
+    :param default: its value if it is left out, for the message. Default: it has to be given.
     """
     if has_type(value, declared):
         return None
@@ -267,7 +267,9 @@ def _shorten(value: object, *, quoted: bool = True) -> str:
 
 
 def _describe_found(value: object, declared: object) -> str:
-    """Return what was found in place of the declared type. Values of mappings are not shown: they may be passwords."""
+    """Return a description of the value that was found in place of the declared type. Values of mappings are not shown: they may
+    be passwords.
+    """
     mappings = [get_args(member) for member in _list_members(declared) if get_origin(member) is Mapping]
     if not mappings:
         return f"it is {_shorten(value)} ({type(value).__name__})"

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RETRY = "The task may simply be retried: the window is unchanged"
+SMALLER_WINDOW = (
+    "An open window keeps its records: `airflow kafka-spark reset <pipeline> --to committed:<group> --discard-open --why ...` "
+    'gives up what is not committed of it, and the next window begins there (not with `atomic="split"`, whose committed splits '
+    "would be moved again)"
+)
+"""The way out of a window that is too large, for a pipeline that reads topics."""
 """The advice for an error that a retry ends."""
 
 
@@ -28,7 +34,7 @@ class KafkaSparkError(Exception):
         super().__init__(found)
 
     def __str__(self) -> str:
-        # Who raises the error may have replaced a sentence since it was made.
+        # The code that raises the error may have replaced a sentence since the error was made.
         sentences = [self.found, f"Expected {self.expected}" if self.expected else "", self.action]
         # A list of lines ends with a line end, not with a full stop.
         return "".join(s if s.endswith("\n") else f"{s.rstrip('.')}. " for s in sentences if s).rstrip()

@@ -70,7 +70,7 @@ class SchemaUnusable(KafkaSparkError):
     """Raised when a schema cannot be used.
 
     :param what: the schema, as the object of a sentence (``subject `orders-value`, version 3``).
-    :param detail: what is wrong with it.
+    :param detail: the reason why it cannot be used.
     """
 
     noun: ClassVar[str] = "schema"

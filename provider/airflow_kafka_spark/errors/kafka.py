@@ -23,20 +23,20 @@ class KafkaRefused(KafkaSparkError):
         self.detail = detail
         super().__init__(
             f"Kafka (connection `{conn_id}`) refused while {doing}: {detail} ({code})",
-            action=action or "Correct what was asked for",
+            action=action or "Correct the request",
         )
 
 
 class RightMissing(KafkaRefused):
     """Raised when the brokers refuse a request because the connection's user lacks a right (an ACL). A retry does not help.
 
-    :param conn_id: the Airflow connection; "" where it is not known, as in a Spark task. The operator adds it.
+    :param conn_id: the Airflow connection; "" if unknown, as in a Spark task. The operator adds it.
     :param doing: what was requested.
     :param code: Kafka's name of the error, as ``GROUP_AUTHORIZATION_FAILED``.
     :param user: the user, in words.
     :param resource: the kind of resource: ``topic``, ``group``, ``transactional id`` or ``cluster``.
-    :param name: the resource's name; "" if the brokers do not say it.
-    :param right: Kafka's name of the missing right, as ``Describe``; "" if it is not known.
+    :param name: the resource's name; "" if the brokers do not name it.
+    :param right: Kafka's name of the missing right, as ``Describe``; "" if unknown.
     """
 
     def __init__(self, conn_id: str, doing: str, code: str, user: str, resource: str, name: str, right: str) -> None:
@@ -52,7 +52,7 @@ class RightMissing(KafkaRefused):
         )
 
     def at(self, conn_id: str) -> RightMissing:
-        """Return the same error with the connection, if it has none."""
+        """Return this error with the connection, if it has none."""
         if self.conn_id:
             return self
         return RightMissing(conn_id, self.doing, self.code, self.user, self.resource, self.name, self.right)
@@ -108,5 +108,5 @@ class ConsumerUnhealthy(KafkaSparkError):
         super().__init__(
             f"{consumer[:1].upper()}{consumer[1:]} has the status {status}: {reason}. {lag[:1].upper()}{lag[1:]}",
             expected="a consumer that works off its backlog",
-            action="Find out why it does not, or remove the status from `fail_on`",
+            action="Find the reason, or remove the status from `fail_on`",
         )

@@ -14,7 +14,7 @@ COMMAND = "airflow kafka-spark"
 
 
 class Fenced(KafkaSparkError):
-    """Raised when a newer attempt of the same pipeline has fenced this one, which may write no more.
+    """Raised when a newer attempt of the same pipeline has fenced this one, which may no longer write.
 
     Nothing is lost: the newer attempt completes the window.
 
@@ -110,7 +110,7 @@ class GroupOwned(PlanError):
                 f"Group `{group_id}` mirrors pipeline `{owner}` of another ledger topic, `{ledger_topic}`",
                 expected="a group of this pipeline alone: two pipelines of one name in two ledgers do not know of each other",
                 action=f"Give this one a `group_id` of its own. If it is the same pipeline, set `ledger_topic` to "
-                f"`{ledger_topic}`; or, to go on at the group's offsets with this ledger, remove it from the other one: "
+                f"`{ledger_topic}`; or, to continue at the group's offsets with this ledger, remove it from the other one: "
                 f"`{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`",
             )
             return
@@ -118,7 +118,7 @@ class GroupOwned(PlanError):
             f"Group `{group_id}` mirrors pipeline `{owner}`",
             expected=f"a group of pipeline `{pipeline}` alone",
             action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
-            f'`pipeline="{owner}"`; or move what the ledger knows: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
+            f'`pipeline="{owner}"`; or move its records in the ledger: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
             f"`{owner}` will not run again: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
         )
 
@@ -141,7 +141,7 @@ class SourceOwned(PlanError):
             expected=f"a slot of pipeline `{pipeline}` alone",
             action=f"Give this one a slot of its own. If it is `{owner}` under another name, keep that name with `pipeline=`. If "
             f"`{owner}` will not run again: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
-            "goes on where the slot stands",
+            "continues at the slot's position",
         )
 
 
@@ -159,8 +159,8 @@ class PipelineInOtherLedger(PlanError):
         self.pipeline, self.ledger_topic, self.other = pipeline, ledger_topic, other
         super().__init__(
             f"Pipeline `{pipeline}` has published rows of this source with another ledger topic, `{other}`",
-            expected=f"a pipeline that is new to its source and topic, as ledger topic `{ledger_topic}` knows nothing of it",
-            action=f"Set `ledger_topic` to `{other}`, also if that topic is lost: the error then says how to go on. To publish "
+            expected=f"a pipeline that is new to its source and topic, because ledger topic `{ledger_topic}` has no record of it",
+            action=f"Set `ledger_topic` to `{other}`, also if that topic is lost: the error then names the next step. To publish "
             f"all rows again: `{COMMAND} forget {pipeline} --ledger-topic {other} --delete-group --group-id {other}.{pipeline} "
             "--why ...`",
         )
@@ -190,17 +190,24 @@ class _EndChanged(BindingChanged):
 
     ENDS: str
 
-    def __init__(self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]]) -> None:
+    def __init__(
+        self, pipeline: str, subject: str, run: str, differences: Sequence[tuple[str, str, str]], *, is_fixed: bool = False
+    ) -> None:
         """Build the message from the differences.
 
         :param run: the run that planned the window, where that is open; empty for the next window of the pipeline.
+        :param is_fixed: True if not even a ``rebind`` allows the change while the window is open; default False.
         """
         self.run = run
         before = _format_facts([(what, known) for what, known, _ in differences])
         now = _format_facts([(what, found) for what, _, found in differences])
         is_open, asks = bool(run), " --not-running" if run else ""
-        finish = f"Run the task of run `{run}` again with what it had, which finishes the window. " if is_open else ""
+        finish = f"Run the task of run `{run}` again with its earlier options, which finishes the window. " if is_open else ""
+        allowed = f"Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`"
         stays = "; if the window was committed there already, its records stay there, and are moved once more" if is_open else ""
+        if is_fixed:
+            allowed = f"Or give up the rows that are not published: `{COMMAND} skip {pipeline} --not-running --why ...`"
+            stays = ". Its splits are parts of the old source, so `rebind` allows another one only for the window after it"
         super().__init__(
             pipeline,
             subject,
@@ -208,7 +215,7 @@ class _EndChanged(BindingChanged):
             f"{subject[:1].upper()}{subject[1:]} {'was planned' if is_open else 'has moved its windows'} {self.ENDS} {before}; "
             f"this run has {now}",
             before,
-            f"{finish or 'Put it back. '}Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`{stays}"
+            f"{finish or 'Put it back. '}{allowed}{stays}"
             + ("" if is_open else ". A new `pipeline=` with its own `group_id` starts over"),
         )
 
@@ -243,7 +250,7 @@ class PipelineUnknown(ChangeRefused):
     def __init__(self, pipeline: str, ledger_topic: str) -> None:
         self.pipeline, self.ledger_topic = pipeline, ledger_topic
         super().__init__(
-            f"Ledger topic `{ledger_topic}` holds nothing of a pipeline `{pipeline}`",
+            f"Ledger topic `{ledger_topic}` has no record of a pipeline `{pipeline}`",
             expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
             action="Correct the name (the page *Kafka pipelines* of Airflow's UI lists all of them), or the ledger topic. A new "
             "pipeline begins at its `starting_offsets`",

@@ -1,4 +1,4 @@
-"""Errors of planning: Kafka contains something else than the ledger has recorded, or than the options expect."""
+"""Errors of planning: the content of Kafka differs from the ledger's records, or from the options."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ class TopicRecreated(PlanError):
 
     :param topic: the topic.
     :param known_id: its id when the pipeline read it.
-    :param found_id: its id now.
-    :param action: what to do, if the window is replayed, or if it is published to this topic; "" for a topic that is read.
+    :param found_id: its id now; "" if it was not created again.
+    :param action: the action, if the window is replayed, or if it is published to this topic; "" for a topic that is read.
     """
 
     def __init__(self, topic: str, known_id: str, found_id: str, action: str = "") -> None:
         self.topic, self.known_id, self.found_id = topic, known_id, found_id
         decide = (
-            "Records of the old topic that were not read yet are lost. To go on with the new one from its earliest "
+            "Records of the old topic that were not read yet are lost. To continue with the new one from its earliest "
             'record, set `data_loss="skip"` for one run, or give the operator a new `pipeline=` name and `group_id`'
         )
+        happened = "deleted and created again" if found_id else "deleted"
+        there = f"id {found_id}" if found_id else "no such topic"
         super().__init__(
-            f"Topic `{topic}` was deleted and created again: the pipeline knows id {known_id}, the broker has id {found_id}",
-            expected="the topic with the id that is known",
+            f"Topic `{topic}` was {happened}: the pipeline knows id {known_id}, the broker has {there}",
+            expected="the topic with the known id",
             action=action or decide,
         )
 
@@ -50,7 +52,7 @@ class OldOffsetsInRows(PlanError):
         named = ", ".join(f"`{topic}`" for topic in self.topics)
         super().__init__(
             f"Rows of {sink} have offsets of an earlier topic {named}, which was deleted and created again, or is of another "
-            "cluster. Records of the present topic would lose against them, because their offsets are lower",
+            "cluster. Records of the present topic would be ignored, because their offsets are lower",
             expected="no rows with offsets of an earlier topic",
             action=f"Set {', '.join(f'`{name}`' for name in columns)} to NULL in the rows of this topic, and run the task again",
         )
@@ -82,13 +84,13 @@ class DataLoss(PlanError):
     :param partition: the partition.
     :param wanted: the next offset to read.
     :param low: the first offset of the log.
-    :param action: what to do, if the window is replayed; "" if its records are read for the first time.
+    :param action: the action, if the window is replayed; "" if its records are read for the first time.
     """
 
     def __init__(self, topic: str, partition: int, wanted: int, low: int, action: str = "") -> None:
         self.topic, self.partition, self.wanted, self.low = topic, partition, wanted, low
         before = "the window is replayed" if action else "they were read"
-        decide = 'To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
+        decide = 'To continue without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report'
         super().__init__(
             f"Records of {topic}-{partition} from offset {wanted} up to {low} were deleted before {before}",
             expected=f"offset {wanted} still in the log",
@@ -114,7 +116,7 @@ class BeginningDeleted(DataLoss):
             f"{topic}-{partition} contains nothing from before {instant}: its offsets from {wanted} up to {low} were deleted, "
             "and may have belonged to the interval",
             expected=f"a record from before {instant}, which shows that the log still contains the interval's first records",
-            action='To go on without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
+            action='To continue without them set `data_loss="skip"`: they are then recorded as a gap in ledger and report. '
             "A schedule that begins after the log's oldest record loses nothing",
         )
 
@@ -147,7 +149,7 @@ class LogTruncated(PlanError):
     :param partition: the partition.
     :param position: the position of the pipeline, or the end of its planned window.
     :param known_epoch: the leader epoch at that position when the pipeline read it.
-    :param end: where the log was truncated. Records from this offset on are not those that were read.
+    :param end: the offset at which the log was truncated. Records from this offset on are not those that were read.
     :param found_epoch: the leader epoch now.
     :param interval: beginning of the data interval that was to be moved; empty for a pipeline without data intervals.
     :param is_open: True if a planned window was to be read. Some of its records may be committed already.
@@ -169,14 +171,14 @@ class LogTruncated(PlanError):
         self.interval, self.is_open = interval, is_open
         reset = f'`airflow kafka-spark reset <pipeline> --to \'{{"{topic}": {{"{partition}": {end}}}}}\' --why ...`'
         gap = f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap'
-        decide = f"To read what is there now: {reset}. To go on at {position} instead {gap}"
+        decide = f"To read the present records: {reset}. To continue at {position} instead {gap}"
         if is_open:
-            decide = f"To complete the planned window without them {gap}. To read afterwards what is there now: {reset}"
+            decide = f"To complete the planned window without them {gap}. To read the present records afterwards: {reset}"
         if interval:
             decide = (
-                f"What lies between {end} and {position} now belongs to no interval from {interval} on. To go on "
-                f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap. To move what is there now in '
-                'place of what was read, `replay` the intervals that had these offsets, with `data_loss="skip"`'
+                f"The records between {end} and {position} now belong to no interval from {interval} on. To continue "
+                f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap. To move the present '
+                'records in place of those that were read, `replay` the intervals that had these offsets, with `data_loss="skip"`'
             )
         super().__init__(
             f"{topic}-{partition} was cut off at offset {end} and has grown again since, under leader epoch {found_epoch}: its "
@@ -196,7 +198,7 @@ class LedgerBehind(PlanError):
     :param window: number of the window that the group names.
     :param known: number of the last complete window in the ledger.
     :param ledger_topic: the ledger topic.
-    :param to: where to go on, as an argument of ``reset --to``.
+    :param to: the position to continue from, as an argument of ``reset --to``.
     :param only: the topics that ``reset --only`` has to name; default none.
     """
 
@@ -208,9 +210,9 @@ class LedgerBehind(PlanError):
         named = f" --only {' '.join(only)}" if only else ""
         super().__init__(
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
-            f"does not know any after {known}",
+            f"has no window after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
-            action="To go on where that window ended: `airflow kafka-spark reset "
+            action="To continue after that window: `airflow kafka-spark reset "
             f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. "
             "Compare sink and topic if windows may have been moved after it. An unclean leader election does this: give the "
             "ledger topic three replicas and `min.insync.replicas=2`",
@@ -218,7 +220,8 @@ class LedgerBehind(PlanError):
 
 
 class IntervalsLost(PlanError):
-    """Raised when the consumer group names an interval that the ledger does not know, and another one lies before its offsets.
+    """Raised when the consumer group names an interval that the ledger does not know, and another interval begins before its
+    offsets.
 
     The ledger has lost intervals, and that one may be among them: to move it could write its records twice.
 
@@ -227,7 +230,7 @@ class IntervalsLost(PlanError):
     :param named: the interval that the group names.
     :param interval: the interval that was to be planned.
     :param place: topic and partition in which it begins before the group's offset.
-    :param start: where it begins there.
+    :param start: the offset at which it begins there.
     :param offset: the group's offset.
     :param ledger_topic: the ledger topic.
     """
@@ -260,7 +263,7 @@ class ClusterChanged(PlanError):
 
     :param known_id: id of the cluster that the pipeline has read, or has published to.
     :param found_id: id of the cluster of the connection.
-    :param action: what to do; default: to read the new cluster with a new pipeline.
+    :param action: the action; default: to read the new cluster with a new pipeline.
     """
 
     def __init__(self, known_id: str, found_id: str, action: str = "") -> None:
@@ -305,8 +308,8 @@ class PlannedMeanwhile(PlanError):
         self.pipeline, self.window, self.other = pipeline, window, other
         super().__init__(
             f"{window} of pipeline `{pipeline}` was planned with offsets of {other}, which was planned at the same moment",
-            expected="offsets that only one window has",
-            action="Nothing was moved. The task may simply be retried: it then plans what is left",
+            expected="offsets that no other window has",
+            action="Nothing was moved. The task may simply be retried: it then plans the remaining offsets",
         )
 
 
@@ -349,7 +352,7 @@ class IntervalNotOver(PlanError):
 
 
 class IntervalsOpen(PlanError):
-    """Raised when a progress window would begin between incomplete data intervals, or pass over one.
+    """Raised when a progress window would begin between incomplete data intervals, or skip one.
 
     :param pipeline: name of the pipeline.
     :param interval: the first incomplete interval.
@@ -359,7 +362,7 @@ class IntervalsOpen(PlanError):
     def __init__(self, pipeline: str, interval: object, state: str) -> None:
         self.pipeline, self.interval, self.state = pipeline, interval, state
         super().__init__(
-            f"Pipeline `{pipeline}` cannot go on from where its intervals end: {interval} is {state}, and not all before it are "
+            f"Pipeline `{pipeline}` cannot continue after its intervals: {interval} is {state}, and not all before it are "
             "complete",
             expected="intervals that are complete without a gap",
             action="Run the intervals that are missing first",
@@ -367,14 +370,14 @@ class IntervalsOpen(PlanError):
 
 
 class TimestampsInFuture(PlanError):
-    """Raised when a record's timestamp is in the future, and the first record of an instant was not found behind it in time.
+    """Raised when a record's timestamp is in the future, and the first record of an instant was not found after it in time.
 
     :param topic: the topic.
     :param partition: the partition.
     :param offset: offset of the record.
     :param timestamp: its timestamp, milliseconds since the epoch.
     :param reached: the offset up to which the following records were read.
-    :param seconds: how long they were read.
+    :param seconds: the time that was spent on reading.
     """
 
     retryable = True
@@ -384,7 +387,7 @@ class TimestampsInFuture(PlanError):
         self.reached, self.seconds = reached, seconds
         super().__init__(
             f"The record at offset {offset} of {topic}-{partition} has the timestamp {timestamp} (milliseconds since 1970), "
-            f"which lies in the future, and reading behind it came only to offset {reached} in {seconds:g} s",
+            f"which lies in the future, and reading after it reached only offset {reached} in {seconds:g} s",
             expected="timestamps that are not later than this moment",
             action="Correct the producer's clock, or its unit. `message.timestamp.type=LogAppendTime` on the topic lets the "
             "broker set the time, and `message.timestamp.after.max.ms` lets it refuse such records. For this topic use "
@@ -396,7 +399,7 @@ class FollowBroken(PlanError):
     """Raised when the pipeline to follow does not exist, was renamed, or does not publish records that count to a topic.
 
     :param pipeline: name of the pipeline to follow.
-    :param detail: what is wrong with it.
+    :param detail: the reason why it cannot be followed.
     """
 
     def __init__(self, pipeline: str, detail: str, action: str) -> None:
@@ -405,7 +408,7 @@ class FollowBroken(PlanError):
 
 
 class NotYetStable(PlanError):
-    """Raised when records that are to be read are behind an open transaction.
+    """Raised when an open transaction hides records that are to be read.
 
     :param partition: the topic and partition.
     :param stable: the last stable offset.
@@ -418,7 +421,7 @@ class NotYetStable(PlanError):
         self.partition, self.stable, self.end = partition, stable, end
         super().__init__(
             f"{partition} can be read up to offset {stable} only: an open transaction begins there",
-            expected=f"what was published, up to {end}",
+            expected=f"the published records, up to {end}",
             action="The task may simply be retried once that transaction has ended",
         )
 
@@ -438,8 +441,8 @@ class FollowedMismatch(KafkaSparkError):
         super().__init__(
             f"Window {window} holds {read:,} records ({kind} of {abs(read - published):,})",
             expected=f"the {published:,} that pipeline `{pipeline}` published",
-            action="Find the other producer of the topic, or what deletes from it. To go on regardless, set "
+            action="Find the other producer of the topic, or the program that deletes its records. To continue regardless, set "
             '`on_mismatch="warn"` for one run. Or start over at the present position, with a window that is not compared: '
             f"`airflow kafka-spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
-            'A new pipeline that may miss what was deleted before its first run begins with `data_loss="skip"`',
+            'A new pipeline that may leave out records that were deleted before its first run begins with `data_loss="skip"`',
         )

@@ -15,8 +15,8 @@ class Problem:
     """One problem of a pipeline that was found before it started.
 
     :param where: the argument or connection, as the user wrote it (``topics``, ``sink.table``).
-    :param what: what was found and what was expected.
-    :param action: what to do.
+    :param what: the value that was found, and the expected one.
+    :param action: the action for the user.
     :param retryable: True if the problem may be gone at a retry, as when a server did not answer.
     """
 
@@ -27,9 +27,9 @@ class Problem:
 
     @classmethod
     def of(cls, where: str, error: KafkaSparkError, action: str | None = None) -> Problem:
-        """Return the problem that an error is of an argument.
+        """Return an error as the problem of an argument.
 
-        :param action: what to do; default: what the error says.
+        :param action: the action; default: that of the error.
         """
         what = f"{error.found}{f' (expected {error.expected})' if error.expected else ''}"
         return cls(where, what, error.action if action is None else action, retryable=error.retryable)
@@ -55,7 +55,7 @@ class ValidationError(KafkaSparkError):
     """Raised when a pipeline is invalid, with all of its problems, before any data is moved. Nothing was changed.
 
     :param problems: the problems, and checks that could not be made because of them (:class:`Unchecked`).
-    :param retryable: True if a retry may succeed, as when a server did not answer; None (default) if all problems say so.
+    :param retryable: True if a retry may succeed, as when a server did not answer; None (default): if all problems do.
 
     The attribute ``problems`` has the problems, ``unchecked`` the checks that have to wait.
     """
@@ -124,7 +124,7 @@ class ConnectionInvalid(KafkaSparkError):
     """Raised when an Airflow connection cannot be used.
 
     :param conn_id: the connection.
-    :param detail: what is wrong with it.
+    :param detail: the reason why it cannot be used.
     """
 
     def __init__(self, conn_id: str, detail: str, action: str = "") -> None:
@@ -155,7 +155,7 @@ class ExecutorUnfit(KafkaSparkError):
     """Raised when a Python worker of an executor cannot run the tasks of a window. It has read no record.
 
     :param window: the window.
-    :param detail: which executor it is, and what is missing, too old or too new there.
+    :param detail: the executor, and the packages that are missing, too old or too new there.
     """
 
     def __init__(self, window: str, detail: str) -> None:
@@ -163,7 +163,7 @@ class ExecutorUnfit(KafkaSparkError):
         super().__init__(
             f"Spark cannot run the tasks of window {window}: {detail}",
             action="Install it on every executor, or send it there with `spark.archives` (`python -m airflow_kafka_spark pack`); "
-            "a retry goes on with the same window",
+            "a retry continues with the same window",
         )
 
 

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 
 SHOWN_DIFFERENCES = 10
 """Differences in the message of :class:`SinkDiffers`."""
@@ -101,7 +101,7 @@ class TooManyDeadLetters(KafkaSparkError):
             f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
             action="If so many records are bad, the format does not fit them: correct it. Else read less at once: lower "
-            "`max_records`, and set `max_errors`",
+            f"`max_records`, and set `max_errors`. {SMALLER_WINDOW}",
         )
 
 
@@ -120,7 +120,7 @@ class TooManyRouted(KafkaSparkError):
             f"{what} of one window that go to topic `{topic}` instead of the sink takes more than {limit / 1e6:.1f} MB",
             expected="a few records among many that go to the sink",
             action="Read less at once: lower `max_records`. For a large share move them with a pipeline of their own, "
-            "KafkaToKafkaOperator with the same condition, and leave `to` out here",
+            f"KafkaToKafkaOperator with the same condition, and leave `to` out here. {SMALLER_WINDOW}",
         )
 
 
@@ -138,7 +138,7 @@ class CountMismatch(KafkaSparkError):
         changed = (
             "Splits that an earlier attempt has committed stay as they are: if the format, a transform or another option was "
             "changed since, set it back until this window is complete; if their topic is compacted, give the connection's user "
-            "DESCRIBE_CONFIGS on it. Else run the task again"
+            "DESCRIBE_CONFIGS on it. Otherwise run the task again"
         )
         super().__init__(
             f"Window {window}: the sink counted {flushed} rows",
@@ -152,16 +152,21 @@ class WindowConflict(KafkaSparkError):
     """Raised when the last window in the sink's record is not the one that this window follows.
 
     :param window: name of the window.
+    :param command: the command that moves the records again that the sink has lost; "" (default) if it may have lost none.
     """
 
-    def __init__(self, window: str, found: str, expected: str) -> None:
+    def __init__(self, window: str, found: str, expected: str, command: str = "") -> None:
         self.window = window
-        super().__init__(
-            f"The sink refuses window {window}: {found}",
-            expected=expected,
-            action="Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
-            "give this pipeline a name of its own with `pipeline=`",
+        action = (
+            "Another pipeline of the same name writes to this sink, or ledger or sink were restored from a backup: "
+            "give this pipeline another name with `pipeline=`"
         )
+        if command:
+            action = (
+                f"If the sink was restored from a backup, move the records again that it has lost: `{command}`. If another "
+                "pipeline of this name writes to it, give this one a name of its own with `pipeline=`"
+            )
+        super().__init__(f"The sink refuses window {window}: {found}", expected=expected, action=action)
 
 
 class SinkRecordMissing(WindowConflict):
@@ -195,7 +200,7 @@ class SinkRecordMissing(WindowConflict):
 
 
 class RecordElsewhere(WindowConflict):
-    """Raised when the ledger does not know a pipeline, and the sink's record of it is of another table than the present one.
+    """Raised when the ledger does not know a pipeline, and the sink's record of it belongs to another table.
 
     Tables of one schema have one record of windows. Nothing was changed.
 
@@ -208,8 +213,8 @@ class RecordElsewhere(WindowConflict):
         self.window, self.pipeline, self.number, self.elsewhere = f"{pipeline}#{number}", pipeline, number, elsewhere
         KafkaSparkError.__init__(
             self,
-            f"The ledger does not know window {self.window}, and the sink's record of it is of table {elsewhere}",
-            expected="a record of the table that is written now, since it shows which records the table has",
+            f"The ledger does not know window {self.window}, and the sink's record of it belongs to table {elsewhere}",
+            expected="a record of the table that is written now, because it shows the records in this table",
             action="To continue there, name that table again; a `rebind` may change it afterwards. To fill this table, give the "
             "operator a new `pipeline=` name and `group_id`, or the sink a `windows_table` of its own",
         )
@@ -241,9 +246,9 @@ class ForeignOffsets(WindowConflict):
         KafkaSparkError.__init__(
             self,
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
-            expected="offsets of the cluster and the topics that are read, since they show which records the sink has",
+            expected="offsets of the cluster and the topics that are read, because they show the records in the sink",
             action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created again, records "
-            "that were not read before are lost; to go on with the new one, say where: `airflow kafka-spark reset "
+            "that were not read before are lost; to continue with the new one, name the position: `airflow kafka-spark reset "
             f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
             "its own",
@@ -251,7 +256,7 @@ class ForeignOffsets(WindowConflict):
 
 
 AFTER_REMEDY = "then run the task again: the window is unchanged"
-"""Text behind the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
+"""Text after the remedy of a :class:`SinkUnavailable` for which a retry alone does not help."""
 _PERMISSION = "Correct the credentials, or give the user of the worker or of the connection the right to do that"
 _REFUSED_BY_S3 = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|UNRECOGNIZED_CLIENT)")
 """Arrow's client of S3 has one class for all errors."""
@@ -272,8 +277,7 @@ class SinkUnavailable(KafkaSparkError):
     :param sink: URI or table of the sink.
     :param doing: what was requested.
     :param detail: the client's message, or the error of a file system or an object store.
-    :param remedy: what has to be done before a retry; default: what the error of a file system or an object store needs, else
-        nothing.
+    :param remedy: the action before a retry; default: that for an error of a file system or an object store, else none.
     """
 
     retryable = True
@@ -301,7 +305,7 @@ class SinkRejected(KafkaSparkError):
         listed = "".join(f"\n  {s}" for s in self.samples)
         super().__init__(
             f"Sink {sink} refuses window {window}: {detail}{listed}" + ("\n" if listed else ""),
-            action=action or "Correct the target, or what the records hold, and run the task again: it moves the same window",
+            action=action or "Correct the target, or the records, and run the task again: it moves the same window",
         )
 
 
@@ -333,7 +337,7 @@ class SinkDiffers(KafkaSparkError):
 
     :param sink: URI of the sink.
     :param source: URI of the source.
-    :param summary: how many rows differ, and in which way.
+    :param summary: the number of rows that differ, by kind of difference.
     :param differences: the first of them, with their keys.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
 from airflow_kafka_spark.errors.planning import PlanError
 
 
@@ -36,20 +36,20 @@ class SourceRejected(KafkaSparkError):
 
 
 class LogLost(SourceRejected):
-    """Raised when a database no longer has the log behind the last window, so that changes may be missing."""
+    """Raised when a database no longer has the log after the last window, so that changes may be missing."""
 
 
 class LogBehind(KafkaSparkError):
-    """Raised by a sensor when too much of a database's log lies behind the last window of a pipeline.
+    """Raised by a sensor when too much of a database's log lies after the last window of a pipeline.
 
     :param pipeline: the pipeline.
-    :param behind: bytes of the log behind its last complete window.
+    :param behind: bytes of the log after its last complete window.
     :param most: the bytes from which on the sensor fails.
     """
 
     def __init__(self, pipeline: str, behind: int, most: int) -> None:
         self.pipeline, self.behind, self.most = pipeline, behind, most
-        found = f"{behind:,} bytes of the log lie behind the last window of pipeline `{pipeline}`; expected at most {most:,}"
+        found = f"{behind:,} bytes of the log lie after the last window of pipeline `{pipeline}`; expected at most {most:,}"
         super().__init__(
             found, action="Let the pipeline run, or run more often: the database keeps its log for it, or removes it"
         )
@@ -59,7 +59,7 @@ class RowRejected(KafkaSparkError):
     """Raised when a row of a source cannot be converted to a record. Nothing of its split was committed.
 
     :param row: the row within its split, in words.
-    :param detail: what is wrong with it.
+    :param detail: the reason.
     """
 
     def __init__(self, row: str, detail: str, action: str = "") -> None:
@@ -71,7 +71,7 @@ class SqlFailed(KafkaSparkError):
     """Raised when an SQL expression fails for a record. Nothing of its split was committed.
 
     :param record: the first such record, as ``topic-partition@offset``.
-    :param detail: the name of Spark's error, and what is wrong.
+    :param detail: the name of Spark's error, and its reason.
     """
 
     def __init__(self, record: str, detail: str) -> None:
@@ -101,7 +101,7 @@ class RowsRejected(RowRejected):
         KafkaSparkError.__init__(
             self,
             f"{rows}; nothing of a split that holds one was published\n{listed}{more}",
-            action="Correct the rows, or the schema, and run the task again: it goes on with what is not published. A row that "
+            action="Correct the rows, or the schema, and run the task again: it continues with the other splits. A row that "
             'does not fit is never written as something else; `errors_tolerance="all"` leaves such rows out',
         )
 
@@ -110,9 +110,9 @@ class TransactionTimedOut(KafkaSparkError):
     """Raised when the brokers aborted the transaction of a split because it took too long. Nothing of the split was committed.
 
     :param pipeline: name of the pipeline.
-    :param doing: what took too long.
-    :param seconds: how long it took.
-    :param limit: how long a transaction may take, in seconds.
+    :param doing: the step that took too long.
+    :param seconds: the time that it took, in seconds.
+    :param limit: the maximum duration of a transaction, in seconds.
     """
 
     retryable = True
@@ -122,13 +122,14 @@ class TransactionTimedOut(KafkaSparkError):
         super().__init__(
             f"Pipeline `{pipeline}`: the brokers aborted the transaction, because {doing} took {seconds:.0f} s",
             expected=f"at most {limit:g} s, which is `transaction_timeout`",
-            action="Raise `transaction_timeout` (the brokers allow `transaction.max.timeout.ms`) or make splits smaller. Nothing "
-            "of the split was published, the task may be retried",
+            action="Raise `transaction_timeout`, and the brokers' `transaction.max.timeout.ms` if that is shorter. Nothing of "
+            "the split was published, the task may be retried. Smaller splits (`split_records`, `max_records`) help later "
+            f"windows. {SMALLER_WINDOW}; a window of rows keeps its splits",
         )
 
 
 class RowsCutOff(KafkaSparkError):
-    """Raised when Spark stopped handing rows to a task before the end of its split. Nothing of the split was committed.
+    """Raised when Spark stopped passing rows to a task before the end of its split. Nothing of the split was committed.
 
     :param known: False if that could not be determined, as with a release of pyspark that was not tested.
     """
@@ -162,5 +163,5 @@ class PartitionsChanged(PlanError):
         super().__init__(
             f"Topic `{topic}` has {found} partitions",
             expected=f"{planned}, as when the window was planned",
-            action="Set `allow_new_partitions=True` on the sink to go on: keys may then move to other partitions than before",
+            action="Set `allow_new_partitions=True` on the sink to continue: keys may then move to other partitions than before",
         )

@@ -110,8 +110,8 @@ class Decoded:
 
     :param batch: one row per value, in their order; the row of a value that is bad or None holds nulls.
     :param bad: position and reason of each value that could not be decoded, ascending.
-    :param deleted: a boolean per value, True if the value says that its row is deleted, like a record without a value; None if
-        no value says so.
+    :param deleted: a boolean per value, True if the value marks its row as deleted, like a record without a value; None if no
+    value does.
     :param left_out: positions of values that are neither a row nor a delete, ascending.
     """
 
@@ -207,7 +207,7 @@ class Format(ABC):
         return self.of_topics((topic,) if topic else (), part)
 
     def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return why rows cannot be written in this format.
+        """Return the problems that prevent writing rows in this format.
 
         :param where: the operator's argument (``value``, ``key``).
         :param columns: the names of the columns to write, in order.
@@ -223,8 +223,8 @@ class Format(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not write")
 
     def find_column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
-        """Return why rows of these columns cannot be written, if :attr:`encodes_in_tasks`. Asks a registry, and changes nothing
-        there.
+        """Return the problems that prevent writing rows of these columns, if :attr:`encodes_in_tasks`. Asks a registry, and
+        changes nothing there.
 
         :param columns: names and types of the columns to write, in order.
         :raises KafkaSparkError: the registry does not answer, or a schema is missing.
@@ -255,7 +255,7 @@ class Format(ABC):
         return False
 
     def find_connect_problems(self, where: str) -> list[Problem]:
-        """Return why values with a Connect schema cannot be written, if :attr:`takes_connect_schemas`.
+        """Return the problems that prevent writing values with a Connect schema, if :attr:`takes_connect_schemas`.
 
         :param where: the operator's argument (``value``, ``key``).
         """

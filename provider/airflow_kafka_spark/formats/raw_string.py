@@ -50,7 +50,7 @@ class Raw(Format):
         return RawDecoder(self)
 
     def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return the problems of the columns: it writes one, of type binary or string."""
+        """Return the problems of the columns: this format writes one column of type binary or string."""
         return find_single_column_problems(where, columns, self)
 
     def encode(self, columns: Sequence[str]) -> Column:
@@ -121,7 +121,7 @@ class String(Format):
         return StringDecoder(self)
 
     def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return the problems of the columns and the encoding: it writes one column of any type that has a text."""
+        """Return the problems of the columns and the encoding. This format writes one column of any type that has a text."""
         known = codecs.lookup(self.encoding).name in _WRITTEN
         wrong = [] if known else [Problem(f"{where}.encoding", f"`{self.encoding}` is not written", "Use UTF-8")]
         return [*find_single_column_problems(where, columns, self), *wrong]

@@ -99,7 +99,7 @@ INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 def find_mismatches(columns: Sequence[Column], fields: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield why columns cannot be written as the fields of a schema: the problem, and what to do about it.
+    """Yield the reasons why columns cannot be written as the fields of a schema: each problem, and the action.
 
     A value is never converted to fit. This function compares types; a value that does not fit is reported with its row.
 
@@ -120,7 +120,7 @@ def find_mismatches(columns: Sequence[Column], fields: Sequence[Column], path: s
 
 
 def find_name_mismatches(fields: Sequence[Column], columns: Sequence[str], required: Collection[str]) -> list[tuple[str, str]]:
-    """Return why columns of these names cannot be written as the fields of a schema: each problem, and what to do about it.
+    """Return the reasons why columns of these names cannot be written as the fields of a schema: each problem, and the action.
 
     :param required: the names of the fields that need a column.
     """
@@ -215,7 +215,7 @@ class RegistryFormat(Format):
 
     @property
     def _has_schema(self) -> bool:
-        """Return True if the option ``schema`` is given. Each format has it, with types of its own."""
+        """Return True if the option ``schema`` is given. Each format has this option, with its own types."""
         return bool(getattr(self, "schema", ""))
 
     @property
@@ -267,14 +267,14 @@ class RegistryFormat(Format):
         problems = self._find_strategy_problems(where)
         if not problems and self.registry and not self._subjects_known:
             by_topic = self.subject_name_strategy == "TopicNameStrategy"
-            found = nameless if by_topic else "the record's name is not known"
+            found = nameless if by_topic else "the record's name is unknown"
             action = "Give `subject`" if by_topic else f"Give `subject` or `{self.name_option}`"
             problems = [Problem(f"{where}.subject", found, action)]
         return problems
 
     def _find_registry_problems(self, where: str) -> list[Problem]:
         """Return the problems of the options of this class for reading."""
-        problems = self._find_subject_problems(where, "no subject is known")
+        problems = self._find_subject_problems(where, "the subject is unknown")
         if isinstance(self.reader_schema, bool) or not isinstance(self.reader_schema, (str, int)):
             found = f"found {self.reader_schema!r}; expected latest, a version or a schema's text"
             problems.append(Problem(f"{where}.reader_schema", found, "Leave it out to read with the latest version"))
@@ -363,7 +363,7 @@ class RegistryFormat(Format):
         chosen = tuple(self._hook.version(subject, self.reader_schema) for subject in self.subjects)
         if any((c.text, c.references) != (chosen[0].text, chosen[0].references) for c in chosen):
             named = " and ".join(map(str, chosen[:2]))
-            detail = "they are different, and columns are the same for all topics"
+            detail = "they are different, and all topics need equal columns"
             raise SchemaUnusable(named, detail, "Give the text of one as `reader_schema`")
         self.__dict__["_known"] = chosen
         return chosen[0]
@@ -393,7 +393,7 @@ class RegistryFormat(Format):
 
     @abstractmethod
     def _find_mismatches(self, document: SchemaDocument, columns: Sequence[types.Column]) -> list[tuple[str, str]]:
-        """Return why columns cannot be written with a schema: each problem, and what to do about it.
+        """Return the reasons why columns cannot be written with a schema: each problem, and the action.
 
         :raises SchemaUnusable: the schema cannot be written with.
         """
@@ -437,7 +437,7 @@ class RegistryFormat(Format):
             return [Problem(f"{where}.{at}", e.found, e.action)]
 
     def _find_derivation_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return why no schema can be derived from columns of these names."""
+        """Return the reasons why no schema can be derived from columns of these names."""
         return []
 
     def _find_writing_option_problems(self, where: str) -> list[Problem]:
@@ -478,7 +478,7 @@ class RegistryFormat(Format):
         return self._load_document(latest), latest.id
 
     def _find_registration_problems(self, where: str, document: SchemaDocument) -> list[Problem]:
-        """Return why a schema is not registered and cannot be."""
+        """Return the problem of a schema that is not registered and cannot be."""
         subject, normalize = self._make_subject_to_write(document), self.normalize_schemas
         if self._hook.find_id_of(subject, document.text, self.kind, normalize) is not None:
             return []
@@ -494,7 +494,7 @@ class RegistryFormat(Format):
         return [Problem(f"{where}.schema", found[:_MAX_PROBLEM_CHARACTERS], action)]
 
     def _explain(self, reasons: list[str], subject: str, document: SchemaDocument) -> list[str]:
-        """Return the registry's reasons against a schema, or better ones if it gave none."""
+        """Return the registry's reasons against a schema; without any, reasons that are found here."""
         return reasons
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
@@ -507,7 +507,7 @@ class RegistryFormat(Format):
         return True
 
     def find_column_problems(self, columns: Sequence[types.Column]) -> list[Problem]:
-        """Return why rows of these columns cannot be written. Asks the registry, and changes nothing there.
+        """Return the problems that prevent writing rows of these columns. Asks the registry, and changes nothing there.
 
         :param columns: names and types of the columns to write, in order.
         :raises KafkaSparkError: the registry does not answer, or a schema is missing.

@@ -24,7 +24,8 @@ MIN_MICRO, MAX_MICRO = MIN_SECOND * 1_000_000, MAX_SECOND * 1_000_000 + 999_999
 
 
 _SHOWN = 60
-_EPOCH = datetime.date(1970, 1, 1).toordinal()
+EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
+"""Number of 1970-01-01 among the days since 0001-01-01, as :meth:`datetime.date.toordinal` counts them."""
 match_decimal = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?").fullmatch
 _date = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})").fullmatch
 _timestamp = re.compile(
@@ -145,7 +146,7 @@ def parse_day(found: str) -> int:
     match = _date(found)
     try:
         if match:
-            return datetime.date(*map(int, match.groups())).toordinal() - _EPOCH
+            return datetime.date(*map(int, match.groups())).toordinal() - EPOCH_ORDINAL
     except ValueError:
         pass
     raise BadValue(f'found "{shorten(found)}", expected date: yyyy-MM-dd')
@@ -167,7 +168,7 @@ def parse_micros(found: str, name: str, zoned: bool) -> int:
         raise BadValue(f'found "{shorten(found)}", expected {name}: at most 6 digits of a second')
     offset = int(zone_hour or 0) * 3600 + int(zone_minute or 0) * 60
     try:
-        days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH
+        days = datetime.date(int(year), int(month), int(day)).toordinal() - EPOCH_ORDINAL
     except ValueError:
         raise BadValue(f'found "{found}", expected {name}: there is no such day') from None
     seconds = days * 86_400 + int(hour or 0) * 3600 + int(minute or 0) * 60 + int(second or 0)

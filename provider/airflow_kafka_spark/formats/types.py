@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+INTEGER_BITS: Mapping[str, int] = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+"""Number of bits of Spark's integers, by the names of their types."""
+
+
 @dataclass(frozen=True)
 class Primitive:
     """A type without parameters, by Spark's name: ``tinyint``, ``smallint``, ``int``, ``bigint``, ``float``, ``double``,
@@ -249,7 +253,7 @@ class _DdlParser:
             if len(seen) == len(columns):
                 self.fail(
                     f"another name: `{other}` is there already"
-                    + ("" if other == column.name else ", and names that differ only by case are one to Spark"),
+                    + ("" if other == column.name else ", and Spark treats names that differ only by case as one"),
                     at,
                 )
             columns.append(column)

@@ -5,7 +5,7 @@ ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 APPLICATION = "airflow-kafka-spark"
 """Name of the database sessions, or the prefix of their names."""
+
+_CANCELED = "57014"
+"""SQLSTATE of a statement that a timeout, or another session, has ended."""
 
 # Keys of the extra that other users of the connection need, and libpq does not know.
 _NOT_LIBPQ = frozenset(
@@ -34,6 +37,10 @@ _DEFAULTS = {
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
+
+
+OLDEST_POSTGRES = 12
+"""The oldest supported major release of PostgreSQL."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,29 @@ def fetch_rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     return connection.execute(statement.encode()).fetchall()
 
 
+def make_settings(
+    settings: str, run: Callable[[str], object], rows: Callable[[str], object], recover: Callable[[], object] = lambda: None
+) -> None:
+    """Make the settings of a new session of PostgreSQL, which switch off the timeouts of server, database and role.
+
+    Until they are made, a `statement_timeout` of the role holds, which a busy server may exceed. Then that one is switched off
+    first, by a statement that reads nothing.
+
+    :param settings: the query that makes them.
+    :param run: runs a statement.
+    :param rows: runs a query, and takes all of its rows.
+    :param recover: ends a transaction that has failed; default: the session has none open.
+    """
+    try:
+        rows(settings)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) != _CANCELED:
+            raise
+        recover()
+        run("SET statement_timeout = 0")
+        rows(settings)
+
+
 def read_system_identifier(connection: psycopg.Connection) -> str:
     """Return the server's own identifier, which does not depend on its address; empty if the role may not read it."""
     import psycopg
@@ -204,7 +234,7 @@ def _unquote(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
-def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
+def resolve_table(connection: psycopg.Connection, schema: str | None, table: str) -> Name:
     """Return the full name of a table. Without a schema, it is the table that the server finds, or a new one in the current
     schema."""
     if schema is not None:
@@ -219,7 +249,7 @@ def resolve(connection: psycopg.Connection, schema: str | None, table: str) -> N
 
 
 def hint_at_similar_table(connection: psycopg.Connection, name: Name) -> str:
-    """Return which table was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
+    """Return a hint at the table that was perhaps meant by a name that no table has, as the end of a sentence; "" without one.
 
     It is a table whose name differs in upper and lower case only, or one of the same name in another schema.
     """

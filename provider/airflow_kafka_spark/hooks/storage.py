@@ -76,7 +76,7 @@ _NUMBER = re.compile(r"(?:\(os error |\bOs \{ code: )(\d+)")
 def store_error(error: Exception) -> OSError:
     """Return the error of an object store's client, or of deltalake, in one line.
 
-    Their own messages go on with the store's answer as XML, with all causes, and with the query of the request, which may hold a
+    Their own messages contain the store's answer as XML, with all causes, and with the query of the request, which may hold a
     token. The result is a :class:`PermissionError` if the store refused the user, and has the number of a local system's error.
     """
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno):
@@ -201,7 +201,7 @@ class S3Access:
 
 
 def find_s3_access(conn_id: str | None) -> S3Access:
-    """Return how S3 is reached, as the Amazon provider understands the connection (assumed roles included).
+    """Return the address and credentials of S3, as the Amazon provider reads the connection (assumed roles included).
 
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment.
     :raises ConnectionInvalid: the connection does not exist, or is of another type.
@@ -317,7 +317,7 @@ _NOBODY = {"client_email": "", "private_key": "", "private_key_id": ""}
 def find_provider_problem(
     option: str, scheme: str, conn_id: str | None, package: str = "apache-airflow-providers-amazon"
 ) -> Problem | None:
-    """Return a problem if a connection leads to S3, and Airflow's Amazon provider, which understands it, is not installed.
+    """Return a problem if S3 is used with a connection, and Airflow's Amazon provider, which reads it, is not installed.
 
     :param option: the argument that has the problem, as users know it.
     :param scheme: the scheme of the path.
@@ -341,7 +341,7 @@ def find_unwritable_problem(option: str, directory: Path) -> Problem | None:
 
 
 def find_store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
-    """Return how an object store is reached.
+    """Return the address and credentials of an object store.
 
     :param scheme: one of :data:`OBJECT_STORES`.
     :param account: the host of a storage account of Azure, else "".
@@ -356,7 +356,9 @@ def find_store_access(scheme: str, account: str, conn_id: str | None) -> StoreAc
 
 
 def find_gcs_access(conn_id: str | None) -> GcsAccess:
-    """Return how Google Cloud Storage is reached. Parameters and errors as :func:`find_store_access`."""
+    """Return the address and credentials of Google Cloud Storage. Parameters and errors are those of
+    :func:`find_store_access`.
+    """
     if conn_id is None:
         return GcsAccess()
     extra = look_up(conn_id, "google_cloud_platform", GENERIC).extra_dejson
@@ -377,7 +379,8 @@ _GCS_OTHERS = ("key_secret_name", "credential_config_file", "impersonation_chain
 
 
 def find_azure_access(account: str, conn_id: str | None) -> AzureAccess:
-    """Return how a storage account of Azure is reached. Parameters and errors as :func:`find_store_access`.
+    """Return the address and credentials of a storage account of Azure. Parameters and errors are those of
+    :func:`find_store_access`.
 
     The fields of the connection are those of Airflow's Azure provider: login and password are the account and its key, or with
     ``tenant_id`` an application and its secret.

@@ -41,7 +41,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
-    describe,
+    describe_producer_error,
     find_fatal_error,
     is_fenced,
     make_fencing_producer,
@@ -161,7 +161,7 @@ class Ledger:
         """Returns the name of what only one pipeline may use, from a pipeline's origin: its consumer group (default), or a
         replication slot. Empty: any number of pipelines may use it."""
         self.owned: Callable[[str, str], PlanError] = partial(GroupOwned, self.parent_pipeline)
-        """Returns the error if another pipeline uses that. Called with its name and the other pipeline."""
+        """Returns the error if another pipeline uses the group or the slot. Called with its name and the other pipeline."""
         self._bound_before: Binding | None = None
         self._entry: WindowEntry | None = None
         self._bound: Binding | None = None
@@ -475,7 +475,7 @@ class Ledger:
         self._withdraw_if_overlapping(entry)
         name = self._exclusive(entry.window.binding)
         entry = self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
-        # The earlier attempt may have died before it recorded that.
+        # The earlier attempt may have died before it recorded the use of the group or slot.
         if (owner := self._take(name)) is not None:
             raise self.owned(name, owner)
         return entry
@@ -565,7 +565,7 @@ class Ledger:
         failure = self.translate(error, "writing the plan", producer=producer)
         if isinstance(failure, Fenced):
             raise failure from None
-        log.warning("Writing the plan of window %s failed (%s): the ledger will say what happened", entry.window, failure)
+        log.warning("Writing the plan of window %s failed (%s): reading the ledger, which may have it", entry.window, failure)
         if self._fence_and_read().owned(entry.window.number, entry.attempt.token) is None:
             raise failure from error
 
@@ -594,10 +594,11 @@ class Ledger:
 
     @property
     def claim_hint(self) -> Hint:
-        """A hint for the attempts that follow while the claimed window is open: they read from where this one has read.
+        """The hint for later attempts while the claimed window is open: they begin to read at the offset where this attempt
+        began.
 
-        :attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset` is too late before the window is closed. It is behind the
-        markers of earlier attempts, and behind the position, if the pipeline has no complete window.
+        :attr:`~airflow_kafka_spark.windows.memory.Memory.oldest_offset` is too high before the window is closed: it lies after
+        the markers of earlier attempts, and after the position if the pipeline has no complete window.
         """
         topic_id, partition, read_from = self.topic.topic_id, self._partition, self.hint
         if read_from and (read_from.topic_id, read_from.partition) == (topic_id, partition):
@@ -611,9 +612,10 @@ class Ledger:
         return self._entry
 
     def move_source(self, position: Mapping[str, Any]) -> None:
-        """Replace the position of the source behind the claimed window, which is written when the window is closed.
+        """Replace the position of the source after the claimed window, which is written when the window is closed.
 
-        :param position: follows from the markers of all its splits, so that every attempt that closes the window has the same.
+        :param position: the new position. It follows from the markers of all splits, so every attempt that closes the window
+            computes an equal one.
         """
         window = self.claimed.window
         assert window.source is not None
@@ -694,7 +696,7 @@ class Ledger:
         if window.publishes:
             position = replace(position, published=add_landed(self.memory.published or {}, parse_landed(entry)))
         last_number = max(self.memory.last_number, window.number)
-        # A replay may be of a window that is too old by now, if `keep_windows` was lowered. A tombstone would follow its record.
+        # If `keep_windows` was lowered, a replayed window may be too old by now: a tombstone would follow its record.
         forgotten = [n for n in self.memory.entries if n <= last_number - self.keep_windows and n != window.number]
         records = [
             make_window_record(entry),
@@ -780,7 +782,7 @@ class Ledger:
         user = KafkaUser.of(self.hook.config, self.hook.conn_id)
         if missing := find_missing_right(cause, user, doing, rights, events=self._events):
             return missing
-        return KafkaUnavailable(self.hook.conn_id, doing, describe(error))
+        return KafkaUnavailable(self.hook.conn_id, doing, describe_producer_error(error))
 
 
 class ChangeLedger(Ledger):

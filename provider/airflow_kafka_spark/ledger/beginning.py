@@ -97,7 +97,7 @@ def decide_beginning(
 
 
 def _make_position_behind(last: Applied, of_group: Position, windows: Mapping[TopicPartition, int]) -> Position:
-    """Return the position behind the last window in a sink's record. A topic that this window does not have was left out of it;
+    """Return the position after the last window in a sink's record. A topic that this window does not have was left out of it;
     the group knows where the pipeline has left off in it. The group also knows of later windows that have gone elsewhere, or had
     no records.
 
@@ -139,5 +139,5 @@ def _refuse_behind(
         to = json.dumps(ends)
     error = LedgerBehind(memory.pipeline, group_id, newest, known, ledger_topic, to)
     if last_applied is None:
-        error.action = "Run its task: the task asks the sink, and its error says where to go on"
+        error.action = "Run its task: the task reads the sink's record, and its error names the position to continue from"
     raise error

@@ -13,7 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import find_first_offsets
-from airflow_kafka_spark.hooks.kafka.transactions import describe, produce_all
+from airflow_kafka_spark.hooks.kafka.transactions import describe_producer_error, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, make_unreadable_error
 from airflow_kafka_spark.windows.interval_boundaries import (
     Boundary,
@@ -168,7 +168,7 @@ class Boundaries:
                 if not is_logged:
                     is_logged = True
                     log.info(
-                        "No record is as late as %s yet: waiting for one, or until %s s after it",
+                        "No record has a timestamp at or after %s yet: waiting for one, or until %s s after that instant",
                         format_instant(wanted[-1]),
                         f"{grace:g}",
                     )
@@ -313,4 +313,4 @@ class Boundaries:
         except KafkaException as error:
             rights = [Right("topic", "Write", self.ledger.name)]
             missing = find_missing_right(error.args[0], KafkaUser.of(self.hook.config, self.hook.conn_id), doing, rights)
-            raise missing or KafkaUnavailable(self.hook.conn_id, doing, describe(error)) from None
+            raise missing or KafkaUnavailable(self.hook.conn_id, doing, describe_producer_error(error)) from None

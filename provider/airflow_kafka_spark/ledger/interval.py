@@ -217,8 +217,8 @@ class IntervalLedger(Ledger):
                 failure = self.translate(error, "writing what the pipeline is bound to", producer=producer)
                 if isinstance(failure, RightMissing):
                     raise failure from error
-                # It may have been written all the same.
-                log.info("Binding pipeline %s has failed, and is tried again: %s", self.parent_pipeline, failure.found)
+                # The transaction may have been committed all the same.
+                log.info("Writing the binding of pipeline %s failed, and is tried again: %s", self.parent_pipeline, failure.found)
                 self.read()
         raise failure
 
@@ -308,7 +308,7 @@ class IntervalLedger(Ledger):
             failure = self.translate(error, "moving the group")
             if not isinstance(failure, Fenced):
                 raise failure from error
-            log.info("Another interval of pipeline %s has just been completed: that one moves the group", self.parent_pipeline)
+            log.info("Another interval of pipeline %s has just been completed: its attempt moves the group", self.parent_pipeline)
             return {}
 
     def _follow(
@@ -318,7 +318,7 @@ class IntervalLedger(Ledger):
         faults.reached("group.fenced")
         self.read()
         if self._exclusive(self._parent.binding) not in ("", group_id):
-            log.info("Pipeline %s has another group by now: group %s stays where it is", self.parent_pipeline, group_id)
+            log.info("Pipeline %s has another group by now: group %s is not moved", self.parent_pipeline, group_id)
             return {}
         committed, current = where()
         lows = {tp: partition.low for tp, partition in current.partitions.items()}

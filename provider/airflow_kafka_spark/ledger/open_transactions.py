@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_kafka_spark.errors import RightMissing
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
-from airflow_kafka_spark.hooks.kafka.transactions import describe, make_fencing_producer
+from airflow_kafka_spark.hooks.kafka.transactions import describe_producer_error, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import ARCHIVE, BINDING, LedgerRecord
 
@@ -125,5 +125,6 @@ def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTr
         try:
             make_fencing_producer({**config, **timeouts}, name, END_SECONDS, ClientEvents())
         except (KafkaException, RightMissing) as error:
-            return f"`{name}` could not be fenced: {error.found if isinstance(error, RightMissing) else describe(error)}"
+            reason = error.found if isinstance(error, RightMissing) else describe_producer_error(error)
+            return f"`{name}` could not be fenced: {reason}"
     return "" if transaction.purposes else "it is not known which transactional id it has"

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
@@ -221,7 +221,7 @@ class LedgerTopic:
             raise LedgerUnreadable(
                 self.name,
                 f"its cleanup.policy is `{policy}`",
-                "`compact`: anything else deletes what pipelines remember",
+                "`compact`, because any other policy deletes the state of pipelines",
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
                 retryable=False,
             )
@@ -334,7 +334,7 @@ class LedgerTopic:
         :param start: offset at which to begin.
         :param prefixes: prefixes of the keys to return.
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited.
-        :param on_hidden: as for :func:`read_to`.
+        :param on_hidden: as for :class:`AwaitedRecords`.
         """
         tp = TopicPartition(self.name, partition)
         bounds = self.hook.offsets([tp])[tp]
@@ -345,9 +345,10 @@ class LedgerTopic:
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
-            config = self.hook.consumer_config(**PROMPT, **FETCH_SETTINGS)
+            span = LedgerSpan(self.hook.consumer_config(**PROMPT, **FETCH_SETTINGS), tp, begin, bounds.high)
+            awaited = AwaitedRecords(wait_for, on_hidden, self.abort)
             try:
-                for record in read_to(config, tp, begin, bounds.high, wait_for, on_hidden, self.abort, self.hook.consumers):
+                for record in read_span(span, awaited, self.hook.consumers):
                     read.past = record.offset + 1
                     if record.key.startswith(prefixes):
                         read.add(record, prefixes)
@@ -400,7 +401,8 @@ class LedgerReader:
 
 
 def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> str:
-    """Return why the loss of one broker may lose records of the ledger topic; empty if it cannot, or if there is one broker only.
+    """Return a warning if the loss of one broker may lose records of the ledger topic; empty if it cannot, or with a single
+    broker.
 
     :param replicas: its replication factor.
     :param in_sync: its ``min.insync.replicas``.
@@ -410,7 +412,7 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
         return ""
     found = f"replication factor {replicas}" if replicas < 2 else f"`min.insync.replicas={in_sync}`"
     return (
-        f"Ledger topic `{topic}` has {found} on a cluster of {brokers} brokers: what pipelines remember may be lost with one of "
+        f"Ledger topic `{topic}` has {found} on a cluster of {brokers} brokers: the state of pipelines may be lost with one of "
         f"them. Expected {min(brokers, 3)} replicas and `min.insync.replicas=2`: raise them with `kafka-reassign-partitions.sh` "
         "and `kafka-configs.sh`"
     )
@@ -428,24 +430,52 @@ RECORDS_PER_CALL = 50
 """Maximum number of records that one call takes from the client."""
 
 
-def read_to(
-    config: Mapping[str, Any],
-    tp: TopicPartition,
-    start: int,
-    end: int,
-    mine: tuple[bytes, ...] = (),
-    on_hidden: OnHidden | None = None,
-    on_open_transaction: AbortTransaction | None = None,
-    kept: KeptConsumers | None = None,
+@dataclass(frozen=True)
+class LedgerSpan:
+    """The offsets ``[start, end)`` of a partition of the ledger, and the consumers that read them.
+
+    :param config: the configuration of these consumers.
+    :param partition: the partition.
+    :param start: the first offset.
+    :param end: the offset after the last one.
+    """
+
+    config: Mapping[str, Any] = field(repr=False)
+    partition: TopicPartition
+    start: int
+    end: int
+
+    def uncommitted_from(self, start: int) -> LedgerSpan:
+        """Return the span from an offset on, for consumers that also read records of open and of aborted transactions."""
+        return replace(self, config={**self.config, "isolation.level": "read_uncommitted"}, start=start)
+
+
+@dataclass(frozen=True)
+class AwaitedRecords:
+    """The records that a reader awaits if open transactions hide them, and the handling of these transactions.
+
+    :param keys: prefixes of the records' keys; empty (default) for all records.
+    :param on_hidden: called once with the keys of such records in open transactions, so that these can be aborted.
+    :param abort: aborts the first open transaction, after :data:`ABORT_AFTER_SECONDS`.
+    """
+
+    keys: tuple[bytes, ...] = ()
+    on_hidden: OnHidden | None = None
+    abort: AbortTransaction | None = None
+
+
+ALL_RECORDS = AwaitedRecords()
+
+
+def read_span(
+    span: LedgerSpan, awaited: AwaitedRecords = ALL_RECORDS, kept: KeptConsumers | None = None
 ) -> Iterator[LedgerRecord]:
-    """Yield the committed records of ``[start, end)``, until the consumer has passed every record, control records included.
+    """Yield the committed records of a span, until the consumer has passed every record, control records included.
 
-    A read_committed reader stops at the last stable offset. If the records between it and ``end`` may include wanted ones, their
-    end is awaited; an open transaction that hides none of them delays no reader. One that hides some is aborted after a while.
+    A read_committed reader stops at the last stable offset. If the records between it and the end may include awaited ones, their
+    end is awaited; an open transaction that hides none of them delays no reader. A transaction that hides some is aborted after a
+    while.
 
-    :param mine: prefixes of the keys of wanted records; empty for all records.
-    :param on_hidden: called once with the wanted keys in open transactions, so that these can be aborted.
-    :param on_open_transaction: aborts the first open transaction, after :data:`ABORT_AFTER_SECONDS`.
     :param kept: the consumers of a hook with this configuration, for reading again soon. Default: a consumer of its own.
     :raises LedgerUnreadable: records are still hidden after :data:`READ_SECONDS`; the message names the open transaction.
     :raises RightMissing: the user may not read the ledger.
@@ -455,11 +485,12 @@ def read_to(
     def make() -> Consumer:
         return confluent_kafka.Consumer(dict(config), logger=ClientEvents())
 
+    config, tp, end = span.config, span.partition, span.end
     consumers = KeptConsumers() if kept is None else kept
-    waiting, looked_ahead = _StallTimer(config, tp, end, on_open_transaction), False
+    waiting, looked_ahead = _StallTimer(span, awaited.abort), False
     try:
-        with consumers.lend((tp, config.get("isolation.level")), make, start) as lent:
-            lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, start)])
+        with consumers.lend((tp, config.get("isolation.level")), make, span.start) as lent:
+            lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, span.start)])
             while True:
                 # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
                 messages: list[Any] = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
@@ -476,10 +507,10 @@ def read_to(
                     # A read_committed reader is at the last stable offset, which may be before `end`.
                     if message.offset() + (not at_end) >= end:
                         return
-                    waiting.reached(message.offset(), hidden=at_end and bool(mine))
-                    if at_end and mine and not looked_ahead:
+                    waiting.reached(message.offset(), hidden=at_end and bool(awaited.keys))
+                    if at_end and awaited.keys and not looked_ahead:
                         looked_ahead = True
-                        if not _has_hidden_records(config, tp, message.offset(), end, mine, on_hidden):
+                        if not _has_hidden_records(span.uncommitted_from(message.offset()), awaited):
                             return
                 waiting.check()
     finally:
@@ -494,8 +525,8 @@ class _StallTimer:
     from the first such transaction, and one that follows an aborted transaction is aborted at once.
     """
 
-    def __init__(self, config: Mapping[str, Any], tp: TopicPartition, end: int, abort: AbortTransaction | None) -> None:
-        self._config, self._tp, self._end, self._abort = config, tp, end, abort
+    def __init__(self, span: LedgerSpan, abort: AbortTransaction | None) -> None:
+        self._span, self._tp, self._end, self._abort = span, span.partition, span.end, abort
         self._since, self._stable = time.monotonic(), -1
         self._held: OpenTransaction | None = None
         self._why_not = ""
@@ -517,7 +548,7 @@ class _StallTimer:
         """
         waited = time.monotonic() - self._since
         if self._stable >= 0 and self._held is None and waited > min(ABORT_AFTER_SECONDS, READ_SECONDS / 2):
-            self._held = held = find_first_open_transaction(self._config, self._tp, self._stable, self._end)
+            self._held = held = find_first_open_transaction(self._span, self._stable)
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
             self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
@@ -537,20 +568,17 @@ class _StallTimer:
         )
 
 
-def find_first_open_transaction(config: Mapping[str, Any], tp: TopicPartition, stable: int, end: int) -> OpenTransaction:
+def find_first_open_transaction(span: LedgerSpan, stable: int) -> OpenTransaction:
     """Return the transaction that is open at the last stable offset of a partition."""
-    first = next(read_to({**config, "isolation.level": "read_uncommitted"}, tp, stable, end), None)
-    return identify_transaction(first or LedgerRecord(b"", None, stable), tp.partition)
+    first = next(read_span(span.uncommitted_from(stable)), None)
+    return identify_transaction(first or LedgerRecord(b"", None, stable), span.partition.partition)
 
 
-def _has_hidden_records(
-    config: Mapping[str, Any], tp: TopicPartition, start: int, end: int, mine: tuple[bytes, ...], on_hidden: OnHidden | None
-) -> bool:
-    """Return True if ``[start, end)`` contains wanted records, in open, committed or aborted transactions."""
-    uncommitted = {**config, "isolation.level": "read_uncommitted"}
-    hidden = frozenset(record.key for record in read_to(uncommitted, tp, start, end) if record.key.startswith(mine))
+def _has_hidden_records(span: LedgerSpan, awaited: AwaitedRecords) -> bool:
+    """Return True if an uncommitted span contains awaited records, in open, committed or aborted transactions."""
+    hidden = frozenset(record.key for record in read_span(span) if record.key.startswith(awaited.keys))
     if hidden:
-        log.info("Records of this pipeline lie behind an open transaction in %s: waiting until it has ended", tp)
-        if on_hidden:
-            on_hidden(hidden)
+        log.info("Records of this pipeline lie behind an open transaction in %s: waiting until it has ended", span.partition)
+        if awaited.on_hidden:
+            awaited.on_hidden(hidden)
     return bool(hidden)

@@ -4,7 +4,7 @@
 2. **Fence and read**: open the ledger, which fences every earlier attempt and holds what they have done. The ledger of a paused
    pipeline is read without fencing, and the task is skipped.
 3. **Plan**: an open window is finished first, also that of another run; else freeze the next one and write it to the ledger.
-4. **Move**: one Spark job reads, decodes and writes the window to where no reader sees it yet.
+4. **Move**: one Spark job reads, decodes and writes the window to a place that no reader sees yet.
 5. **Commit**: the sink makes the whole window visible, together with its own record of it.
 6. **Close**: one Kafka transaction writes COMPLETE and moves the group's offsets. Never before 5.
 7. **Report**.
@@ -52,12 +52,13 @@ from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions, option
+from airflow_kafka_spark.operators.publishing import accept_lost_topics
 from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, add_details
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, select_first_bad_records
-from airflow_kafka_spark.windows.report import Report, describe, sum_up_applied
+from airflow_kafka_spark.windows.report import Report, describe_window, sum_up_applied
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 
 
 class Cancellable(Protocol):
-    """A Spark job that runs."""
+    """A running Spark job that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -196,9 +197,10 @@ class WindowOperator(VisibleOperator):
         :param found: the binding of this run.
         """
 
-    def redirected(self, window: Window) -> Window:
-        """Return an open window that goes to the destination of this run from now on."""
-        return window
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
+        """Return an open window that goes to the destination of this run from now on, whose records in topics that were deleted
+        since are known to be lost."""
+        return accept_lost_topics(self.kafka, ledger, window)
 
     @abstractmethod
     def check(self, window: Window) -> None:
@@ -405,7 +407,7 @@ class WindowOperator(VisibleOperator):
             self.log.info("%s has asked for window %s to be moved once more: %s", asked.who, done.window, asked.why)
             if problems := self.find_replay_problems():
                 raise ValidationError(problems)
-        # The place comes first: another sink has no record of the window.
+        # The destination is checked first, because another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
         if problems := [*self._find_destination_problems(ledger, again), *self.find_window_replay_problems(again)]:
@@ -416,8 +418,9 @@ class WindowOperator(VisibleOperator):
         return True
 
     def _find_destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
-        """Return that the rows of a complete window may be in another destination than this run's: the ledger has lost the
-        destination, or a ``rebind`` has changed it while a replay was open."""
+        """Return the problem of a complete window whose rows may be in another destination than this run's: the ledger has lost
+        the destination, or a ``rebind`` has changed it while a replay was open.
+        """
         return self.find_unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
 
     def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
@@ -445,13 +448,13 @@ class WindowOperator(VisibleOperator):
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
     def find_replay_problems(self) -> list[Problem]:
-        """Return why the sink cannot replace the rows of a window that it has committed."""
+        """Return the reasons why the sink cannot replace the rows of a window that it has committed."""
         if isinstance(self.sink, Sink):
             return self.sink.find_replay_problems()
         return [Problem("sink", "records that are published to Kafka cannot be replaced")]
 
     def find_window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return why the sink cannot replace the rows of one window, although it can replace rows.
+        """Return the reasons why the sink cannot replace the rows of one window, although it can replace rows.
 
         :param replay: the replay, with its number.
         """
@@ -478,11 +481,11 @@ class WindowOperator(VisibleOperator):
             self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
         else:
-            if bindings.refuse_elsewhere(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
+            if bindings.refuse_other_binding(ledger.parent_pipeline, ledger.parent_memory, unfinished, found):
                 found = self._bind(ledger, found)
                 if unfinished.window.binding is not None:
-                    # The new destination need not have a record of the windows before.
-                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE)))
+                    # The new destination need not have a record of earlier windows.
+                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE), ledger))
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = add_details(unfinished.window.binding, found)
@@ -496,9 +499,9 @@ class WindowOperator(VisibleOperator):
             )
             entry = ledger.reopen(unfinished)
         window = entry.window
-        self.log.info("Window %s: %s", window, describe(window))
+        self.log.info("Window %s: %s", window, describe_window(window))
         if window.held_back:
-            self.log.info("%s offsets behind an open transaction are left to a later window", f"{window.held_back:,}")
+            self.log.info("%s offsets of an open transaction are left to a later window", f"{window.held_back:,}")
         for gap in window.gaps:
             self.log.warning(
                 "Offsets [%d, %d) of %s-%d were deleted before they were read", gap.start, gap.end, gap.topic, gap.partition
@@ -566,7 +569,7 @@ class WindowOperator(VisibleOperator):
             except Fenced as fenced:
                 raise fenced from error
             except KafkaSparkError as unknown:
-                self.log.warning("Whether a newer attempt has taken over is not known: %s", unknown)
+                self.log.warning("It is unknown if a newer attempt has taken over: %s", unknown)
             if isinstance(error, TopicMissing) and not error.conn_id:
                 # A task does not know the name of its connection.
                 raise TopicMissing(self.kafka_conn_id, error.topics) from error
@@ -585,7 +588,7 @@ class WindowOperator(VisibleOperator):
             raise BadRecords(str(window), rejected, select_first_bad_records(results, 10), self.sink.guarantee.by_split)
 
     def check_counts(self, window: Window, results: Sequence[SplitResult]) -> None:
-        """Compare the number of rows that the reader has handed over with the number that the sink has written.
+        """Compare the number of rows that the reader has passed on with the number that the sink has written.
 
         :raises CountMismatch: they differ.
         """

@@ -1,4 +1,4 @@
-"""The run that asks for a window, and what a pipeline is bound to: its task, its destination, its origin and its group.
+"""The run that asks for a window, and the binding of a pipeline: its task, its destination, its origin and its group.
 
 The functions here refuse a run that would move a pipeline's window from another task, to another destination or from another
 origin.
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One task of one DAG run, which asks for a window. Retries and clears of the task are the same run.
+    """One task of one DAG run, which asks for a window. Retries and clears of the task belong to one run.
 
     :param dag_id: the DAG.
     :param run_id: the DAG run.
@@ -177,7 +177,7 @@ def find_committed_before(whole: Memory, found: Binding) -> int:
     return last.number if last is not None and before.decided == found.decided else 0
 
 
-def refuse_elsewhere(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
+def refuse_other_binding(pipeline: str, whole: Memory, entry: WindowEntry, found: Binding) -> bool:
     """Return True if an open window gets the binding of this run, because its own is unknown or a ``rebind`` allows it.
 
     :param pipeline: the pipeline's name.
@@ -248,7 +248,7 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
     ledger.refuse_taken()
     for name, there in ledger.topic.in_other_ledgers(pipeline, list_ledger_ids(pipeline, committed)):
         known, mine = there.binding, ledger.bound
-        # The same task with the same destination has got another ledger: it goes on at the group's offsets.
+        # Only the ledger of the task has changed, not its destination: it continues at the group's offsets.
         if (
             known
             and mine

@@ -83,12 +83,12 @@ log = logging.getLogger(__name__)
 
 
 class FromKafkaOperator(WindowOperator):
-    """The Kafka side of an operator: how records become rows, and steps 2, 3 and 6 of a window's life.
+    """The Kafka side of an operator: the conversion of records to rows, and steps 2, 3 and 6 of a window's life.
 
     The concrete operators take the options one by one; here they are in groups.
 
-    :param read_options: topics, start, end, and how records are read.
-    :param record_options: how records become rows.
+    :param read_options: topics, start, end, and the way in which records are read.
+    :param record_options: the conversion of records to rows.
     :param window_options: the range of a window, and the effect of clearing the task.
     :param follow_options: the pipeline with whose published records each window ends.
     :param kwargs: the other groups (:class:`~airflow_kafka_spark.operators.base.WindowOperator`), and arguments of Airflow's
@@ -276,7 +276,7 @@ class FromKafkaOperator(WindowOperator):
         return found
 
     def _find_bound_problems(self, where: str, run: Run) -> Iterator[Problem]:
-        """Return why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
+        """Return the reasons why a start or an end does not fit the topics, if the next window of the pipeline depends on it.
 
         :param where: ``starting_offsets`` or ``ending_offsets``.
         """
@@ -297,7 +297,7 @@ class FromKafkaOperator(WindowOperator):
             try:
                 is_needed = self._plans_with(where, run, log)
             except Exception as unknown:
-                self.log.debug("Where the pipeline begins is not known: %s", unknown)
+                self.log.debug("The beginning of the pipeline is unknown: %s", unknown)
                 yield Unchecked(where, "sink")
                 return
             if is_needed:
@@ -406,7 +406,7 @@ class FromKafkaOperator(WindowOperator):
         warn_of_lost_transactions(self.kafka, log, position.offsets)
         if found.decided_by == "sink":
             self.log.warning(
-                "The ledger knows nothing of pipeline %s, but its sink does: going on after window %d",
+                "The ledger has no record of pipeline %s, but its sink has: continuing after window %d",
                 ledger.pipeline,
                 found.last_number,
             )
@@ -441,7 +441,7 @@ class FromKafkaOperator(WindowOperator):
             epochs=find_epochs(log, planned.ranges),
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
-            # Fewer offsets than records: reading cannot find more.
+            # There are fewer offsets than the limit of records, so reading cannot find more.
             self.check_followed(window, window.span)
         recreated = {t for t in topics if is_recreated(t, log, position)}
         if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
@@ -530,14 +530,14 @@ class FromKafkaOperator(WindowOperator):
         followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
         if nothing := [topic for topic, total in followed.totals.items() if not total]:
             self.log.warning(
-                "Pipeline %s has published nothing to %s so far: nothing is read there", followed.pipeline, ", ".join(nothing)
+                "Pipeline %s has not published to %s so far: nothing is read there", followed.pipeline, ", ".join(nothing)
             )
         self.log.info(
             "Following pipeline %s: windows %d to %d, %s",
             followed.pipeline,
             followed.first,
             followed.last,
-            "of records that are not compared: this window begins where none of its windows does, or where the ledger holds none"
+            "of records that are not compared: no window of it that the ledger holds begins where this one does"
             if followed.records is None
             else f"{followed.records:,} records",
         )
@@ -552,7 +552,7 @@ class FromKafkaOperator(WindowOperator):
         if followed is None or followed.records is None or followed.records == read:
             return
         if window.moved:
-            self.log.info("Window %s begins where it was put by hand: its records are not compared", window)
+            self.log.info("Window %s begins at a position that was set by hand: its records are not compared", window)
             return
         error = FollowedMismatch(str(window), followed.pipeline, followed.records, read)
         if self.follow_options.on_mismatch == "fail":
@@ -584,7 +584,7 @@ class FromKafkaOperator(WindowOperator):
         """Return the log of a window's topics, compared with the log that the window was planned with."""
         from airflow_kafka_spark.hooks.kafka.log import compare_epochs
 
-        # An empty range only holds the pipeline's position: nothing of it is read.
+        # An empty range only holds the pipeline's position. No record of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
         return compare_epochs(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
 
@@ -644,7 +644,7 @@ class FromKafkaOperator(WindowOperator):
         ahead = {tp: c.offset for tp, c in committed.items() if c and c.offset > ends[tp]}
         for tp, offset in ahead.items():
             self.log.warning(
-                "Group %s is at %d of %s already, past this window's end %d: left there", self.group_id, offset, tp, ends[tp]
+                "Group %s is at %d of %s already, past this window's end %d: it is not moved", self.group_id, offset, tp, ends[tp]
             )
         return {tp: end for tp, end in ends.items() if tp not in ahead}
 
@@ -715,7 +715,7 @@ class FromKafkaOperator(WindowOperator):
         return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
 
     def layout(self) -> RowLayout:
-        """Return how records become rows."""
+        """Return the conversion of records to rows."""
         from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
@@ -723,9 +723,9 @@ class FromKafkaOperator(WindowOperator):
     def make_reading(
         self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})
     ) -> Reading:
-        """Return how tasks read the records of a window.
+        """Return the options with which tasks read the records of a window.
 
-        :param tolerance: how tasks handle bad records; None if they fail the window.
+        :param tolerance: the tasks' handling of bad records; None if these fail the window.
         :param sent: offsets of records that earlier attempts at the window have sent elsewhere. Default: none.
         """
         from airflow_kafka_spark.road.tasks.read import Reading

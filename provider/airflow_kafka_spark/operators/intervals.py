@@ -1,4 +1,4 @@
-"""Windows of the DAG run's data interval: the interval, its offsets, and how the group follows."""
+"""Windows of the DAG run's data interval: the interval, its offsets, and the group's offsets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_interval(run: Run) -> Interval | None:
 
 
 def make_interval_problem(run: Run) -> Problem:
-    """Return why ``window="interval"`` is not possible in this run."""
+    """Return the problem of a run for which ``window="interval"`` is not possible."""
     start, end = run.interval
     found = (
         "the DAG run has no data interval (it was triggered by hand, or by an asset)"
@@ -110,7 +110,7 @@ class IntervalPlan:
             refuse_elsewhere(there)
             refuse_foreign(there, current.cluster_id, current.topic_ids)
             # The ledger no longer has this interval, but the sink has: the sink's offsets are right.
-            log.warning("The ledger knows nothing of interval %s, but the sink does: its offsets are the sink's", interval)
+            log.warning("The ledger has no record of interval %s, but the sink has: its offsets are used", interval)
             ledger.sink_has_it = True
             planned = Ranges(there.ranges, (), 0)
         else:
@@ -165,7 +165,7 @@ class IntervalPlan:
             return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
         if begin == interval.start:
             return usual
-        log.info("Intervals since %s were planned without topic %s: it begins there", begin, topic)
+        log.info("Intervals since %s were planned without topic %s: the topic begins there", begin, topic)
         instant = to_milliseconds(begin)
         return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_problems
+from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_clashes
 from airflow_kafka_spark.errors import KafkaSparkError, LedgerBehind, Problem, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
@@ -127,7 +127,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         partition is one transaction, which has to end within the sink's ``transaction_timeout``. None is no maximum, and the
         default with ``follows``. Templated.
     :param data_loss: treatment of records that were deleted before they were read: ``fail`` (default) fails the task; ``skip``
-        goes on behind them, and records the gap in ledger and report.
+        continues after them, and records the gap in ledger and report.
     :param read_timeout: seconds without any progress after which a task stops waiting for the brokers, and fails; default 300.
     :param follows: name of another pipeline (:class:`~airflow_kafka_spark.operators.SourceToKafkaOperator`) of the same ledger
         topic. A window then ends with the records that this pipeline has published completely, and has to contain as many
@@ -281,7 +281,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return tuple(name for name, text in (("filter", self.filter), ("columns", self.columns)) if text is not None)
 
     def _find_fitting_problems(self, *, sql_alone: bool = False) -> list[Problem]:
-        """Return what Spark's analyzer finds.
+        """Return the problems that Spark's analyzer finds.
 
         :param sql_alone: True leaves out the sink's key and formats, because they have problems of their own.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
@@ -295,7 +295,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             self._plan = check_change(change, self.spark)
         except ValidationError as error:
             if self.transforms:
-                # The transforms behind the first wrong one are not checked.
+                # The transforms after the first wrong one are not checked.
                 raise
             return list(error.problems)
         return []
@@ -335,7 +335,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
         available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
-        # Only the new columns are written; the record's other columns may be used for the key.
+        # Only the new columns are written. The record's other columns may be used for the key.
         sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
         return [*problems, *sink.find_problems(available)]
 
@@ -359,7 +359,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return [Problem("sink.topic", found, "Write to another topic")]
         if of_ledger := find_ledger_problems(self.sink, self.ledger_topic):
             return of_ledger
-        mixed = find_target_problems(self.sink.topic, self.errors, self.routes())
+        mixed = find_target_clashes(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
         return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
@@ -399,10 +399,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
 
-    def redirected(self, window: Window) -> Window:
-        """Return an open window whose unpublished partitions go to the topic of this run. Published ones stay where they are."""
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
+        """Return an open window whose unpublished partitions go to the topic of this run. Published partitions are unchanged."""
         self.sink.ensure_topic(self.kafka)
-        return replace(window, target=describe_target(self.kafka, self.sink))
+        return replace(super().redirected(window, ledger), target=describe_target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
@@ -412,7 +412,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
     def check(self, window: Window) -> None:
         """Make sure that the partitions that are not published yet can be read, and that the target has not changed.
 
-        Records of published partitions may be deleted by now. The group's offset is behind them, since it moved with the output.
+        Records of published partitions may be deleted by now. The group's offset lies after them, because it moved with the
+        output.
         """
         assert window.target is not None
         committed = self.kafka.committed(self.group_id, window.ends, stable=False)
@@ -581,7 +582,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return [*value.get_arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
     def layout(self) -> RowLayout:
-        """Return how records become rows: the columns for SQL, and those that are carried past it."""
+        """Return the conversion of records to rows: the columns for SQL, and those that are carried past it."""
         from airflow_kafka_spark.road.tasks.layout import RowLayout
 
         rewrites = self._written is not None

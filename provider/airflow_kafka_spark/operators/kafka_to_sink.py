@@ -24,6 +24,7 @@ from airflow_kafka_spark.operators.options import (
     SparkOptions,
     WindowOptions,
 )
+from airflow_kafka_spark.operators.publishing import refuse_lost_topics
 from airflow_kafka_spark.operators.routed_sinks import (
     RoutedSink,
     RoutedSinks,
@@ -116,7 +117,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     :param max_records: maximum number of offsets in a window, shared among the partitions; None (default) is no maximum.
         Templated.
     :param data_loss: treatment of records that were deleted before they were read: ``fail`` (default) fails the task; ``skip``
-        goes on behind them, and records the gap in ledger and report.
+        continues after them, and records the gap in ledger and report.
     :param read_with: component that reads the topics: ``task`` (used by ``auto``, the default), Spark's tasks with
         confluent-kafka; or ``spark``, Spark's own Kafka source, for executors without confluent-kafka. Both read the same
         records.
@@ -124,13 +125,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
         sink. With ``read_with="spark"``, one task reads a whole partition instead.
     :param read_timeout: seconds without any progress after which a task stops waiting for the brokers, and fails; default 300.
 
-    :param window: range of a window: ``progress`` (default) is everything behind the position of the pipeline; ``interval`` is
+    :param window: range of a window: ``progress`` (default) is all records after the position of the pipeline; ``interval`` is
         the DAG run's data interval, ``[start, end)``, between the offsets that Kafka has for both instants. Windows of intervals
         are moved in any order and concurrently.
     :param grace: seconds (or a timedelta) to wait after the end of an interval for a record from after it. The end is decided
         without one then. Default 60.
     :param on_missing_interval: behavior of a run without a data interval: ``fail`` (default), or ``progress``: it moves
-        everything behind the position.
+    all records after the position.
     :param on_rerun: behavior of a cleared task whose window is complete: ``replay`` moves the same offsets again, and the sink
         replaces the rows of this window (default for intervals); ``skip`` does nothing (default otherwise).
     :param max_out_of_interval: maximum number of records in a data interval with timestamps outside of it (late records, wrong
@@ -436,7 +437,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return found
         place = window.binding.destination.place
         for number, routed in enumerate(self._routed_sinks, 1):
-            # A filter that was added to an open window gets nothing of it.
+            # A filter that was added while the window was open gets no record of the window.
             is_bound = any(fact.startswith(f"{FILTER} {number} ") for fact in place)
             if is_bound and routed.sink.applied(replace(window, pipeline=routed.pipeline(window.pipeline))) is None:
                 return None
@@ -622,6 +623,7 @@ class SinkMove:
         """Read the results of earlier attempts, and make sure that this attempt may continue.
 
         :raises ValidationError: records that were sent to a topic or another sink would be sent or written once more.
+        :raises TopicRecreated: a topic that has such records was deleted since.
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters
@@ -634,6 +636,8 @@ class SinkMove:
         known, tolerance = find_known_dead_letters(ledger), None
         if operator.errors.tolerates:
             tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
+        if known is not None:
+            refuse_lost_topics(operator.kafka, window, known.list_topic_ids(window.replay))
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
         refuse_removed_sinks(list_routed_sinks(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
@@ -662,7 +666,7 @@ class SinkMove:
         return others
 
     def _fill_sinks(self, writer: WindowWriter, others: RoutedSinks) -> None:
-        """Write all rows where no reader sees them; then the splits that the sink has deferred."""
+        """Write all rows to a place that no reader sees, then the splits that the sink has deferred."""
         from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
@@ -674,7 +678,7 @@ class SinkMove:
             # A split with a bad record was aborted in all sinks, so it has no account of theirs.
             self.operator.check_results(self.window, results)
         self.results = others.keep(results)
-        # Only a sink that commits splits by themselves defers some. Then there are no other sinks.
+        # Only a sink that commits splits one by one defers some. It is then the only sink.
         if put_off := tuple(writer.deferred(self.results)):
             self.operator.progress.step("move")
             with self.operator.running(make(put_off)) as job:

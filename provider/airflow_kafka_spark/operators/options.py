@@ -85,7 +85,7 @@ class SparkOptions:
     """The options of the Spark session.
 
     :param conn_id: connection of type ``spark`` or ``spark_connect``; default ``spark_default``.
-    :param conf: Spark settings that win over the connection's; default None.
+    :param conf: Spark settings that take precedence over the connection's; default None.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, str]] = {"conn_id": "spark_conn_id", "conf": "spark_conf"}
@@ -96,7 +96,7 @@ class SparkOptions:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of reading from Kafka: topics, start, end, and how records are read.
+    """The options of reading from Kafka: topics, start, end, and the way in which records are read.
 
     :param topics: topic, or several; None for a pattern.
     :param topics_pattern: regular expression of the topics; None for names.
@@ -140,7 +140,7 @@ class ReadOptions:
 
     @property
     def skips_lost(self) -> bool:
-        """True if records that were deleted before they were read are passed over."""
+        """True if records that were deleted before they were read are skipped."""
         return self.data_loss == "skip"
 
     @property

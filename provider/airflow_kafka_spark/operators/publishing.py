@@ -1,4 +1,4 @@
-"""Publish a window to Kafka split by split: fence earlier attempts, find the splits that are there, publish the others.
+"""Publish a window to Kafka split by split: fence earlier attempts, find published splits, publish the others.
 
 Used by the operators that publish rows and by those that publish records.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REDIRECT = (
-    "What the open window had published to the old topic is gone with it. To publish the rest of the window to the new one: "
+    "The records that the open window had published are gone with it. To publish the rest of the window to the new one: "
     "`airflow kafka-spark rebind <pipeline> --not-running --why ...`, and run the task again. To give the window up: `skip` "
     "instead of `rebind`"
 )
@@ -45,7 +45,7 @@ def set_connection(sink: KafkaSink, kafka_conn_id: str) -> KafkaSink:
 
 
 def find_sink_problems(sink: KafkaSink) -> list[Problem]:
-    """Return the problems of a sink of another kind, or with formats that are none."""
+    """Return the problems of a sink of another class, and of arguments that are no formats."""
     if not isinstance(sink, KafkaSink):
         return [Problem("sink", f"`{sink!r}` is not a KafkaSink")]
     if sink.value is not None and not isinstance(sink.value, Format):
@@ -93,6 +93,45 @@ def check_target(kafka: KafkaHook, sink: KafkaSink, planned: TargetTopic) -> Non
         raise TopicRecreated(planned.topic, planned.topic_id, found.topic_id, REDIRECT)
     if found.partitions != planned.partitions and not sink.allow_new_partitions:
         raise PartitionsChanged(planned.topic, planned.partitions, found.partitions)
+
+
+def refuse_lost_topics(kafka: KafkaHook, window: Window, sent: Iterable[tuple[str, str]]) -> None:
+    """Make sure that the topics to which an open window has sent records, beside its target, still have these records.
+
+    :param sent: the topics, each with its id before the records were sent; "" if it is unknown.
+    :raises TopicRecreated: a topic was deleted since, and no `rebind` was made after that.
+    """
+    for topic, known, found in _find_lost_topics(kafka, window, sent):
+        raise TopicRecreated(topic, known, found, REDIRECT)
+
+
+def accept_lost_topics(kafka: KafkaHook, ledger: Ledger, window: Window) -> Window:
+    """Return an open window with the ids of topics that were deleted after it has sent records to them.
+
+    It continues without these records, or sends them again.
+    """
+    markers = [marker for (number, _), marker in ledger.memory.markers.items() if number == window.number]
+    dead = ledger.memory.dead.get(window.number)
+    sent = [*list_sent_topics(markers), *(dead.list_topic_ids(window.replay) if dead else ())]
+    lost = {known for _, known, _ in _find_lost_topics(kafka, window, sent)}
+    return replace(window, lost_topic_ids=(*window.lost_topic_ids, *sorted(lost)))
+
+
+def list_sent_topics(markers: Iterable[Marker]) -> list[tuple[str, str]]:
+    """Return the topics to which splits have sent records, beside the window's target, each with its id at that time."""
+    return [pair for marker in markers for pair in marker.topic_ids.items()]
+
+
+def _find_lost_topics(kafka: KafkaHook, window: Window, sent: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Return the topics that were deleted after records of a window were sent to them: name, known id, and present id ("" if the
+    topic does not exist)."""
+    compared = sorted({(topic, known) for topic, known in sent if known and known not in window.lost_topic_ids})
+    if not compared:
+        return []
+    there = kafka.describe_topics({topic for topic, _ in compared}, missing="omit")
+    # Brokers that do not return ids cannot be compared.
+    found = {topic: there[topic].topic_id if topic in there else None for topic, _ in compared}
+    return [(topic, known, found[topic] or "") for topic, known in compared if found[topic] not in (known, "")]
 
 
 def make_publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: ConsumedOffsets | None = None) -> Publisher:
@@ -159,7 +198,8 @@ def _add_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, r
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
         config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(topic))
-    return replace(made, config=config), len(kafka.describe_topics([topic])[topic].partitions)
+    found = kafka.describe_topics([topic])[topic]
+    return replace(made, config=config, topic_ids={**made.topic_ids, topic: found.topic_id}), len(found.partitions)
 
 
 def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledger: Ledger, can_be_bad: bool = True) -> None:
@@ -168,7 +208,7 @@ def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledge
     Splits are published one by one, and no task knows how many bad records the others have. Afterwards no split may have more bad
     records than were counted in it.
 
-    :param can_be_bad: False if no record can be bad: nothing is counted.
+    :param can_be_bad: False if no record can be bad, so that counting is not needed.
     :raises TooManyBadRecords: the window has more, including those that an earlier attempt has accepted.
     """
     if errors.most is None:
@@ -200,6 +240,7 @@ def publish_splits(
     :return: the markers of all published splits, in the order of their indexes.
     :raises Fenced: a newer attempt has taken over.
     :raises SparkJobFailed: a split that can be read has no marker afterwards.
+    :raises TopicRecreated: a topic that splits have sent records to, beside the target, was deleted since.
     """
     every = sorted([*splits, *unreadable])
     if ledger.attempts > 1 and every:
@@ -208,6 +249,8 @@ def publish_splits(
     there = ledger.published()
     if there:
         log.info("%d of %d splits of window %s are published already", len(there), len(every), window)
+        # Before missing topics are created.
+        refuse_lost_topics(ledger.hook, window, list_sent_topics(there.values()))
     for tries in range(1, PUBLISH_TRIES + 1):
         left = tuple(index for index in splits if index not in there)
         if not left:
@@ -229,4 +272,5 @@ def publish_splits(
     there = ledger.published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
+    refuse_lost_topics(ledger.hook, window, list_sent_topics(there.values()))
     return [there[index] for index in every if index in there]

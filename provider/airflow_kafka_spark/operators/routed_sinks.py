@@ -86,7 +86,7 @@ class RoutedSink:
         if window.after > 0:
             return replace(window, pipeline=name)
         last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
-        # Offsets of a topic that was recreated since do not compare with those of the new one.
+        # Offsets of a topic that was recreated since cannot be compared with those of the new topic.
         before = drop_recreated_topics(last, window).ranges if last and last.number < window.number else ()
         ends = {r.topic_partition: r.end for r in before}
         holes = [Gap(*tp, end, starts[tp]) for tp, end in ends.items() if starts.get(tp, 0) > end]
@@ -309,7 +309,7 @@ class RoutedSinks:
         pipeline, window = window.pipeline, routed.window(window)
         with _name_pipeline_in_errors(pipeline):
             writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
-        # Not before: from here on, no earlier attempt can commit.
+        # Looked up only now: from here on, no earlier attempt can commit.
         applied = routed.sink.applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
 
@@ -353,7 +353,7 @@ class RoutedSinks:
         """Make sure that the records of the operator's own sink are all records without those of the other sinks.
 
         :param results: the accounts of the splits.
-        :raises CountMismatch: others are missing.
+        :raises CountMismatch: further records are missing.
         """
         if not self.parts:
             return
@@ -377,7 +377,7 @@ class RoutedSinks:
 
 @contextmanager
 def _name_pipeline_in_errors(pipeline: str) -> Iterator[None]:
-    """Let an error name the pipeline itself, which commands take, and not its part."""
+    """Let an error name the pipeline itself, which commands accept, not its part."""
     try:
         yield
     except SinkRecordMissing as error:

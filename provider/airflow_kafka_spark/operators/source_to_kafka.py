@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_problems
+from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_clashes
 from airflow_kafka_spark.errors import (
     ClusterChanged,
     LedgerBehind,
@@ -15,6 +15,7 @@ from airflow_kafka_spark.errors import (
     Problem,
     RightMissing,
     RowsRejected,
+    SourceChanged,
     SourceOwned,
     SourceRejected,
     Unchecked,
@@ -43,7 +44,7 @@ from airflow_kafka_spark.operators.publishing import (
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
 from airflow_kafka_spark.sources.base import MAX_SPLITS, RowSource
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import Endpoint, compare_endpoints
 from airflow_kafka_spark.windows.model import (
     GIVEN_UP,
     TRANSFORMATION,
@@ -54,7 +55,7 @@ from airflow_kafka_spark.windows.model import (
     Window,
     select_first_bad_records,
 )
-from airflow_kafka_spark.windows.report import Report, format_progress, sum_up_published
+from airflow_kafka_spark.windows.report import Report, format_pass_progress, sum_up_published
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.ledger.attempt import Ledger
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 COPIED_LEDGER = (
     "Correct `bootstrap.servers`. If the ledger topic was copied to a new cluster, compare the topics with the source first: the "
-    "copies may have fewer records than the ledger says, or more. To go on where the ledger stands: `airflow kafka-spark rebind "
+    "copies may have fewer records than the ledger says, or more. To continue at its position: `airflow kafka-spark rebind "
     "<pipeline> --not-running --why ...`. To publish all rows to the new cluster, give the operator a new `pipeline=` name"
 )
 """The action of the error if the ledger names another cluster."""
@@ -275,7 +276,7 @@ class SourceToKafkaOperator(WindowOperator):
             return None
 
     def _find_fitting_problems(self, cause: str) -> list[Problem]:
-        """Return an empty list; an ``Unchecked`` if the columns of the source are not known before there are rows.
+        """Return an empty list, or an ``Unchecked`` if the columns of the source are unknown before there are rows.
 
         :param cause: the argument whose problem prevents reading the source.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
@@ -310,7 +311,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _find_error_problems(self) -> list[Problem]:
         routes, taken = self.routes(), (self.ledger_topic,)
-        mixed = find_target_problems(getattr(self.sink, "topic", None), self.errors, routes, "rows")
+        mixed = find_target_clashes(getattr(self.sink, "topic", None), self.errors, routes, "rows")
         wrong = self.errors.find_problems() or self.errors.find_server_problems(self.kafka, taken)
         return [*mixed, *wrong, *find_route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
 
@@ -388,13 +389,21 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the sink's topic as it is now; none if each row names its own."""
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
-    def redirected(self, window: Window) -> Window:
-        """Return an open window whose unpublished splits go to the topic of this run. The published ones stay where they are."""
+    def redirected(self, window: Window, ledger: Ledger) -> Window:
+        """Return an open window whose unpublished splits go to the topic of this run. Published splits are unchanged.
+
+        :raises SourceChanged: the run has another source. The splits are parts of the old one: its rows would be left out, and
+            those of the new source would be taken for them.
+        """
         assert window.source is not None
+        assert window.binding is not None
+        changed = compare_endpoints(window.binding.origin, self.source.origin())
+        if other := [difference for difference in changed if difference.what not in self.source.movable]:
+            raise SourceChanged(ledger.parent_pipeline, f"window {window}", window.run, other, is_fixed=True)
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()
         return replace(
-            window,
+            super().redirected(window, ledger),
             cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
@@ -640,7 +649,7 @@ class SourceToKafkaOperator(WindowOperator):
         summary = report.to_dict()
         ledger.close(summary, offsets)
         if progress := summary.get("source_progress"):
-            self.log.info("All tables: %s", format_progress(progress))
+            self.log.info("All tables: %s", format_pass_progress(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
         self.source.completed(closed.position)

@@ -214,7 +214,7 @@ class SinkChain:
             columns |= {f.name: F.col("key").getField(f.name) for f in key}
         for name, column in self.metadata:
             if column in columns:
-                found = f"column `{column}` is there already, behind the transforms"
+                found = f"column `{column}` is there already, after the transforms"
                 raise ValidationError([Problem("metadata_columns", found, f'Name it otherwise: {{"{name}": "kafka_{name}"}}')])
             columns[column] = F.col(ORIGINAL[name] if name in ("key", "value", "timestampType") else name)
         asked = [column for _, column in self.metadata]
@@ -289,7 +289,7 @@ class TopicChain:
         return self.chain.make_partial_read_task(read, columns)
 
     def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
-        """Return how tasks sort and encode the records of :meth:`records`."""
+        """Return the sorting and encoding of the records of :meth:`records` in tasks."""
         from airflow_kafka_spark.road.tasks.publish import Sorting
 
         topics = self.topics if "topic" in formats else None
@@ -343,7 +343,7 @@ class SourceChain:
     the record to publish. The result of the last transform is written.
 
     :param transforms: in the order in which they apply.
-    :param sink: makes records of rows, and encodes them.
+    :param sink: converts rows to records, and encodes them.
     :param reserved: topics that no record is sent to.
     :param pipeline: the pipeline's name, for rows that a filter sends elsewhere.
     :param source: the source's URI, for the headers of these records.
@@ -358,10 +358,10 @@ class SourceChain:
     window: str = ""
 
     def check(self, rows: DataFrame) -> None:
-        """Make sure that the transforms fit the rows. Spark analyses the plan, and reads nothing. No schema is registered.
+        """Refuse transforms that do not fit the rows. Spark analyses the plan, and reads nothing. No schema is registered.
 
         :param rows: of the source.
-        :raises ValidationError: a transform does not fit what comes to it, or what comes out cannot be written.
+        :raises ValidationError: a transform does not fit its input, or the result cannot be written.
         :raises KafkaSparkError: a schema registry does not answer.
         """
         from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
@@ -436,7 +436,7 @@ class SourceChain:
         sorting = Sorting(encoder, tolerance, topics=topics, pipeline=self.pipeline, origin=origin)
         return PublishTask(publisher, left, sorting)
 
-    # --- a record, as the options make it of a row ---
+    # --- the record that the options make of a row ---
 
     def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import functions as F
@@ -558,7 +558,7 @@ def encode_part(frame: DataFrame, encoding: PartEncoding, fine: Column, *, in_ta
     whole, found = F.col(MADE + part), frame.schema[MADE + part].dataType
     names = found.names if isinstance(found, StructType) else [part]
     if isinstance(found, (ArrayType, MapType)):
-        what = f"behind the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
+        what = f"after the transforms the {part} is {found.simpleString()}; expected fields, or one number, text or binary"
         raise ValidationError([Problem("transforms", what, "Give it a name with HoistField")])
     writer = encoding.format or _find_default_format(found, encoding.read)
     if problems := writer.find_encoding_problems(encoding.where, names):

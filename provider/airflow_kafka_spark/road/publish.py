@@ -201,7 +201,7 @@ class TopicJob(PublishJob):
             return run_per_split(session, made, self.split_count)
         reading = self._make_reading(publisher)
         read = self.change.read_task(self.left, reading)
-        # One row a task: which split it shall read.
+        # One row for each task: the number of its split.
         numbers = session.range(0, self.split_count, 1, self.split_count)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         changed, formats = self.change.records(records, in_tasks=False)
@@ -209,7 +209,7 @@ class TopicJob(PublishJob):
         return changed.mapInArrow(cast(Any, task), "result string")
 
     def _sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
-        """Return how tasks sort and encode records. A schema registry is asked.
+        """Return the sorting and encoding of records in tasks. A schema registry is asked.
 
         :param records: their columns.
         :raises EncodedBySpark: the tasks cannot encode a column.
@@ -346,17 +346,17 @@ class SqlProjection:
         return ReadTask(PackedSplits.of(splits), self.layout, reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
-        """Return the task itself, because the columns of a value are decoded together."""
+        """Return the whole task, because the columns of a value are decoded together."""
         return read
 
     def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
-        """Return how tasks sort and encode the records of :meth:`records`."""
+        """Return the sorting and encoding of the records of :meth:`records` in tasks."""
         from airflow_kafka_spark.road.tasks.publish import Sorting
 
         return Sorting(encoder, reading.tolerance)
 
     def records(self, rows: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
-        """Return a split's rows as records, and the formats of the parts that change. The last row stays as it is.
+        """Return a split's rows as records, and the formats of the parts that change. The last row is unchanged.
 
         :param rows: the rows that tasks read.
         :param in_tasks: True: keys and values that change are structs, which the tasks encode; False: Spark encodes them if it
@@ -530,4 +530,4 @@ def _list_jars(spark: SparkHook, source: RowSource) -> tuple[str, ...]:
 
     if spark.is_connect or not source.packages:  # a remote server has jars and a Java of its own
         return ()
-    return tuple(map(str, jars.resolve(list(source.packages), exclude_bundled=True)))
+    return tuple(map(str, jars.resolve_jars(list(source.packages), exclude_bundled=True)))

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _JDBC_ERROR = re.compile(r"java\.sql\.SQL|PSQLException")
 _OUR_ERROR = re.compile(r"^airflow_kafka_spark\.errors\.\w+\.(\w+): (.+(?:\n  \S.*)*)", re.MULTILINE)
-"""The class and the message of an error that one of our own tasks has raised, with the samples below it."""
+"""Pattern of the class and the message of an error that a task of this package has raised, with the samples below it."""
 WORKER_EXITED = "Python worker exited unexpectedly"
 """A text in Spark's stack trace. The message of the error itself may be about a socket."""
 PROGRESS_SECONDS = 10.0
@@ -195,7 +195,7 @@ class _ProgressReporter:
             log.info("%s", self._line(finished, now - self._begun))
 
 
-def format_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
+def format_job_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
     """Return the progress of a window as a line for the log."""
     share = sum(s.range.span for s in splits) * finished / len(splits)
     rate = share / seconds if seconds else 0.0
@@ -270,10 +270,11 @@ def _is_session_ended(error: Exception) -> bool:
 
 
 def is_retryable(error: Exception) -> bool:
-    """Return False if one of our own tasks has raised an error that a retry does not end, or SQL has (``raise_error``); True in
-    all other cases."""
+    """Return False if a task of this package, or SQL (``raise_error``), has raised an error that a retry would raise again; True
+    in all other cases.
+    """
     if WORKER_EXITED in str(error) or _is_session_ended(error):
-        return True  # the cause that `find_reason` names, whatever else the trace holds
+        return True  # the cause that `find_reason` names, not other parts of the trace
     if "[USER_RAISED_EXCEPTION]" in str(error):
         return False
     found = _OUR_ERROR.search(str(error))
@@ -290,7 +291,7 @@ def find_reason(error: Exception) -> str:
     if _is_session_ended(error):
         return f"{SESSION_ENDED}, while Spark read a split"
     if ours := _OUR_ERROR.search(str(error)):
-        # What to do follows in the error of the job.
+        # The action follows in the error of the job.
         return ours[2].strip().removesuffix(f" {RETRY}.")[:500]
     text = re.sub(r"\n== SQL\b.*?\n\s*\^+|\n== DataFrame ==\n.*?was called from\n[^\n]*", "", str(error), flags=re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.endswith("(most recent call last):")]

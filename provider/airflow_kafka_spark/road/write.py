@@ -1,6 +1,6 @@
 """The driver's side of writing to a sink: decide how a window is read, run it as one Spark job, and watch it.
 
-This is the one place that decides between the two ways of reading: each task reading its own frozen range with confluent-kafka,
+Only this module decides between the two ways of reading: each task reads its own frozen range with confluent-kafka,
 or Spark's Kafka source. All later steps are shared.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import SparkJobFailed
 from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, format_progress, run_per_split
+from airflow_kafka_spark.road.watch import Watch, collect, format_job_progress, run_per_split
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
@@ -64,12 +64,12 @@ class SinkJob(ABC):
 
     def __post_init__(self) -> None:
         self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: format_progress(self.window, self.splits, tasks, seconds)
+            self.spark, self.window, lambda tasks, seconds: format_job_progress(self.window, self.splits, tasks, seconds)
         )
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        """Read the window and hand it to the sink's writer: one Spark job, one action.
+        """Read the window and pass it to the sink's writer: one Spark job, one action.
 
         :return: one result for each split, in the order of their indexes.
         :raises SparkJobFailed: the job failed or was cancelled.
@@ -86,7 +86,7 @@ class RowJob(SinkJob):
     """Each task reads, decodes and writes its split.
 
     :param kafka: the cluster that is read.
-    :param layout: makes rows of records.
+    :param layout: converts records to rows.
     :param read_with: ``task``: each task reads its range itself (fastest, and needs confluent-kafka on the executors); ``spark``:
         Spark's Kafka source; ``auto``: ``task``.
     """
@@ -118,7 +118,7 @@ class RowJob(SinkJob):
     def _jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks.spark import jars
 
-        return tuple(map(str, jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True)))
+        return tuple(map(str, jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True)))
 
     def _make_kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
@@ -156,7 +156,7 @@ class ChainJob(SinkJob):
     """A job with transforms. Tasks read, transform and write in Arrow if Arrow's results are equal to those of Spark's SQL; else
     Spark's SQL runs between reading and writing. :meth:`run` also raises ValidationError if a transform does not fit the records.
 
-    :param chain: makes rows of records.
+    :param chain: converts records to rows.
     :param schema: the rows' columns, as in the sink's :class:`Shape`.
     :param others: the sinks that the chain's filters send rows to, in the order of these filters.
     """
@@ -189,7 +189,7 @@ class ChainJob(SinkJob):
             return run_per_split(session, replace(write, read=read, program=program), len(self.splits))
         line = "Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there"
         log.info(line, self.window, plan.unknown)
-        # One row a task: which split it shall read.
+        # One row for each task: the number of its split.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         rows = self.chain.apply(records)

@@ -91,8 +91,8 @@ class Rows:
 class SplitWriter(ABC):
     """Writes one split inside a Spark task. The :class:`WindowWriter` makes it, Spark pickles it, the task opens it.
 
-    Several tasks may write the same split, even at the same time (retry, speculation, a zombie job). Each writes to
-    its own files or stage, or the second one yields to the first.
+    Several tasks may write the same split, even at the same time (retry, speculation, a zombie job). Each task writes to
+    its own files or stage, or the second task yields to the first one.
     """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class SplitWriter(ABC):
         """Leave committing the split to the driver (:meth:`WindowWriter.deferred`).
 
         Called if the split has records that are not for this sink and have not been sent elsewhere yet. Only writers that
-        commit splits by themselves need it. May be called again.
+        commit splits by themselves need it. It may be called again.
         """
 
     @abstractmethod
@@ -170,8 +170,9 @@ class WindowWriter(ABC):
         """
 
     def list_kept_ranges(self) -> Sequence[OffsetRange]:
-        """Return the offsets of splits that an earlier attempt has committed by themselves, and that are not among those of this
-        attempt, because their topic is gone. Called behind :meth:`commit`."""
+        """Return the offsets of splits that tasks of an earlier attempt have committed, and that this attempt does not have,
+        because their topic is gone. Called after :meth:`commit`.
+        """
         return ()
 
     @abstractmethod
@@ -197,7 +198,7 @@ def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
 
 
 def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
-    """Return that others have rewritten the rows of a window that is to be replayed."""
+    """Return the problem of a replay whose rows were rewritten by other programs."""
     return Problem.of("on_rerun", error, LEAVE_ROWS)
 
 
@@ -241,10 +242,10 @@ class Sink(ABC):
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return where the rows and the sink's record of windows are written, without credentials.
+        """Return the location to which the rows and the sink's record of windows are written, without credentials.
 
-        An open window may only go where it was planned to go, which is decided by comparing destinations. May look up the
-        connection and ask the server.
+        An open window may only be written to the destination for which it was planned, so destinations are compared. May look up
+        the connection and ask the server.
 
         :raises ConnectionInvalid: the connection cannot be used.
         :raises SinkUnavailable: the server cannot be reached.
@@ -267,14 +268,14 @@ class Sink(ABC):
         return []
 
     def find_replay_problems(self) -> list[Problem]:
-        """Return why this sink, with these options, cannot replace the rows of a window that it has applied, as a replay does.
+        """Return the reasons why this sink, with these options, cannot replace the rows of a window that it has applied.
 
         Called before a replay is planned, and before an open one is resumed. Changes nothing.
         """
         return [Problem("on_rerun", "this sink cannot replace the rows of a window", 'Set `on_rerun="skip"`')]
 
     def find_window_replay_problems(self, replay: Window) -> list[Problem]:
-        """Return why the rows of one window cannot be replaced, although this sink can replace rows.
+        """Return the reasons why the rows of one window cannot be replaced, although this sink can replace rows.
 
         See :meth:`find_replay_problems`. The rows of the window, or its record, are not where a replay looks for them. Empty if
         the sink has applied this replay already.
@@ -287,16 +288,17 @@ class Sink(ABC):
         return []
 
     def find_unordered_problems(self) -> list[Problem]:
-        """Return why windows that are applied in another order than that of their offsets, as data intervals may be, would leave
-        other rows behind. Empty if the order does not matter."""
+        """Return the reasons why the result would differ if windows were applied in another order than that of their offsets, as
+        data intervals may be. Empty if the order does not matter.
+        """
         return []
 
     def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
         """Return those of some topics whose offsets are in rows of the target, if an upsert compares them with the offsets of new
         records (``offset_columns``). Default: none.
 
-        Called before a window is planned whose topics were created again, or are of another cluster, so that offsets of the old
-        ones mean nothing.
+        Called before a window is planned whose topics were created again, or belong to another cluster, so that offsets of the
+        old topics are meaningless.
 
         :param window: the window that is going to be planned.
         :raises SinkUnavailable: the target cannot be read.
@@ -350,7 +352,7 @@ MODES = ("append", "upsert")
 
 
 class KeyedOptions(Protocol):
-    """The options that decide how rows meet rows of the same key."""
+    """The options that decide the treatment of rows with equal keys."""
 
     @property
     def mode(self) -> str: ...
@@ -366,7 +368,7 @@ class KeyedOptions(Protocol):
 
 
 def find_key_problems(sink: KeyedOptions) -> Iterator[Problem]:
-    """Yield what is wrong with the options in combination."""
+    """Yield the problems of combinations of these options."""
     if sink.mode == "upsert" and not sink.key:
         yield Problem("sink.key", 'it is empty; `mode="upsert"` needs the columns that name a row', 'For instance key=["id"]')
     if sink.mode == "append" and sink.key:
@@ -379,7 +381,9 @@ def find_key_problems(sink: KeyedOptions) -> Iterator[Problem]:
 
 
 class KeyedSink(Sink):
-    """A sink whose rows may have a key (:class:`KeyedOptions`), and what upserts need for replays and windows in any order."""
+    """A sink whose rows may have a key (:class:`KeyedOptions`), with the checks of upserts in replays and in windows of any
+    order.
+    """
 
     mode: str
     key: Sequence[str]
@@ -392,19 +396,22 @@ class KeyedSink(Sink):
         return self.delete_enabled
 
     def find_replay_problems(self) -> list[Problem]:
-        """Return why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``) or bring deleted
-        ones back (``delete_enabled``)."""
+        """Return the reasons why windows cannot be replayed: an upsert would overwrite newer rows (no ``offset_columns``), or
+        would restore deleted ones (``delete_enabled``).
+        """
         return self._find_order_problems("on_rerun", "a window that is moved again")
 
     def find_unordered_problems(self) -> list[Problem]:
-        """Return why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not delete."""
+        """Return the reasons why windows cannot be applied in any order: ``upsert`` needs ``offset_columns`` and must not
+        delete.
+        """
         return self._find_order_problems("window", "an interval that is moved after a later one")
 
     def _find_order_problems(self, where: str, what: str) -> list[Problem]:
-        """Return why an upsert of older rows after newer ones would change the result.
+        """Return the reasons why an upsert of older rows after newer ones would change the result.
 
-        :param where: the option that lets them.
-        :param what: what is written later.
+        :param where: the option that allows it.
+        :param what: the rows that are written later, as a noun.
         """
         if self.mode != "upsert":
             return []

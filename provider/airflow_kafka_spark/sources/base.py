@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.windows.binding import Endpoint
+from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ class SplitReader(ABC):
         """
 
     def token(self, split: int) -> Mapping[str, Any]:
-        """Return what :meth:`RowSource.position_after` needs to know about a split that was read (JSON).
+        """Return the facts about a split that was read which :meth:`RowSource.position_after` needs (JSON).
 
         The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read`
         is exhausted. Default: nothing.
@@ -89,6 +89,9 @@ class RowSource(ABC):
     """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    movable: ClassVar[frozenset[str]] = frozenset({SERVER})
+    """Facts of :meth:`origin` that a ``rebind`` may change while a window is open: the splits of the window are parts of the
+    same rows afterwards. Default: the address of the server."""
     used_by: ClassVar[str] = "SourceToKafkaOperator"
     """The operators that take it, for messages."""
 

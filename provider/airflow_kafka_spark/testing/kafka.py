@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
 from airflow_kafka_spark.hooks.spark.class_archive import archive_file, list_java_options
-from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve
+from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve_jars
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
 
@@ -428,7 +428,7 @@ class EmbeddedKafka(Embedded):
 
     def _prepare(self) -> None:
         self._java = find_java()
-        self._jars = tuple(resolve([KAFKA_BROKER, _LOGGING]))
+        self._jars = tuple(resolve_jars([KAFKA_BROKER, _LOGGING]))
         if self.security:
             self.security.make_certificates(self._certificates)
 

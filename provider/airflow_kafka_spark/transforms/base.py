@@ -39,7 +39,7 @@ CARRIED = "__kafka_"
 """Prefix of the columns that are carried past all transforms."""
 
 MEETS = "__kafka_meets"
-"""The column that says whether a record meets the current predicate."""
+"""The column that is true if a record meets the current predicate."""
 
 SCOPE = "record"
 """The name by which SQL reaches all parts of a record, even if a field of the value has the name of a part."""
@@ -402,7 +402,7 @@ class NullDefaultTransform(ColumnTransform):
         problems = super().validate(where)
         if self.replace_null_with_default is not False:
             what = f"found {self.replace_null_with_default!r}; expected False, since Spark's columns have no defaults"
-            action = 'Fill in what you want, for instance by Sql({"a": "coalesce(a, 0)"})'
+            action = 'Replace nulls, for instance by Sql({"a": "coalesce(a, 0)"})'
             problems.append(Problem(f"{where}.replace_null_with_default", what, action))
         return problems
 

@@ -101,7 +101,9 @@ def apply_chain(
 
 
 def describe_sql_refusal(error: Exception) -> str:
-    """Return why Spark's analyzer or parser refuses SQL: its first line, without our own columns and conditions."""
+    """Return the reason why Spark's analyzer or parser refuses SQL: its first line, without the columns and conditions of this
+    package.
+    """
     reason = re.sub(r"(?:, )?`__kafka_\w+`", "", str(error).strip().partition("\n")[0])
     reason = re.sub(r"CASE WHEN \(\([^()]*__kafka_\w+[^()]*\) AND \([^()]*__kafka_\w+[^()]*\)\) THEN (.*) END", r"\1", reason)
     reason = re.sub(r"; line \d+ pos \d+;?$", "", reason.rstrip()).rstrip("; ").replace("[, ", "[")

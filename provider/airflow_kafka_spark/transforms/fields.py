@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.formats.types import INTEGER_BITS
 from airflow_kafka_spark.transforms.base import KeyOrValueTransform, NullDefaultTransform, RecordSchema, rebuild_struct
 from airflow_kafka_spark.transforms.options import (
     find_name_problems,
@@ -68,7 +69,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
 
 @dataclass(frozen=True)
 class Flatten(KeyOrValueTransform):
-    """Replaces nested structs by their fields, named by their paths. Arrays stay; a tombstone stays one.
+    """Replaces nested structs by their fields, named by their paths. Arrays are unchanged, and a tombstone stays a tombstone.
 
     :param delimiter: the text between the names of a path; default ``.``.
     """
@@ -157,7 +158,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.static_value", what, "Give both, or neither"))
         elif self.static_value is not None and not isinstance(self.static_value, str):
             what = f"found {self.static_value!r}; expected a text"
-            problems.append(Problem(f"{where}.static_value", what, "Write it as a text; a Cast behind makes a number of it"))
+            problems.append(Problem(f"{where}.static_value", what, "Write it as a text; a later Cast converts it to a number"))
         return problems
 
     def _given(self) -> dict[str, str]:
@@ -214,7 +215,7 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
         problems += wrong
         for new, count in Counter(() if wrong else renames.values()).items():
             if count > 1:
-                what = f"{count} fields are renamed to `{new}`; expected names of their own"
+                what = f"{count} fields are renamed to `{new}`; expected different names"
                 problems.append(Problem(f"{where}.renames", what, "Correct it"))
         return problems
 
@@ -271,9 +272,6 @@ def _parse_field_name(spec: str) -> str:
     return spec[:-1] if spec.endswith(("!", "?")) else spec
 
 
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-
-
 @dataclass(frozen=True)
 class MaskField(NullDefaultTransform, KeyOrValueTransform):
     """Replaces fields by a neutral value: 0, false, an empty text or list, 1970-01-01. Nulls stay null.
@@ -317,7 +315,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
             what = f"the field `{name}` is {kind}, for which there is no mask"
             return Problem("fields", what, "Leave it out with ReplaceField(exclude=...)")
         what = f"the field `{name}` is {kind}, which cannot hold {self.replacement!r}; expected a text or a number that can"
-        return Problem("replacement", what, "Mask it in a MaskField of its own")
+        return Problem("replacement", what, "Mask it in a separate MaskField")
 
 
 def find_neutral_value(found: DataType) -> Column | None:
@@ -348,7 +346,7 @@ def _make_replacement_value(text: str, found: DataType) -> Column | None:
         return None
     try:
         if isinstance(found, t.IntegralType):
-            limit = 2 ** (_BITS[found.simpleString()] - 1)
+            limit = 2 ** (INTEGER_BITS[found.simpleString()] - 1)
             whole = Decimal(text)
             return F.lit(str(int(whole))).cast(found) if -limit - 1 < whole < limit else None
         if isinstance(found, (t.FloatType, t.DoubleType)):

@@ -52,7 +52,7 @@ def find_sql_problems(where: str, text: object, expected: str) -> list[Problem]:
     """
     problems = find_name_problems(where, text, expected)
     if not problems and _WINDOW_FUNCTION.search(_QUOTED.sub("''", str(text))):
-        found = "found a window function (`OVER`); expected an expression that each record gives by itself"
+        found = "found a window function (`OVER`); expected an expression that is computed for each record alone"
         return [Problem(where, found, "Leave it out: records are processed one by one")]
     return problems
 
@@ -105,7 +105,7 @@ def parse_path(text: str) -> list[str]:
 
 
 def _parse_quoted_name(text: str, start: int) -> tuple[str, int]:
-    """Return the name that a backtick before ``start`` opens, and the place of the dot behind it, or of the text's end."""
+    """Return the name that a backtick before ``start`` opens, and the index of the dot after it, or of the text's end."""
     name, at = "", start
     while (end := text.find("`", at)) >= 0:
         last = end == len(text) - 1

@@ -228,7 +228,7 @@ def _resend_dead_letters(hook: KafkaHook, request: ActionRequest, context: Actio
     total = sum(part.records for part in found.sent_again)
     what = f"{total:,} dead letter{'' if total == 1 else 's'} of window {found.sent_of} of pipeline {request.pipeline}"
     did = ("would be" if request.dry_run else "were" if total != 1 else "was") + " sent again"
-    title = f"{what} {did}" if found.changed else f"Nothing is left to send again of window {found.sent_of}"
+    title = f"{what} {did}" if found.changed else f"No dead letters are left to send again of window {found.sent_of}"
     rows = tuple((f"{part.topic}-{part.partition}", f"{part.records:,}") for part in found.sent_again)
     return ActionResult(not request.dry_run, title, found.warnings, ("to partition", "records"), rows)
 

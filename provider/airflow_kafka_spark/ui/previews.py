@@ -16,6 +16,7 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.ui.responses import RequestRefused, find_status, redact_text
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ MAX_TEXT = 4096
 MAX_HEADER_TEXT = 512
 MAX_HEADERS = 50
 
-PREFIX = "__connect.errors."
 
 _pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kafka-spark-ui-ask")
 
@@ -87,7 +87,7 @@ def make_window_preview(work: Callable[[], Preview], unread: Sequence[str] = ())
     warnings = list(found.warnings)
     if unread and found.run is None:
         names = quote_names(unread)
-        warnings.append(f"Only the run knows {names}: the default counts here")
+        warnings.append(f"Only the run knows {names}: the defaults are used here")
     facts["warnings"] = warnings
     return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
@@ -157,9 +157,9 @@ class DeadLetterReader:
         headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
         # Of equal headers the last one counts, because a dead letter of a dead letter has the headers of both.
         context: Mapping[str, str] = {
-            name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
+            name.removeprefix(CONNECT_ERROR_PREFIX): (value or b"").decode(errors="replace")
             for name, value in headers
-            if name.startswith(PREFIX)
+            if name.startswith(CONNECT_ERROR_PREFIX)
         }
         if "connector.name" in context and context["connector.name"] not in self.pipelines:
             return None

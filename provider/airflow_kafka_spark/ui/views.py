@@ -186,7 +186,7 @@ def _find_status(item: PipelineItem) -> tuple[str, str]:
         return "UNKNOWN", summary.problem
     if summary.has_source:
         if summary.report("source_bytes_behind") is not None:
-            return "OK", "it reads a database's log: the bytes behind the last window are its lag"
+            return "OK", "it reads a database's log: the bytes after the last window are its lag"
         return "OK", "it reads rows: there is no lag to measure"
     if item.verdict is not None and item.verdict.status is not Status.OK and summary.missing:
         hole = summary.missing[0]
@@ -478,7 +478,7 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "pipeline": lambda r: r["pipeline"].casefold(),
     "ledger": lambda r: r["ledger"],
     "dag_id": lambda r: r["dag_id"],
-    # Pipelines that need attention come first, whatever their lag.
+    # Pipelines that need attention come first, independent of their lag.
     "status": lambda r: (r["activity"] not in ("conflict", "failed"), _WORST_FIRST[r["status"]]),
     "activity": lambda r: _BUSY_FIRST[r["activity"]],
     "lag": lambda r: r["lag_records"],

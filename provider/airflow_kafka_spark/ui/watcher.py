@@ -178,7 +178,7 @@ class LedgerWatch:
         return None if self.as_of is None else max(0.0, now - self.as_of)
 
     def mark_interest(self, pipeline: str) -> None:
-        """Note that the page of this pipeline is open: its lag, with its group, is measured now, and first in later rounds."""
+        """Record that the page of this pipeline is open. Its lag, with its group, is measured now, and first in later rounds."""
         with self.lock:
             known = pipeline in self._interest
             self._interest[pipeline] = time.monotonic() + INTEREST_SECONDS

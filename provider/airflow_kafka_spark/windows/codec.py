@@ -49,7 +49,7 @@ def pack_values(values: Sequence[Any]) -> str:
 
 
 def unpack_values(text: str) -> list[Any]:
-    """Return the values that :func:`pack_values` was given."""
+    """Return the values that :func:`pack_values` has packed."""
     values: list[Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return values
 
@@ -84,6 +84,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"passed": _gaps_to_json(window.passed)} if window.passed else {}),
         **({"binding": binding_to_json(window.binding)} if window.binding else {}),
         **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
+        **({"lost_topic_ids": list(window.lost_topic_ids)} if window.lost_topic_ids else {}),
     }
 
 
@@ -108,6 +109,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         passed=_gaps_from_json(value.get("passed", ())),
         binding=binding_from_json(value["binding"]) if value.get("binding") else None,
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
+        lost_topic_ids=tuple(value.get("lost_topic_ids", ())),
     )
 
 
@@ -197,6 +199,8 @@ def marker_to_json(marker: Marker) -> dict[str, Any]:
             if parts or name == "landed"
         },
     }
+    if ids := [list(pair) for pair in marker.topic_ids.items()]:
+        more["topic_ids"] = ids if len(ids) < PACKED_PARTS else pack_values(ids)
     return {"window": marker.window, "split": marker.split, "bytes": marker.bytes, **more}
 
 
@@ -206,7 +210,9 @@ def marker_from_json(value: Mapping[str, Any]) -> Marker:
         parts = value.get(name, ())
         fields[name] = landed_from_json(unpack_values(parts) if isinstance(parts, str) else parts)
     result = result_from_json(value["result"]) if value.get("result") else None
-    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, **fields)
+    ids = value.get("topic_ids", ())
+    topic_ids = dict(unpack_values(ids) if isinstance(ids, str) else ids)
+    return Marker(value["window"], value["split"], bytes=value.get("bytes", 0), result=result, topic_ids=topic_ids, **fields)
 
 
 _STREAMS = ("letters", "routes")

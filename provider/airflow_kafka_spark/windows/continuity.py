@@ -6,11 +6,15 @@ refused (:func:`refuse_foreign`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_kafka_spark.errors import ForeignOffsets, RecordElsewhere, SinkRecordMissing, WindowConflict
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Gap, OffsetRange, TopicPartition, Window
+
+SHOWN_PARTITIONS = 100
+"""Maximum number of partitions in a command that a message names."""
 
 
 def find_contradictions(previous: Applied, window: Window) -> list[str]:
@@ -67,7 +71,25 @@ def refuse_gap(previous: Applied | None, window: Window, place: str) -> None:
         refuse_foreign(previous, window.cluster_id, window.topic_ids)
     if reasons := find_contradictions(drop_recreated_topics(previous, window), window):
         expected = f"a window that follows #{previous.number}, the newest in {place}"
-        raise WindowConflict(str(window), "; ".join(reasons), expected)
+        raise WindowConflict(str(window), "; ".join(reasons), expected, _make_reset_command(previous, window))
+
+
+def _make_reset_command(previous: Applied, window: Window) -> str:
+    """Return the command that moves a pipeline back to the end of the sink's last window, which may have been restored from a
+    backup; "" if the window does not only leave out offsets behind that one."""
+    starts = {r.topic_partition: r.start for r in window.ranges}
+    ends: dict[str, dict[str, int]] = {}
+    if previous.number >= window.number or window.interval is not None:
+        return ""
+    for r in sorted(previous.ranges):
+        if starts.get(r.topic_partition, r.end) < r.end:
+            return ""
+        if starts.get(r.topic_partition, r.end) > r.end:
+            ends.setdefault(r.topic, {})[str(r.partition)] = r.end
+    if sum(map(len, ends.values())) > SHOWN_PARTITIONS:
+        return f"airflow kafka-spark reset {window.pipeline} --to <the offsets that are named above> --discard-open --why ..."
+    to = json.dumps(ends)
+    return f"airflow kafka-spark reset {window.pipeline} --to '{to}' --discard-open --why ..." if ends else ""
 
 
 def refuse_other(applied: Applied, window: Window, place: str) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from airflow_kafka_spark.windows.model import Landed, TopicPartition, merge_landed
+
+CONNECT_ERROR_PREFIX = "__connect.errors."
+"""Prefix of the headers of dead letters, as Kafka Connect names them (KIP-298)."""
 
 _SHIFT = 12
 _MASK = (1 << _SHIFT) - 1
@@ -122,7 +125,7 @@ def group_into_runs(offsets: Iterable[int]) -> Runs:
     return tuple(runs)
 
 
-def list_offsets(runs: Runs) -> frozenset[int]:
+def list_run_offsets(runs: Runs) -> frozenset[int]:
     """Return all offsets in these runs."""
     return frozenset(offset for start, end in runs for offset in range(start, end))
 
@@ -136,6 +139,7 @@ class Batch:
     :param offsets: offsets of the records, by the partition that they were read from.
     :param landed: offsets of their copies in the target topic.
     :param routed: topic to which a transform routed the records instead of the sink; empty for dead letters.
+    :param topic_id: id of the target topic when they were sent; "" if unknown.
     """
 
     replay: int
@@ -143,6 +147,7 @@ class Batch:
     offsets: Mapping[TopicPartition, Runs]
     landed: tuple[Landed, ...] = ()
     routed: str = ""
+    topic_id: str = ""
 
     @property
     def records(self) -> int:
@@ -204,6 +209,14 @@ class DeadLetters:
             b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed)
         )
 
+    def without_topics(self, topic_ids: Collection[str]) -> DeadLetters:
+        """Return a copy without the records in topics with these ids, so that they are sent again."""
+        return replace(self, batches=tuple(batch for batch in self.batches if batch.topic_id not in topic_ids))
+
+    def list_topic_ids(self, replay: int) -> list[tuple[str, str]]:
+        """Return the topics that a replay has sent records to, each with the id that it had then."""
+        return [(batch.routed or self.topic, batch.topic_id) for batch in self.batches if batch.replay == replay]
+
     @property
     def landed(self) -> tuple[Landed, ...]:
         """Return the offsets of the dead letters in their topic, by partition."""
@@ -241,7 +254,7 @@ def _list_offsets_by_partition(batches: Iterable[Batch]) -> dict[TopicPartition,
     found: dict[TopicPartition, set[int]] = {}
     for batch in batches:
         for tp, runs in batch.offsets.items():
-            found.setdefault(tp, set()).update(list_offsets(runs))
+            found.setdefault(tp, set()).update(list_run_offsets(runs))
     return {tp: frozenset(offsets) for tp, offsets in found.items()}
 
 
@@ -269,14 +282,14 @@ def _batch_to_json(batch: Batch) -> dict[str, Any]:
         "offsets": [[*tp, _encode_runs(runs)] for tp, runs in sorted(batch.offsets.items())],
         "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
         **({"routed": batch.routed} if batch.routed else {}),
+        **({"topic_id": batch.topic_id} if batch.topic_id else {}),
     }
 
 
 def _batch_from_json(value: Mapping[str, Any]) -> Batch:
     offsets = {TopicPartition(topic, partition): _decode_runs(distances) for topic, partition, distances in value["offsets"]}
-    return Batch(
-        value["replay"], value["token"], offsets, tuple(Landed(*part) for part in value["landed"]), value.get("routed", "")
-    )
+    landed = tuple(Landed(*part) for part in value["landed"])
+    return Batch(value["replay"], value["token"], offsets, landed, value.get("routed", ""), value.get("topic_id", ""))
 
 
 def _encode_runs(runs: Runs) -> list[int]:

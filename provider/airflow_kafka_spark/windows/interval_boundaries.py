@@ -3,7 +3,7 @@
 A boundary is a record of the ledger topic. A pipeline that needs a missing boundary looks it up in Kafka and *proposes* it, by
 writing such a record. The order of the log decides which proposal came first, and :func:`resolve_proposals` returns equal
 boundaries to every reader. So several pipelines may propose concurrently without a fence, and neighbouring windows share the
-boundary between them: windows tile the log in whatever order they are planned, and however Kafka's answers change meanwhile.
+boundary between them: windows tile the log, independent of the order in which they are planned and of changes of Kafka's answers.
 """
 
 from __future__ import annotations

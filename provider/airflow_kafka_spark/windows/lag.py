@@ -434,7 +434,7 @@ def _find_stall(history: Sequence[Observation]) -> Verdict | None:
     moved = any(seen.has_offset and seen.committed != now.committed for seen in waiting)
     if moved or sum(seen.active for seen in waiting) < MIN_OBSERVATIONS:
         return None
-    return Verdict(Status.STALL, f"the consumer is at work, but stays at offset {now.committed}")
+    return Verdict(Status.STALL, f"the consumer is active, but its offset stays at {now.committed}")
 
 
 def _find_growth(recent: Sequence[Observation], cadence: Cadence | None) -> Verdict | None:

@@ -98,12 +98,12 @@ class State(str, Enum):
 
 
 GIVEN_UP = "given_up"
-"""Key in the position of a source behind a window that was given up: its ``splits``, and per split what is noted of it
-(``tokens``)."""
+"""Key in the position of a source after a window that was given up. It holds the ``splits`` of that window, and the note on each
+of them (``tokens``)."""
 PUBLISHED_IN_PART = "published_in_part"
-"""Key in the position of a source, before a window of which the ledger has lost everything: any part of it may be published."""
+"""Key in the position of a source if the ledger has lost all records of the next window: any part of it may be published."""
 IF_GIVEN_UP = "if_given_up"
-"""Key in the description of a split: what is noted of it if its window is given up before it is published."""
+"""Key in the description of a split: the note to keep if its window is given up before the split is published."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Followed:
 
     :param pipeline: the pipeline that published them.
     :param first: number of the first one.
-    :param last: number of the last one; below ``first`` when there was nothing new.
+    :param last: number of the last one; below ``first`` if there was no new window.
     :param records: number of records that they published to the topics that are read; None if unknown, because the window does
         not begin where a window of that pipeline does. An unknown number is not compared.
     :param totals: for each topic that is read, the number of all records that that pipeline has published up to ``last``.
@@ -215,6 +215,8 @@ class Window:
     :param binding: the task that planned it, its destination and its origin; None if unknown.
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
+    :param lost_topic_ids: ids of topics that were deleted with records of this window, if a ``rebind`` was made since: dead
+        letter topics, and topics that filters, transforms or rows name. A window that goes to a sink sends them again.
     """
 
     pipeline: str
@@ -236,6 +238,7 @@ class Window:
     passed: tuple[Gap, ...] = ()
     binding: Binding | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    lost_topic_ids: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -377,6 +380,8 @@ class Marker:
     :param result: counts and times of the task; None in markers of earlier releases.
     :param dead_letters: offsets of the records that were sent to a dead letter topic.
     :param routed: offsets of the records that a transform sent to another topic.
+    :param topic_ids: ids of the topics that it was sent to, apart from the window's target, whose id the plan has. Topics without
+        a known id are missing.
     """
 
     window: int
@@ -386,6 +391,7 @@ class Marker:
     result: SplitResult | None = None
     dead_letters: tuple[Landed, ...] = ()
     routed: tuple[Landed, ...] = ()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def records(self) -> int:

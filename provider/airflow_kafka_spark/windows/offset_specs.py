@@ -143,7 +143,7 @@ def parse_start(value: object) -> Start:
     }
     found = _parse(value, words, _START)
     if isinstance(found, ShiftBy):
-        raise ValueError(f"{found} means nothing to a pipeline that stands nowhere yet. Expected {_START}")
+        raise ValueError(f"{found} needs a position, which this pipeline does not have yet. Expected {_START}")
     return found
 
 
@@ -174,7 +174,7 @@ def parse_target(value: object) -> MoveTarget:
     """
     found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _START)
     if isinstance(found, CommittedOffsets) and found.group_id is None:
-        raise ValueError("whose committed offsets? Name the group: `committed:<group>`")
+        raise ValueError("the group whose committed offsets are meant is missing. Expected `committed:<group>`")
     return found
 
 

@@ -33,13 +33,13 @@ from airflow_kafka_spark.windows.times import (
 
 @dataclass(frozen=True)
 class PassProgress:
-    """The progress of a pass behind the window whose position holds this.
+    """The progress of a pass over whole tables, up to the end of the window whose position holds it.
 
     :param began: the time at which the pass was begun, seconds since 1970.
-    :param all_rows: how many rows the tables have, as their database estimated when the pass began; None if it did not.
-    :param all_chunks: how many chunks these rows make; None if that is unknown.
-    :param chunks: the chunks that are planned until now.
-    :param rows: the rows in them, at most.
+    :param all_rows: number of rows of the tables, estimated by their database when the pass began; None without an estimate.
+    :param all_chunks: number of chunks that these rows make; None if unknown.
+    :param chunks: number of chunks that are planned until now.
+    :param rows: upper bound of the number of rows in these chunks.
     """
 
     began: float
@@ -52,18 +52,19 @@ class PassProgress:
     def begin(cls, now: float, estimates: Mapping[Any, int], chunk_rows: int) -> PassProgress:
         """Return the progress of a pass that begins.
 
-        :param estimates: the rows of each table.
-        :param chunk_rows: the rows of a chunk.
+        :param estimates: estimated number of rows of each table.
+        :param chunk_rows: number of rows of a chunk.
         """
         chunks = sum(max(1, math.ceil(rows / chunk_rows)) for rows in estimates.values())
         return cls(now, sum(estimates.values()), chunks) if all(rows > 0 for rows in estimates.values()) else cls(now)
 
     def add(self, chunks: int, rows: int, *, is_complete: bool = False) -> PassProgress:
-        """Return the progress behind a window.
+        """Return the progress up to the end of the next window.
 
-        :param chunks: the chunks of the window.
-        :param rows: the rows in them.
-        :param is_complete: True if nothing is left. Else one chunk is left at least, whatever was estimated.
+        :param chunks: number of chunks of the window.
+        :param rows: number of rows in these chunks.
+        :param is_complete: True if no chunk is left. Otherwise the totals leave at least one chunk, even if the estimate was
+            lower.
         """
         done = replace(self, chunks=self.chunks + chunks, rows=self.rows + rows)
         if is_complete:
@@ -78,11 +79,12 @@ class PassProgress:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> PassProgress | None:
-        """Return the object that :meth:`to_json` has written; None if there is none."""
+        """Return the progress from the value that :meth:`to_json` has returned; None for None."""
         return cls(**value) if value else None
 
     def at(self, now: float) -> dict[str, Any]:
-        """Return what a report says: chunks and rows that are done and, about, of how many, and seconds until now and to go.
+        """Return the facts for a report: chunks and rows that are done, estimated totals, seconds that have passed and that
+        remain.
 
         :param now: seconds since 1970.
         """
@@ -99,8 +101,8 @@ def parse_position_progress(position: Mapping[str, Any]) -> PassProgress | None:
     return PassProgress.from_json(position.get("progress") or (position.get("snapshot") or {}).get("progress"))
 
 
-def format_progress(found: Mapping[str, Any]) -> str:
-    """Return what :meth:`PassProgress.at` returned as a text for a log."""
+def format_pass_progress(found: Mapping[str, Any]) -> str:
+    """Return the facts of :meth:`PassProgress.at` as a text for a log."""
     if "all_chunks" not in found:
         return f"{found['chunks']:,} chunks, at most {found['rows']:,} rows, in {_format_duration(found['seconds'])}"
     of = f"{found['chunks']:,} of about {found['all_chunks']:,} chunks ({found['rows']:,} of about {found['all_rows']:,} rows)"
@@ -259,13 +261,15 @@ class Report:
 
     @property
     def _bytes_behind(self) -> dict[str, int]:
-        """Return the bytes of a database's log that lay behind the window when it was planned; nothing for other sources."""
+        """Return the bytes of a database's log that were still unread after the window when it was planned; empty for other
+        sources.
+        """
         behind = self.window.source.position.get("bytes_behind") if self.window.source else None
         return {} if behind is None else {"source_bytes_behind": behind}
 
     @property
     def _progress(self) -> dict[str, Any]:
-        """Return how far the pass over whole tables has come; nothing for other windows."""
+        """Return the progress of the pass over whole tables; empty for other windows."""
         found = parse_position_progress(self.window.source.position) if self.window.source else None
         if found is None:
             return {}
@@ -341,7 +345,7 @@ def make_widest_report(window: Window, group_id: str = "") -> Report:
     return Report(window, records=records, committed=committed, group_id=group_id, gaps=window.gaps, published=landed)
 
 
-def describe(window: Window) -> str:
+def describe_window(window: Window) -> str:
     """Return the ranges of a window for a log line."""
     if window.source is None:
         interval = f"[{format_instant(window.interval[0])}, {format_instant(window.interval[1])}): " if window.interval else ""

@@ -26,7 +26,10 @@ TEXTS = ("", "a", "é😀", "x" * 70, "\x00\n", "null")
 
 
 class RandomAvro:
-    """:param seed: the same schemas and values for the same seed."""
+    """Random schemas and values.
+
+    :param seed: equal seeds give equal schemas and values.
+    """
 
     def __init__(self, seed: int) -> None:
         self.r = random.Random(seed)
@@ -158,7 +161,7 @@ class RandomAvro:
         return {**schema, "fields": fields}
 
     def damaged(self, value: bytes) -> bytes:
-        """A value with some bytes changed, lost or more."""
+        """Return a value with some bytes changed, removed or added."""
         how = self.r.random()
         if how < 0.3 or not value:
             return value[: self.r.randint(0, len(value))]
@@ -170,7 +173,7 @@ class RandomAvro:
 
 
 def bare(schema: Any) -> Any:
-    """The schema without logical types."""
+    """Return the schema without logical types."""
     if isinstance(schema, list):
         return [bare(s) for s in schema]
     if not isinstance(schema, dict):
@@ -184,7 +187,7 @@ def bare(schema: Any) -> Any:
 
 
 def encoded(schema: Any, value: Any) -> bytes:
-    """A value of a bare schema, by fastavro."""
+    """Return a value of a bare schema, encoded by fastavro."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
     return out.getvalue()

@@ -25,7 +25,7 @@ UTC = timezone.utc
 
 
 def field(type_: Any, **more: Any) -> dict[str, Any]:
-    """A record of one field `x`."""
+    """Return a record of one field `x`."""
     return {"type": "record", "name": "R", "fields": [{"name": "x", "type": type_, **more}]}
 
 
@@ -289,7 +289,7 @@ def test_nanoseconds_are_read_as_microseconds_or_bad_never_as_another_time() -> 
 
 
 def counted(kind: str, name: str) -> dict[str, Any]:
-    """A field of this logical type, or of Debezium's by its name."""
+    """Return a field of this logical type, or of Debezium's type of this name."""
     if name == kind:
         return field(kind)
     return field(logical(kind, name) if "-" in name else {"type": kind, "connect.name": f"{DEBEZIUM}{name}"})
@@ -460,7 +460,7 @@ def test_options_that_contradict_each_other_are_problems() -> None:
     assert "neither of" in str(Avro().validate("value"))
     assert "both of" in str(Avro('"int"', registry="r").validate("value"))
     assert "found 'Topic'" in str(Avro(registry="r", subject="s", subject_name_strategy="Topic").validate("value"))  # type: ignore[arg-type]
-    assert "the record's name is not known" in str(
+    assert "the record's name is unknown" in str(
         Avro(registry="r", subject_name_strategy="RecordNameStrategy").of_topics(["t"], "value").validate("value")
     )
     assert Avro('"int"').find_encoding_problems("value", ["a"])

@@ -1,4 +1,4 @@
-"""Writing Avro: both ways write the same bytes; what is written is read again, by this package and by fastavro."""
+"""Writing Avro: both implementations write the same bytes; written values are read by this package and by fastavro."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOME = settings(max_examples=examples(25), derandomize=True, deadline=None, supp
 
 
 class Watched(AvroEncoder):
-    """Counts how often it had to ask the reference."""
+    """An encoder that counts how often it used the reference."""
 
     asked = 0
 
@@ -330,7 +330,7 @@ RECORD = json.dumps(
         (Avro(RECORD), ["x"], []),
         (Avro(RECORD), ["x", "z"], ["record R has no field for column `z`"]),
         (Avro(RECORD), ["y"], ["there is no column for field `x`, which has no default"]),
-        (Avro('"long"'), ["x", "y"], ["the schema is long, which one column is, found `x`, `y`"]),
+        (Avro('"long"'), ["x", "y"], ["the schema is long, which needs one column; found `x`, `y`"]),
         (Avro("{"), ["x"], ["it is no JSON"]),
         (Avro(), ["x"], ["found neither `schema` nor `registry`"]),
         (Avro(registry="r", subject_name_strategy="Odd"), ["x"], ["found 'Odd'"]),  # type: ignore[arg-type]
@@ -338,7 +338,7 @@ RECORD = json.dumps(
         (Avro(registry="r", use_latest_version=True, auto_register_schemas=True), ["x"], ["beside `auto_register_schemas`"]),
         (Avro(registry="r", record_name="a-b"), ["x"], ["`orders.a-b` is no name in Avro"]),
         (Avro(registry="r"), ["x", "größe", "1st"], ["`größe` is no name in Avro", "`1st` is no name in Avro"]),
-        (Avro(registry="r", use_latest_version=True, subject_name_strategy="RecordNameStrategy"), ["x"], ["name is not known"]),
+        (Avro(registry="r", use_latest_version=True, subject_name_strategy="RecordNameStrategy"), ["x"], ["name is unknown"]),
     ],
     ids=str,
 )  # fmt: skip

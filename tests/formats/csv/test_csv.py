@@ -52,7 +52,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 
 def disagreement(format: Csv, values: Sequence[bytes | None]) -> str:
-    """Return the differences of both ways; even the smallest batch goes to Arrow first."""
+    """Return the differences of both implementations; even the smallest batch goes to Arrow first."""
     decoder = CsvDecoder(format.columns, format.dialect, format.timestamp_format, few=0)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     fast.batch.validate(full=True)

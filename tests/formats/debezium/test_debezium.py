@@ -93,7 +93,7 @@ Write = Callable[[dict[str, Any]], bytes]
 
 
 def decode(format: Format, *values: bytes | None) -> Decoded:
-    """Events that are no rows become rows of nulls."""
+    """Return rows; events that are no rows become rows of nulls."""
     decoded = format.decoder().decode(values)
     gone = {at for at, _ in decoded.bad} | set(decoded.left_out)
     gone |= {at for at, dead in enumerate(decoded.deleted.to_pylist()) if dead} if decoded.deleted else set()
@@ -262,7 +262,7 @@ def test_schemas_say_what_numbers_mean() -> None:
 
 
 class Events(Format):
-    """A format whose columns are those of events, as one of a schema registry is."""
+    """A format whose columns are those of events, like a format of a schema registry."""
 
     def validate(self, where: str) -> list[Any]:
         return []

@@ -1,4 +1,6 @@
-"""Random schemas, and random records that nearly fit them: enough good ones that batches stay whole, enough of everything."""
+"""Random schemas, and random records that nearly fit them: enough good records that batches stay whole, and enough of every
+fault.
+"""
 
 from __future__ import annotations
 
@@ -254,10 +256,10 @@ JUNK = (
 
 
 class Maker:
-    """Makes schemas and records from one source of chance.
+    """Makes random schemas and records.
 
-    :param random: where the chance comes from.
-    :param maps: whether schemas may hold maps.
+    :param random: the source of random numbers.
+    :param maps: True if schemas may have maps.
     """
 
     def __init__(self, random: Random, maps: bool = False) -> None:
@@ -288,7 +290,7 @@ class Maker:
     # --- records ---------------------------------------------------------------------------------------------------------
 
     def record(self, schema: list, tidy: float) -> bytes:
-        """One record; ``tidy`` is the share of things done right."""
+        """Return one record; ``tidy`` is the share of correct values."""
         text = self.space() + self.object(schema, tidy) + self.space()
         value = text.encode("utf-8", "surrogatepass")
         return value if self.often(tidy) else self.mutated(value)
@@ -392,7 +394,7 @@ def _units(text: str) -> list[int]:
 
 
 def ddl(schema: list, nested: bool = False) -> str:
-    """The DDL of a made schema."""
+    """Return the DDL of a random schema."""
     parts = []
     for name, kind, required in schema:
         quoted = "`" + name.replace("`", "``") + "`"

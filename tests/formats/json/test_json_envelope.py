@@ -1,4 +1,4 @@
-"""Connect's envelopes: what the record's own schema makes of a value, and what is written is read again."""
+"""Connect's envelopes: how the record's own schema changes a value's meaning; written envelopes are read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONNECT, DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
 
 
 def struct(*fields: dict[str, Any], optional: bool = True, **types: Any) -> dict[str, Any]:
-    """A schema of Connect."""
+    """Return a schema of Connect."""
     named = [{"field": name, "optional": True} | (t if isinstance(t, dict) else {"type": t}) for name, t in types.items()]
     return {"type": "struct", "fields": [*fields, *named], "optional": optional, "name": "rows.Value"}
 

@@ -33,7 +33,7 @@ def value(data_type: str, text: str) -> Any:
 
 
 def reason(schema: str, record: bytes) -> str:
-    """Why a record is bad, among good ones; it is a row of nulls then."""
+    """Return the reason why a record is bad, among good records; the record becomes a row of nulls."""
     rows, bad = decode(schema, b'{"x":1}', record, b'{"x":1}') if "NOT NULL" not in schema else decode(schema, record)
     at = len(rows) // 2
     assert list(bad) == [at]

@@ -1,4 +1,4 @@
-"""The two ways of decoding JSON agree: whole batches by Arrow, and the reference record by record."""
+"""The two implementations of JSON decoding agree: whole batches by Arrow, and the reference record by record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDERS = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 
 
 def disagreement(schema: str, values: Sequence[bytes | None]) -> str:
-    """Return the differences of both ways for these values. Even the smallest batch goes to Arrow first."""
+    """Return the differences of both implementations for these values. Even the smallest batch goes to Arrow first."""
     decoder = JsonDecoder(parse_ddl(schema), few=0)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     try:

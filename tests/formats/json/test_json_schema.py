@@ -47,7 +47,7 @@ p array<struct<q: decimal(3,1)>> NOT NULL, q timestamp_ntz, r varchar(3)
 
 
 def framed(*, checks: bool = False, known: tuple[int, ...] = (1, 2)) -> RegisteredJsonDecoder:
-    """A decoder as it is made for a registry that has the schema."""
+    """Return a decoder as it is made for a registry that has the schema."""
     text = json.dumps(ORDER)
     fields = JsonSchema(schema=ORDER)._fields
     return RegisteredJsonDecoder(
@@ -365,7 +365,7 @@ def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str,
 def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> None:
     good = {"a": 1, "n": [], "p": []}
     for change, told in (
-        ({"f": float("nan")}, "`f`: found nan, which JSON has not"),
+        ({"f": float("nan")}, "`f`: found nan, which JSON cannot hold"),
         ({"e": float("-inf")}, "`e`: found -inf"),
         ({"a": None}, "`a`: it is null"),
     ):
@@ -427,10 +427,10 @@ def test_a_schema_is_put_together_with_those_it_refers_to() -> None:
         ({"schema": "a map<int,int>"}, "as JSON's names are"),
         ({"schema": "a whatever"}, "value.schema"),
         ({"schema": ORDER, "reader_schema": 3}, "a version is one of a registry"),
-        ({"registry": "sr"}, "no subject is known"),
+        ({"registry": "sr"}, "the subject is unknown"),
         (
             {"registry": "sr", "topics": ("t",), "subject_name_strategy": "RecordNameStrategy"},
-            "the record's name is not known",
+            "the record's name is unknown",
         ),
     ],
 )

@@ -71,7 +71,7 @@ Said = dict[tuple[str, str], Any]
 
 @pytest.fixture(scope="module")
 def said(spark: SparkSession) -> Said:
-    """Return what Spark's ``from_json`` makes of all values of this module, by type and text, in one job."""
+    """Return the results of Spark's ``from_json`` for all values of this module, by type and text, from one job."""
     from pyspark.sql import functions as F
 
     values = [*((t, v) for t, v, _ in GOOD if t != "varchar(3)"), *((t, v) for t, v, _ in SILENT)]

@@ -1,4 +1,4 @@
-"""Writing in Arrow, without Spark: against Python's JSON, on slices and NULLs. (That Spark writes the same: test_jdbc_arrow.)"""
+"""Writing JSON in Arrow, without Spark: compared with Python's JSON, on slices and NULLs. (Spark's JSON: test_jdbc_arrow.)"""
 
 from __future__ import annotations
 

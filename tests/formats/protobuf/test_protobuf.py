@@ -1,4 +1,4 @@
-"""Protobuf without a registry: columns of messages, messages of columns, and what does not fit."""
+"""Protobuf without a registry: columns of messages, messages of columns, and values that do not fit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SMALL += "message S { bool b = 1; } }"
 
 
 def message_class(text: str, name: str = "") -> Any:
-    """protobuf's own class of a message."""
+    """Return protobuf's class of a message."""
     from google.protobuf.message_factory import GetMessageClass
 
     return GetMessageClass(find_message(files_of(text), name, "it"))
@@ -349,17 +349,17 @@ def test_a_descriptor_set_will_do_and_messages_are_found_by_either_name() -> Non
     ("options", "found"),
     [
         ({}, "neither"),
-        ({"schema": "message {"}, "protoc says: schema.proto:1:"),
+        ({"schema": "message {"}, "protoc reports: schema.proto:1:"),
         ({"schema": 'syntax = "proto3"; import "gone.proto"; message M { int32 a = 1; }'}, "gone.proto"),
-        ({"schema": 'syntax = "proto3"; mesage'}, "protoc says: schema.proto:1:"),
+        ({"schema": 'syntax = "proto3"; mesage'}, "protoc reports: schema.proto:1:"),
         ({"schema": b"nonsense"}, "the descriptor set"),
         ({"schema": 'syntax = "proto3"; message M {}'}, "has no fields"),
-        ({"schema": 'syntax = "proto3"; message M { int32 a = 1; int32 A = 2; }'}, "which are one to Spark|protoc says"),
+        ({"schema": 'syntax = "proto3"; message M { int32 a = 1; int32 A = 2; }'}, "which are one to Spark|protoc reports"),
         ({"schema": SMALL, "recursive_fields_max_depth": 11}, "found 11"),
         ({"schema": SMALL, "nanoseconds": "round"}, "found 'round'"),
         ({"schema": SMALL, "reader_schema": 3}, "a version is one of a registry"),
         ({"schema": SMALL, "subject_name_strategy": "Topic"}, "found 'Topic'"),
-        ({"registry": "sr"}, "no subject is known"),
+        ({"registry": "sr"}, "the subject is unknown"),
         ({"registry": "sr", "topics": ("t",), "schema": b"x"}, "a registry keeps texts"),
         ({"schema": "a int, a int"}, "`a` is there already"),
     ],
@@ -385,7 +385,7 @@ def test_message_indexes_are_those_of_confluents_clients(path: tuple[int, ...]) 
 
 
 def framed(*, writers: dict[int, str], reader: str, message: str = "Order") -> ProtobufDecoder:
-    """A decoder as it is made for a registry that has these schemas."""
+    """Return a decoder as it is made for a registry that has these schemas."""
     from airflow_kafka_spark.formats.protobuf.format import _find_unreadable_messages
 
     format = Protobuf(schema=reader, message=message)
@@ -410,7 +410,7 @@ def test_old_and_new_records_come_out_alike_and_headers_that_are_wrong_are_repor
         make_wire_header(99) + b"\0": "found schema id 99: it is of type AVRO",
         make_wire_header(2) + b"\0": "found schema id 2: the record is a `Other`, expected `Order`",
         make_wire_header(2) + b"\x04\x04\x00": "the record is a `A.B`, expected `Order`",
-        make_wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 has not",
+        make_wire_header(2) + b"\x02\x08": "found message indexes [4], which the schema of id 2 does not have",
         make_wire_header(2): "found message indexes that do not end",
         make_wire_header(2) + b"\x01": "found -1 message indexes",
         make_wire_header(2) + b"\xff\xff\xff\xff\xff\xff": "found message indexes that do not end",
@@ -536,7 +536,7 @@ def test_a_schema_made_of_columns_gives_their_values_back() -> None:
     ("columns", "found"),
     [
         ("`a b` int", "a name that Protobuf does not take"),
-        ("a array<array<int>>", "which Protobuf has not"),
+        ("a array<array<int>>", "which Protobuf does not have"),
         ("a map<date,int>", "Keys are strings"),
         ("a map<string,array<int>>", "Put the value into a struct"),
         ("a timestamp_ntz", "Declare it timestamp"),
@@ -573,7 +573,7 @@ def test_two_members_of_a_oneof_are_never_written_as_one() -> None:
     good = [{"s": "x", "i": None, "o": 1}, {"s": None, "i": {"n": 1}, "o": 0}, {"s": None, "i": None, "o": None}]
     found = Protobuf(schema=text).decoder().decode(written(Protobuf(schema=text), good, schema))
     assert (found.batch.to_pylist(), found.bad) == (good, ())
-    with pytest.raises(RowRejected, match="column `i`: it is there beside `s`, and of the oneof `c` only one can be"):
+    with pytest.raises(RowRejected, match="column `i`: it is set beside `s`, and only one field of the oneof `c` can be"):
         written(Protobuf(schema=text), [{"s": "x", "i": {"n": 1}, "o": 1}], schema)
 
 

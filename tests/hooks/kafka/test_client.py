@@ -1,4 +1,4 @@
-"""A client of librdkafka ends on a thread of our own: anywhere else that may abort the process."""
+"""A librdkafka client is ended on a dedicated thread: ended on another thread, it may abort the process."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_the_tables_do_not_contradict_each_other():
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory):
-    """A certificate, and its key in every form that OpenSSL writes."""
+    """Return a certificate, and its key in every form that OpenSSL writes."""
     folder = tmp_path_factory.mktemp("pem")
 
     def openssl(*args):

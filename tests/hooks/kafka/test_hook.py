@@ -47,7 +47,7 @@ def hook():
 
 @pytest.fixture
 def topic(kafka):
-    """A new topic of three partitions."""
+    """Create a topic of three partitions."""
     topic = name()
     kafka.create_topic(topic, 3)
     return topic
@@ -62,7 +62,7 @@ def produce(kafka, topic, partition, *timestamps):
 
 @contextmanager
 def transaction(kafka):
-    """A producer with an open transaction, which is aborted unless it was ended before."""
+    """Yield a producer with an open transaction, which is aborted at the end unless the test has ended it."""
     producer = Producer(kafka.connection_extra() | {"transactional.id": name("txn"), "transaction.timeout.ms": 600_000})
     producer.init_transactions(60)
     producer.begin_transaction()
@@ -75,7 +75,7 @@ def transaction(kafka):
 
 @contextmanager
 def member(kafka, group, topic):
-    """A live member of a group, with partitions assigned."""
+    """Yield a live member of a group, with partitions assigned."""
     consumer = Consumer(kafka.connection_extra(group_id=group, client_id="stranger"))
     assigned = []
     consumer.subscribe([topic], on_assign=lambda _, partitions: assigned.extend(partitions))
@@ -90,7 +90,7 @@ def member(kafka, group, topic):
 
 
 def settled(hook, partition):
-    """The bounds of a partition whose last transaction was ended: a broker answers before it has written the markers."""
+    """Return the bounds of a partition once the markers of its last transaction are written: brokers answer before that."""
     deadline = time.monotonic() + 120
     while (bounds := hook.offsets([partition])[partition]).held_back and time.monotonic() < deadline:
         pass
@@ -455,7 +455,7 @@ EVERY_CALL = [
 
 
 def noise(capfd):
-    """Return the lines that librdkafka has written by itself, without those on brokers of other tests, which may end any time."""
+    """Return the lines that librdkafka has logged, without those about brokers of other tests, which may end at any time."""
     said = "".join(capfd.readouterr()).splitlines()
     return [line for line in said if "rdkafka" in line and not re.search(r"127\.0\.0\.1:\d\d+", line)]
 
@@ -535,7 +535,7 @@ def test_the_connections_own_error_callback_is_still_called(monkeypatch):
 
 @pytest.fixture(scope="module")
 def fragile():
-    """A broker of one's own, to be killed."""
+    """A separate broker that the test may kill."""
     with EmbeddedKafka() as kafka:
         kafka.create_topic("t")
         yield kafka

@@ -1,4 +1,4 @@
-"""Kafka's partitioner: one key, many keys, and a reference that goes byte by byte."""
+"""Kafka's partitioner: one key, many keys, and a reference that hashes byte by byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition, choose
 
 
 def reference(data: bytes) -> int:
-    """Kafka's hash of a key, never negative."""
+    """Return Kafka's hash of a key, never negative."""
     length, seed, m, mask = len(data), 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
     h = seed ^ length
     for i in range(0, length - length % 4, 4):

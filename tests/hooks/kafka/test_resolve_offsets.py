@@ -1,4 +1,4 @@
-"""Which offsets a start, or a stop, means on a real broker."""
+"""The offsets that a start or a stop resolves to, on a real broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ BASE = 1_750_000_000_000
 
 @pytest.fixture(scope="module")
 def topic(kafka, hook):
-    """Partition 0 holds offsets 2 to 9 at BASE + offset; 1 holds 0 to 4, and 5 to 7 in an open transaction; 2 holds nothing."""
+    """Partition 0 holds offsets 2 to 9 at BASE + offset. Partition 1 holds 0 to 4, and 5 to 7 in an open transaction. Partition 2
+    is empty.
+    """
     name = "bounds"
     kafka.create_topic(name, 3)
     producer = Producer(kafka.connection_extra())

@@ -1,4 +1,4 @@
-"""Brokers that demand SASL and TLS: one Airflow connection must serve librdkafka and Spark's Java client alike."""
+"""Brokers that require SASL and TLS: one Airflow connection must work for librdkafka and for Spark's Java client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
-from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve
+from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -30,7 +30,7 @@ def connect(monkeypatch, extra, conn_id="secured"):
 
 
 def filled(security, properties=None, **settings):
-    """A broker with this security and 100 committed records on topic `t`, written with the connection's own settings."""
+    """Start a broker with this security and 100 committed records on topic `t`, written with the connection's settings."""
     kafka = EmbeddedKafka(security=security, properties=properties)
     kafka.start()
     kafka.create_topic("t", 2)
@@ -49,7 +49,7 @@ def sasl_ssl():
 
 @pytest.fixture(scope="module")
 def sasl_plaintext():
-    """All users but eve may do everything."""
+    """A broker on which all users except eve have all rights."""
     users = {"ann": PASSWORD, "bob": "b", "eve": "e"}
     authorizer = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -70,7 +70,7 @@ def spark(tmp_path_factory):
     connection = {"conn_type": "spark", "host": "local[1]"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW_CONN_SPARK_SECURITY", json.dumps(connection))
-        jars = tuple(map(str, resolve([find_spark_kafka_connector()], exclude_bundled=True)))
+        jars = tuple(map(str, resolve_jars([find_spark_kafka_connector()], exclude_bundled=True)))
         with SparkHook("spark_security").session(jars=jars) as session:
             yield session
     # Its connections are closed after pytest has closed the log they report to.
@@ -88,7 +88,7 @@ def read(spark, options):
 
 
 def served(hook):
-    """The connection works for librdkafka."""
+    """Check that the connection works for librdkafka."""
     offsets = hook.offsets(["t"])
     return offsets == {TopicPartition("t", p): PartitionOffsets(0, 50, 50) for p in (0, 1)}
 
@@ -173,7 +173,7 @@ def test_java_settings_by_hand_serve_spark(sasl_ssl, spark, monkeypatch):
 
 
 def refused(hook, capfd):
-    """The error of a connection that the brokers do not accept: soon, not retryable, without noise or secrets."""
+    """Return the error of a connection that the brokers refuse: raised soon, not retryable, without further logs or secrets."""
     started = time.monotonic()
     with pytest.raises(ConnectionInvalid) as caught:
         hook.offsets(["t"])

@@ -1,4 +1,4 @@
-"""Transactional producers: what is left of one that could not fence."""
+"""Transactional producers: the state after a failed fencing."""
 
 from __future__ import annotations
 

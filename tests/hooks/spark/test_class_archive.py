@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: it saves time where it fits, and is as if it were not there where it does not."""
+"""The archive of Spark's classes: it saves time if it fits, and has no effect otherwise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, no options of Java from outside, and no maker that this process has started."""
+    """An empty cache, without options of Java in the environment, and without a maker started by this process."""
     class_archive._start_maker.cache_clear()
     monkeypatch.setenv(jars.CACHE_ENV, str(tmp_path / "cache"))
     for name in class_archive._JAVA_OPTION_VARIABLES:
@@ -190,7 +190,7 @@ def test_the_background_is_a_process_of_low_priority_that_a_task_does_not_take_a
 
 @pytest.fixture(scope="module")
 def made() -> SparkClassArchive:
-    """The archive that all tests start Spark with."""
+    """The archive that all tests use to start Spark."""
     archive = SparkClassArchive.find()
     assert archive is not None
     command = [sys.executable, "-m", class_archive.__name__]

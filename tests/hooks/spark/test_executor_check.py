@@ -1,4 +1,4 @@
-"""The packages that an executor needs for a task, and the error of one that lacks them, without Spark.
+"""The packages that an executor needs for a task, and the error of an executor without them. No Spark is started.
 
 tests/faults/test_cluster.py has a Spark cluster whose executors lack packages.
 """
@@ -28,7 +28,7 @@ class Task(CheckedOnExecutors):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """This process is an executor with an environment of its own, without some modules."""
+    """Make this process an executor with its own environment, without some modules."""
     monkeypatch.setattr(executor_check, "describe_host_and_prefix", lambda: ("executor-1", "/opt/python"))
     find = importlib.util.find_spec
 

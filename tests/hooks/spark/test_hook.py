@@ -1,4 +1,4 @@
-"""Sessions from connections: what a connection means, without starting Spark where that is not needed."""
+"""Sessions from connections: the settings that a connection gives, mostly without starting Spark."""
 
 from __future__ import annotations
 

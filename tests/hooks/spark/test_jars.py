@@ -1,4 +1,4 @@
-"""Jars: fetched once, whole, by one process, and found in milliseconds afterwards."""
+"""Jars: each is fetched once, completely, by one process. Later lookups take milliseconds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from airflow_kafka_spark.testing._processes import wait_until
 THING = "org.example:thing:1.0"
 CHILD = """
 import logging, sys
-from airflow_kafka_spark.hooks.spark.jars import resolve
+from airflow_kafka_spark.hooks.spark.jars import resolve_jars
 logging.basicConfig(level=logging.INFO)
-resolve(sys.argv[1:])
+resolve_jars(sys.argv[1:])
 """
 
 
@@ -54,7 +54,7 @@ class Repository:
 
 @pytest.fixture(autouse=True)
 def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ivy lives for two seconds: what a better compiler would gain, it does not see."""
+    """Set options for a JVM that starts quickly. Ivy runs for two seconds, too short to profit from the better compiler."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
@@ -89,7 +89,7 @@ def test_the_jars_of_a_coordinate_and_of_everything_it_needs(repository: Reposit
     repository.add("org.example:deep:3.0")
     repository.add("org.example:part:2.0", "org.example:deep:3.0", packaging="bundle")
     repository.add(THING, "org.example:part:2.0")
-    found = jars.resolve([THING])
+    found = jars.resolve_jars([THING])
     assert names(found) == ["org.example_deep-3.0.jar", "org.example_part-2.0.jar", "org.example_thing-1.0.jar"]
     assert all(path.is_absolute() and path.is_file() for path in found)
 
@@ -97,28 +97,28 @@ def test_the_jars_of_a_coordinate_and_of_everything_it_needs(repository: Reposit
 def test_several_coordinates_are_one_set_in_any_order(repository: Repository) -> None:
     repository.add(THING)
     repository.add("org.example:other:1.0")
-    found = jars.resolve([THING, "org.example:other:1.0"])
+    found = jars.resolve_jars([THING, "org.example:other:1.0"])
     assert len(found) == 2
-    assert jars.resolve(["org.example:other:1.0", THING, THING]) == found
+    assert jars.resolve_jars(["org.example:other:1.0", THING, THING]) == found
 
 
 def test_a_cached_set_costs_milliseconds_and_needs_no_java(repository: Repository, without_java: Callable[[], None]) -> None:
     repository.add(THING)
-    fetched = jars.resolve([THING])
+    fetched = jars.resolve_jars([THING])
     without_java()
     began = time.thread_time()
     for _ in range(20):
-        assert jars.resolve([THING]) == fetched
+        assert jars.resolve_jars([THING]) == fetched
     assert (time.thread_time() - began) / 20 < 0.01
 
 
 def test_a_read_only_cache_that_is_filled_is_enough(repository: Repository, tmp_path: Path) -> None:
     repository.add(THING)
-    fetched = jars.resolve([THING])
+    fetched = jars.resolve_jars([THING])
     (tmp_path / "cache" / ".lock").unlink()
     (tmp_path / "cache").chmod(0o555)
     try:
-        assert jars.resolve([THING]) == fetched
+        assert jars.resolve_jars([THING]) == fetched
         assert not (tmp_path / "cache" / ".lock").exists()
     finally:
         (tmp_path / "cache").chmod(0o755)
@@ -126,9 +126,9 @@ def test_a_read_only_cache_that_is_filled_is_enough(repository: Repository, tmp_
 
 def test_a_damaged_set_is_fetched_again(repository: Repository) -> None:
     repository.add(THING)
-    (jar,) = jars.resolve([THING])
+    (jar,) = jars.resolve_jars([THING])
     jar.unlink()
-    assert jars.resolve([THING]) == (jar,)
+    assert jars.resolve_jars([THING]) == (jar,)
     assert jar.is_file()
 
 
@@ -156,15 +156,15 @@ def test_a_fetch_that_is_killed_publishes_nothing_and_the_next_one_succeeds(repo
     assert child.wait() == -signal.SIGKILL
     go.touch()
     assert [path for path in sets.iterdir() if not path.name.startswith(".fetching-")] == []
-    assert len(jars.resolve([THING])) == 1
+    assert len(jars.resolve_jars([THING])) == 1
     assert list(sets.glob(".fetching-*")) == []
 
 
 def test_progress_is_one_line_before_and_one_after(repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
     repository.add(THING)
     with caplog.at_level(logging.INFO):
-        jars.resolve([THING])
-        jars.resolve([THING])
+        jars.resolve_jars([THING])
+        jars.resolve_jars([THING])
     before, after = (record.getMessage() for record in caplog.records if record.name == jars.log.name)
     assert before.startswith(f"Fetching {THING} and what they need into ") and before.endswith(", once")
     assert after.startswith("Fetched 1 jars, 0 MB, in ")
@@ -174,13 +174,13 @@ def test_exclude_bundled_leaves_out_and_does_not_fetch_what_pyspark_ships(reposi
     # Neither is in the repository: asking for them would fail.
     repository.add(THING, "org.lz4:lz4-java:9.9", "org.scala-lang:scala-library:9.9", "org.example:part:2.0")
     repository.add("org.example:part:2.0")
-    assert names(jars.resolve([THING], exclude_bundled=True)) == ["org.example_part-2.0.jar", "org.example_thing-1.0.jar"]
+    assert names(jars.resolve_jars([THING], exclude_bundled=True)) == ["org.example_part-2.0.jar", "org.example_thing-1.0.jar"]
     with pytest.raises(JarsUnavailable):
-        jars.resolve([THING])
+        jars.resolve_jars([THING])
 
 
 def test_what_remains_of_the_spark_connector() -> None:
-    found = names(jars.resolve([jars.find_spark_kafka_connector()], exclude_bundled=True))
+    found = names(jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True))
     assert [name.split("_", 1)[1].rsplit("-", 1)[0] for name in found] == [
         "commons-pool2",
         "kafka-clients",
@@ -197,7 +197,7 @@ def test_the_connector_is_of_the_installed_pyspark() -> None:
 
 def test_an_unknown_coordinate_is_named_with_the_last_words_of_ivy(repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(JarsUnavailable) as caught:
-        jars.resolve([THING])
+        jars.resolve_jars([THING])
     assert "org.example#thing;1.0: not found" in str(caught.value)
     assert caught.value.coordinates == (THING,)
     assert list((tmp_path / "cache" / "jars").iterdir()) == []
@@ -206,19 +206,19 @@ def test_an_unknown_coordinate_is_named_with_the_last_words_of_ivy(repository: R
 @pytest.mark.parametrize("coordinate", ["", "kafka", "a:b", "a:b:c:d", "a:b:../../c", "-settings:b:c d"])
 def test_a_malformed_coordinate_is_refused(coordinate: str) -> None:
     with pytest.raises(JarsUnavailable, match="organisation:module:revision"):
-        jars.resolve([coordinate])
+        jars.resolve_jars([coordinate])
 
 
 def test_an_ivy_settings_file_that_does_not_exist_is_named(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_KAFKA_SPARK_IVY_SETTINGS", "/nowhere/ivysettings.xml")
     with pytest.raises(JarsUnavailable, match="/nowhere/ivysettings.xml"):
-        jars.resolve([THING])
+        jars.resolve_jars([THING])
 
 
 def test_a_cache_that_cannot_be_written_is_named(repository: Repository, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JarsUnavailable, match="cannot be written"):
-        jars.resolve([THING], cache=tmp_path / "file" / "cache")
+        jars.resolve_jars([THING], cache=tmp_path / "file" / "cache")
 
 
 def test_without_java_and_without_a_cached_set_there_is_one_clear_sentence(
@@ -226,7 +226,7 @@ def test_without_java_and_without_a_cached_set_there_is_one_clear_sentence(
 ) -> None:
     without_java()
     with pytest.raises(JavaMissing, match="JAVA_HOME is not set and there is no java on the PATH"):
-        jars.resolve([THING])
+        jars.resolve_jars([THING])
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

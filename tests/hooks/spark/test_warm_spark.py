@@ -1,4 +1,4 @@
-"""Which tasks share a warm Spark process, and what is refused, without a JVM."""
+"""The tasks that share a warm Spark process, and the refused ones. No JVM is started."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_a_process_that_died_has_left_is_removed_and_does_not_count(private
 def test_the_number_of_processes_is_limited(private, monkeypatch):
     monkeypatch.setattr(client, "MAX_PROCESSES", 0)
     with pytest.raises(WarmUnavailable, match="0 warm processes with other settings"):
-        client.open_session(settings(), "task")
+        client.open_warm_session(settings(), "task")
 
 
 def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(hook, private, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""Spark's Python workers: the end of a task's rows, and freed memory that is used again."""
+"""Spark's Python workers: the end of a task's rows, and the reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 100_000
 
 
 def count(directory: str):
-    """A task that notes how its rows ended, as one that commits by itself would do."""
+    """A task that notes how its rows ended, like a task that commits itself."""
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = 0

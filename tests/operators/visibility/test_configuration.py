@@ -1,4 +1,4 @@
-"""The configuration of a task that Airflow stores with its DAG: the same at each parse, and without secrets."""
+"""The configuration of a task that Airflow stores with its DAG: equal at each parse, and without secrets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A real DAG, run three times: the first task is killed when its window has been read, the second one goes through, the third one
-fails. What do others see?"""
+"""A real DAG, run three times: the first task is killed after reading its window, the second succeeds, the third fails. The tests
+check what Airflow, lineage and the ledger show of it.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def test_the_event_of_an_asset_carries_window_ranges_and_counts(seen):
 
 
 def told(seen, state):
-    """The last of OpenLineage's events of the task, and its inputs and outputs by name."""
+    """Return the last of OpenLineage's events of the task, and its inputs and outputs by name."""
     event = [e for e in seen["lineage"] if e["eventType"] == state][-1]
     return event, {d["name"]: d for d in event["inputs"]}, {d["name"]: d for d in event["outputs"]}
 

@@ -1,4 +1,4 @@
-"""A window's progress, also with a store that refuses it."""
+"""A window's progress, also with a store that refuses values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.sinks.feed import SCHEMA, row
 
 
 class DeltaCase(Case):
-    """A Delta sink on a local disk, read by deltalake: its log says which files there are, Arrow reads them."""
+    """A Delta sink on a local disk, read by deltalake: its log names the files, and Arrow reads them."""
 
     prepares_commit = False
 
@@ -40,19 +40,19 @@ class DeltaCase(Case):
         return found.to_table(columns=columns).cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
 
     def of_others(self, *ids: int) -> None:
-        """Another writer appends rows."""
+        """Append rows as another writer does."""
         write_deltalake(self.path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append", schema_mode="merge")
 
     def delete(self, id: int) -> None:
-        """Others delete a row."""
+        """Delete a row as another writer does."""
         DeltaTable(self.path).delete(f"id = {id}")
 
     def compact(self) -> None:
-        """OPTIMIZE: others write all rows into other files."""
+        """Run OPTIMIZE: write all rows into other files as another writer does."""
         DeltaTable(self.path).optimize.compact()
 
     def maintain(self) -> None:
-        """OPTIMIZE, and VACUUM of all that the log does not name."""
+        """Run OPTIMIZE, and VACUUM of all files that the log does not name."""
         self.compact()
         DeltaTable(self.path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
 
@@ -73,7 +73,7 @@ class DeltaCase(Case):
         return {name: digest for name, digest in found.items() if not (self.path.parent / name).is_dir() or "=" not in name}
 
     def published(self) -> Any:
-        """The log, the files that it names, and the records of windows."""
+        """Return the log, the files that it names, and the records of windows."""
         named = self.files()
         seen = ("_delta_log", "_airflow/windows")
         return {name: digest for name, digest in tree(self.path).items() if name in named or name.startswith(seen)}
@@ -130,7 +130,7 @@ def create_mapped_table(path: Path) -> None:
     """Write the first entry of the log of a table that Spark would create with these statements:
 
     ``CREATE TABLE (..., day DATE GENERATED ALWAYS AS (CAST(placed_at AS DATE)), initial STRING GENERATED ALWAYS AS (...))
-    PARTITIONED BY (day) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')``. No column is called so in its files.
+    PARTITIONED BY (day) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')``. The columns have other names in its files.
     """
 
     def column(number: int, name: str, kind: Any, **facts: str) -> dict[str, Any]:
@@ -160,18 +160,18 @@ def create_mapped_table(path: Path) -> None:
 
 
 def mapped_row(i: int) -> dict[str, Any]:
-    """A row of :data:`MAPPED`."""
+    """Return a row of :data:`MAPPED`."""
     return {**row(i), "full name": row(i)["name"]}
 
 
 def with_generated(line: dict[str, Any]) -> dict[str, Any]:
-    """A row of :data:`MAPPED` as the table has it."""
+    """Return a row of :data:`MAPPED` as the table has it."""
     at, name = line["placed_at"], line["full name"]
     return {**line, "day": at and at.date(), "initial": name if name is None else name[:1]}
 
 
 def read_mapped_table(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a mapped table, without its generated columns, by the names that its files have."""
+    """Return the rows of a mapped table, without its generated columns, under the names that its files have."""
     table, physical = DeltaTable(path), pa.schema([(f"col-{n}", f.type) for n, f in zip((1, 2, 3, 4, 7, 8), MAPPED, strict=True)])
     member = {"city": "col-5", "zip": "col-6"}
     lines = []

@@ -36,13 +36,13 @@ WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 
 @pytest.fixture(scope="session", autouse=True)
 def reader(s3: EmbeddedS3) -> None:
-    """A connection whose user may only read."""
+    """Return a connection whose user may only read."""
     os.environ["AIRFLOW_CONN_READER"] = s3.connection_json(s3.user("reads_only", READS_ONLY))
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A table in a bucket of its own, read with the log by deltalake and the objects by boto3."""
+    """A table in a separate bucket. deltalake reads the log, and boto3 the objects."""
 
     bucket: Bucket
     sink: DeltaSink

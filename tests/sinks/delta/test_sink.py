@@ -1,4 +1,4 @@
-"""The Delta sink: other writers, maintenance of the table, replays, evolution, statistics, and what it refuses."""
+"""The Delta sink: other writers, maintenance of the table, replays, evolution, statistics, and refused tables and options."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
 
 @dataclass(frozen=True)
 class Lake:
-    """A table in a bucket of its own; the objects are listed by boto3 and read by Arrow."""
+    """A table in a separate bucket. boto3 lists the objects, and Arrow reads them."""
 
     bucket: Bucket
     sink: FilesSink
@@ -146,7 +146,7 @@ def listed(lake: Lake) -> Lake:
 
 
 def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
-    """Return the rows of a reader that lists the table, and passes over hidden names as Spark and Arrow do."""
+    """Return the rows of a reader that lists the table and skips hidden names, as Spark and Arrow do."""
     in_path = pa.schema([("window", pa.string()), *((name, pa.string()) for name in lake.sink.partition_by)])
     partitioning = pa.dataset.partitioning(in_path, flavor="hive")
     found = pa.dataset.dataset(

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(shutil.which("azurite-blob") is None, reason="az
 
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[str]:
-    """The URL of its account."""
+    """Return the URL of Azurite's account."""
     directory = processes.make_own_directory("azurite")
     supervisor = processes.SupervisorClient("Azurite")
     supervisor.own(directory)

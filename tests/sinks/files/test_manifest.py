@@ -38,7 +38,7 @@ def ids(sink: FilesSink) -> list[int]:
 
 
 def log_of(sink: FilesSink, feed: Feed) -> list[dict]:
-    """The commits of the pipeline, in their order."""
+    """Return the commits of the pipeline, in their order."""
     entries = Path(sink.path, "_windows").glob("*/log/*.json")
     return [json.loads(path.read_text()) for path in sorted(entries)]
 

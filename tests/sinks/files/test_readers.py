@@ -1,4 +1,4 @@
-"""A files sink's directory, read the ordinary way by Spark, DuckDB, pandas and Arrow: every value as it was, nothing else."""
+"""A files sink's directory, read by Spark, DuckDB, pandas and Arrow without special options: exactly the written values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Table:
         return self.sink.directory
 
     def rows(self, table: pa.Table) -> list[dict[str, Any]]:
-        """An Arrow table's rows in the types they should have."""
+        """Return an Arrow table's rows in the expected types."""
         return table.select(self.schema.names).cast(self.schema).to_pylist()
 
 
@@ -104,7 +104,7 @@ def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory)
 
 
 def from_spark(line: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """A row of Spark in Arrow's Python values. Its process was in UTC."""
+    """Return a row of Spark in Arrow's Python values. Its process was in UTC."""
     found = dict(line)
     for name in schema.names:
         value = found[name]

@@ -1,4 +1,4 @@
-"""The files sink: names and places, partitions, mistakes, and what it refuses."""
+"""The files sink: names and places, partitions, mistakes, and refused options."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def names(path: Path) -> list[str]:
-    """Files below, relative."""
+    """Return the relative paths of the files below."""
     return sorted(os.path.relpath(p, path) for p in path.rglob("*") if p.is_file())
 
 
 def job_of(schema: pa.Schema, lines: list[dict], batch_rows: int = 10_000, topic: str = "orders") -> Job:
-    """The first window of a pipeline, of one split with these rows."""
+    """Return the first window of a pipeline, of one split with these rows."""
     split = Split(0, OffsetRange(topic, 0, 100, 100 + len(lines)))
     window = Window("p", 1, (split.range,), run="r", planned_at="2026-11-20T00:00:00+00:00")
     batches = [
@@ -458,7 +458,7 @@ def test_leftovers_of_other_pipelines_and_later_windows_stay(path):
 
 
 def test_only_the_files_that_results_name_are_published(path):
-    """A speculative copy, and what it left, stay behind; so does whatever it writes later."""
+    """The files of a speculative copy, and all that it writes later, are not published."""
     feed, sink = Feed(), FilesSink(str(path), partition_by=("flag",))
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:
@@ -494,7 +494,7 @@ def test_a_paused_task_that_outlives_its_window_changes_nothing(path, tmp_path, 
 
 
 class _Task(FilesSink):
-    """Looks like a sink to :class:`Victim`, and is one task."""
+    """A single task in the form of a sink, for :class:`Victim`."""
 
     def __init__(self, writer):
         self.__dict__["writer"] = writer

@@ -26,7 +26,7 @@ NAME = "shop.orders"
 
 
 class IcebergCase(Case):
-    """An Iceberg sink with a SQL catalog in SQLite and files on a local disk: pyiceberg says which files there are."""
+    """An Iceberg sink with a SQL catalog in SQLite and files on a local disk: pyiceberg names the files."""
 
     prepares_commit = False
 
@@ -46,13 +46,13 @@ class IcebergCase(Case):
             self.schema = self.schema.append(pa.field("day_of_week", pa.string()))
 
     def connect(self, **extra: str) -> None:
-        """Let the sink's connection have these options."""
+        """Set these options in the sink's connection."""
         connection = {"conn_type": "iceberg", "extra": {"name": "lake", **extra}}
         os.environ[f"AIRFLOW_CONN_{self.conn_id.upper()}"] = json.dumps(connection)
 
     @contextmanager
     def catalog(self) -> Iterator[Catalog]:
-        """The catalog, as others open it."""
+        """Return the catalog as another client opens it."""
         catalog = load_catalog("lake", **self.options)
         try:
             yield catalog
@@ -60,7 +60,7 @@ class IcebergCase(Case):
             catalog.close()
 
     def table(self) -> Table | None:
-        """The newest version of the table; its files can be read when the catalog is closed."""
+        """Return the newest version of the table; its files can be read after the catalog is closed."""
         with self.catalog() as catalog:
             try:
                 return catalog.load_table(NAME)
@@ -77,30 +77,30 @@ class IcebergCase(Case):
         return found.cast(pa.schema([self.schema.field(n) for n in columns])).to_pylist()
 
     def of_others(self, *ids: int) -> None:
-        """Another writer appends rows."""
+        """Append rows as another writer does."""
         with self.catalog() as catalog:
             table = catalog.load_table(NAME)
             columns = {f.name: pa.nulls(len(ids), f.type) for f in table.schema().as_arrow()} | {"id": pa.array(ids, pa.int64())}
             table.append(pa.table(columns, schema=table.schema().as_arrow()))
 
     def delete(self, id: int) -> None:
-        """Others delete a row."""
+        """Delete a row as another writer does."""
         with self.catalog() as catalog:
             catalog.load_table(NAME).delete(f"id = {id}")
 
     def compact(self) -> None:
-        """Others write all rows into other files."""
+        """Write all rows into other files as another writer does."""
         with self.catalog() as catalog:
             table = catalog.load_table(NAME)
             table.overwrite(table.scan().to_arrow())
 
     def maintain(self) -> None:
-        """Others write all rows into other files, and all snapshots expire that neither a branch nor a tag names."""
+        """Write all rows into other files, and expire all snapshots that neither a branch nor a tag names."""
         self.compact()
         self.expire()
 
     def expire(self) -> None:
-        """All snapshots expire that neither a branch nor a tag names."""
+        """Expire all snapshots that neither a branch nor a tag names."""
         with self.catalog() as catalog:
             table = catalog.load_table(NAME)
             table.maintenance.expire_snapshots().older_than(dt.datetime.now() + dt.timedelta(days=1)).commit()
@@ -111,9 +111,9 @@ class IcebergCase(Case):
         return len(table.history()) if table is not None else 0
 
     def files(self, every: bool = False) -> set[str]:
-        """The data files that the table has, below the warehouse.
+        """Return the data files of the table, below the warehouse.
 
-        :param every: those of all snapshots, and their manifests.
+        :param every: the files of all snapshots, and their manifests.
         """
         table, found = self.table(), set()
         for snapshot in table.snapshots() if table is not None else ():

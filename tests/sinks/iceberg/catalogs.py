@@ -1,4 +1,4 @@
-"""Catalogs whose requests and answers get lost: SQL catalogs, for the connection's ``py-catalog-impl``, and one behind HTTP."""
+"""Catalogs that lose requests and answers: SQL catalogs, for the connection's ``py-catalog-impl``, and a catalog behind HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LostAnswers(SqlCatalog):
-    """Commits, and answers that it does not know, as often as :attr:`lost` says."""
+    """A catalog that commits, but loses the answer, :attr:`lost` times."""
 
     lost = 0
     seen = 0
@@ -40,7 +40,7 @@ class LostAnswers(SqlCatalog):
 
 
 class LostRequests(SqlCatalog):
-    """Does not get the first commits."""
+    """A catalog that loses the first commits."""
 
     lost = 0
 
@@ -80,7 +80,7 @@ class RestServer(ThreadingHTTPServer):
     def lose(self, number: int | None, handled: bool = False) -> None:
         """Answer a request by 503, counted from now on.
 
-        :param handled: True: it is carried out nevertheless.
+        :param handled: True: the request is carried out nevertheless.
         """
         self.requests, self.lost, self.handled = 0, number, handled
 

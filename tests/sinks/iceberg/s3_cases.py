@@ -1,6 +1,6 @@
-"""The Iceberg sink with a Glue catalog and files in S3, as moto has both. Run by ``tests/test_s3.py``.
+"""The Iceberg sink with a Glue catalog and files in S3, both served by moto. Run by ``tests/test_s3.py``.
 
-moto's Glue replaces a table whatever version the request names: who looks and commits at one instant is not tested here.
+moto's Glue replaces a table without comparing the version in the request. Concurrent commits are therefore not tested here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
 @dataclass(frozen=True)
 class Lake:
-    """A table in a bucket and a database of Glue of its own, read by pyiceberg; objects are listed by boto3."""
+    """A table in a separate bucket and a separate database of Glue, read by pyiceberg; boto3 lists the objects."""
 
     bucket: Bucket
     options: dict[str, str]

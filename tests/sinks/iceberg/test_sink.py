@@ -1,4 +1,4 @@
-"""The Iceberg sink: other writers, maintenance of the table, replays, evolution, partitions, branches, and what it refuses."""
+"""The Iceberg sink: other writers, maintenance of the table, replays, evolution, partitions, branches, and refusals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A process reads the markers of a window once: the next look of its tasks sees what came since, and misses nothing.
+"""A process reads the markers of a window only once. Later reads of its tasks see all new markers, and miss none.
 
-``process`` stands for a Python worker of Spark: what one has read, the others have not.
+``process`` stands for a Python worker of Spark: a worker does not know the markers that other workers have read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
-from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.ledger.topic import LedgerClaim, read_span
 from airflow_kafka_spark.sinks.kafka.tasks import publish as publishing
 from airflow_kafka_spark.sinks.kafka.tasks.publish import KEPT, ClaimedWindow, RecordBatches, read_claimed_window
 from airflow_kafka_spark.windows.memory import (
@@ -44,7 +44,7 @@ def made(kafka, unique):
 
 @pytest.fixture
 def process(monkeypatch) -> Callable[[str], None]:
-    """Go on as the process of this name."""
+    """Continue as the process of this name."""
     kept: dict[str, OrderedDict] = {}
 
     def become(name: str) -> None:
@@ -56,16 +56,16 @@ def process(monkeypatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def read(monkeypatch) -> list[list[LedgerRecord]]:
-    """The records that each reading of the ledger has given."""
+    """Return the records that each reading of the ledger has given."""
     readings: list[list[LedgerRecord]] = []
 
     def counted(*arguments, **options) -> Iterator[LedgerRecord]:
         readings.append([])
-        for record in read_to(*arguments, **options):
+        for record in read_span(*arguments, **options):
             readings[-1].append(record)
             yield record
 
-    monkeypatch.setattr("airflow_kafka_spark.sinks.kafka.tasks.publish.read_to", counted)
+    monkeypatch.setattr("airflow_kafka_spark.sinks.kafka.tasks.publish.read_span", counted)
     return readings
 
 
@@ -167,7 +167,7 @@ def test_what_a_process_keeps_is_bounded(process):
 
 
 class Log:
-    """A partition: committed records with gaps, what hides the last of them, and a cleaner that runs in passes."""
+    """A partition: committed records with gaps, a transaction that hides the last of them, and a cleaner that runs in passes."""
 
     def __init__(self) -> None:
         self.records: list[LedgerRecord] = []

@@ -1,4 +1,4 @@
-"""Headers of many records at once are what they would be one by one."""
+"""Headers of many records at once are equal to headers made one by one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, PREFIX, SCHEMA, Envelope, make_routed_records
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import EXCEPTION, SCHEMA, Envelope, make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers, list_pairs
 from airflow_kafka_spark.sources.kafka.tasks.read import make_header_column
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX
 
 TEXT = st.text(max_size=5)
 PAIRS = st.none() | st.lists(st.tuples(TEXT, st.none() | st.binary(max_size=4)), max_size=3)
@@ -57,7 +58,7 @@ def test_letters_of_several_stages_carry_each_its_own_reason():
     for row, headers in zip(rows, list_pairs(sent.column("headers")), strict=True):
         own = len(row["headers"] or ())
         assert headers[:own] == [("own", None)] * own
-        facts = {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers[own:]}
+        facts = {name.removeprefix(CONNECT_ERROR_PREFIX): (value or b"").decode() for name, value in headers[own:]}
         assert facts == {
             "topic": "t", "partition": str(row["partition"]), "offset": str(row["offset"]), "connector.name": "pipe",
             "task.id": "0", "stage": row["stage"],

@@ -1,4 +1,4 @@
-"""Publishing a split without Spark: places, headers, times, topics, refusals, and the marker that makes it happen once."""
+"""Publishing a split without Spark: partitions, headers, times, topics, refusals, and the marker that makes it happen once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def batch(count: int, start: int = 0, **columns: pa.Array) -> pa.RecordBatch:
 
 
 def records(kafka, topic):
-    """Committed records, in order of partition and offset."""
+    """Return committed records, in order of partition and offset."""
     found = committed_messages(kafka.connection_extra(), topic)
     return sorted(found, key=lambda m: (m.partition(), m.offset()))
 

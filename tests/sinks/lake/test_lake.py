@@ -1,4 +1,4 @@
-"""Promises of all sinks of lake tables beside the contract: other writers, maintenance, replays, evolution, refusals."""
+"""Guarantees of all sinks of lake tables beside the contract: other writers, maintenance, replays, evolution, refusals."""
 
 from __future__ import annotations
 
@@ -489,7 +489,7 @@ def narrow_row(i: int) -> dict[str, Any]:
 
 
 def grown(line: dict[str, Any]) -> dict[str, Any]:
-    """A row as the table has it with all members."""
+    """Return a row as the table has it, with all members."""
     made = dict(line)
     for name in ("place", "places", "by_name"):
         kind = GROWN.field(name).type

@@ -1,4 +1,4 @@
-"""A topic becomes a table of a lake by Spark's tasks: killed, retried, replayed, with records that cannot be read."""
+"""A topic becomes a table of a lake through Spark's tasks: killed, retried, replayed, with records that cannot be read."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ RECORDS = ("airflow_windows", "airflow_window_splits")
 
 
 class PostgresCase(Case):
-    """A schema of its own, and in it a table that the sink makes."""
+    """A separate schema with a table that the sink creates."""
 
     schema = SCHEMA
 
@@ -104,7 +104,7 @@ def postgres_case(server: EmbeddedPostgres, name: str, **options: Any) -> Iterat
 
 
 def read_table(connection: psycopg.Connection, schema_name: str, table: str, schema: pa.Schema) -> list[dict[str, Any]]:
-    """Every row, as the values of ``schema``'s types."""
+    """Return every row, as values of the types of ``schema``."""
     exists = connection.execute("SELECT to_regclass(%s)", [f'"{schema_name}"."{table}"']).fetchone()[0]
     if exists is None:
         return []

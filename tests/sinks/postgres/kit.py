@@ -23,7 +23,7 @@ DEAD = "<tombstone>"
 
 
 def dead(id: int) -> dict[str, Any]:
-    """A tombstone of the key ``id``."""
+    """Return a tombstone of the key ``id``."""
     return {"id": id, DEAD: True}
 
 
@@ -45,7 +45,7 @@ EVENTS_OF_KEYS = [
 
 
 class Place:
-    """A schema of its own in the shared server, and an Airflow connection that leads to it.
+    """A separate schema in the shared server, and an Airflow connection to it.
 
     :ivar schema: its name, which needs quotes.
     """
@@ -61,12 +61,12 @@ class Place:
 
     @property
     def quoted(self) -> str:
-        """The schema, as it stands in a statement."""
+        """Return the schema's name as it is written in a statement."""
         doubled = self.schema.replace('"', '""')
         return f'"{doubled}"'
 
     def connect_with(self, value: str) -> None:
-        """Make the Airflow connection another one."""
+        """Change the Airflow connection."""
         os.environ[f"AIRFLOW_CONN_{self.conn_id.upper()}"] = value
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Pipeline:
     """Windows of one pipeline, one after the other.
 
     :param schema: of its rows.
-    :param tombstones: whether tombstones may come.
+    :param tombstones: True if tombstones may come.
     """
 
     def __init__(self, schema: pa.Schema, name: str = "dag.task", *, tombstones: bool = False, topic: str = "orders") -> None:
@@ -119,7 +119,7 @@ class Pipeline:
         self.ends: dict[int, int] = {}
 
     def job(self, *partitions: Sequence[Mapping[str, Any]], batch_rows: int = 1000) -> Job:
-        """The next window: for each partition its rows, in the order of their offsets."""
+        """Return the next window: for each partition its rows, in the order of their offsets."""
         self.number += 1
         splits, data = [], {}
         # A partition that was once there is in every later window.

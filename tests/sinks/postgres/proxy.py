@@ -48,7 +48,7 @@ class CommitLosingProxy:
 
 
 class _Link:
-    """One connection, a thread in each direction."""
+    """One connection, with a thread in each direction."""
 
     def __init__(self, proxy: CommitLosingProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._upstream = proxy, client, server

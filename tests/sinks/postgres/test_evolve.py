@@ -1,4 +1,4 @@
-"""Columns that the rows have and the table has not: added on request, refused otherwise with the difference shown."""
+"""Columns of the rows that the table lacks: added on request, otherwise refused with the difference shown."""
 
 from __future__ import annotations
 

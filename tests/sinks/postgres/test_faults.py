@@ -208,7 +208,7 @@ def test_a_session_that_is_ended_fails_its_task_and_the_retry_is_right(place: Pl
 
 
 def with_tombstones(orders: Pipeline) -> tuple[Job, list[dict[str, Any]]]:
-    """A window after one of lines(0, 30), and what there is when both are applied."""
+    """Return a window that follows lines(0, 30), and the rows after both are applied."""
     dead = [{"id": i, DEAD: True} for i in range(0, 30, 3)]
     return orders.job([*dead, *lines(100, 10)], [{"id": 1, "v": "changed"}]), [
         *({"id": i, "v": "changed" if i == 1 else f"value {i}"} for i in range(30) if i % 3),
@@ -583,6 +583,43 @@ def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str
         assert session.execute("SHOW statement_timeout").fetchone() == ("0",)
         assert session.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
     place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+@pytest.mark.parametrize("of", ["driver", "adbc", "psycopg", "source"])
+def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_that_switches_it_off(
+    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, of: str
+):
+    from airflow_kafka_spark.sinks.postgres import sql
+    from airflow_kafka_spark.sinks.postgres.tasks import session as sessions
+    from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
+
+    def slow(settings: str) -> str:
+        # As long as a timeout is in force, the statement is canceled as by that timeout.
+        cancel = "pg_cancel_backend(pg_backend_pid()) AND pg_sleep(30) IS NOT NULL"
+        return (
+            f"WITH slow AS MATERIALIZED (SELECT CASE current_setting('statement_timeout') WHEN '0' THEN true ELSE {cancel} END) "
+            f"{settings} CROSS JOIN slow"
+        )
+
+    role, settings = unique("slow"), sql.set_session_settings
+    place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'a secret'; ALTER ROLE \"{role}\" SET statement_timeout = '60s'")
+    place.connect_with(json.dumps({**json.loads(place.server.connection_json()), "login": role, "password": "a secret"}))
+    monkeypatch.setattr(sql, "set_session_settings", lambda *args, **options: slow(settings(*args, **options)))
+    monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
+    monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
+    server = place.sink().server()
+    timeout = "SELECT current_setting('statement_timeout')"
+    if of == "driver":
+        with server.connect() as connection:
+            assert connection.execute(timeout).fetchone() == ("0",)
+    elif of == "source":
+        with PostgresDatabase(server).session("asking") as session:
+            assert session.rows(timeout) == [("0",)]
+    else:
+        loading = sessions.open_session(server, "of a test", durable=True)
+        assert loading.rows(timeout) == [("0",)]
+        loading.close()
+    place.execute(f'DROP ROLE "{role}"')
 
 
 def test_any_number_of_leftovers_is_cleared_and_nothing_else(place: Place):

@@ -1,4 +1,4 @@
-"""Append, upsert and delete; what the target refuses; the table and the record of windows."""
+"""Append, upsert and delete; rows that the target refuses; the table and the record of windows."""
 
 from __future__ import annotations
 

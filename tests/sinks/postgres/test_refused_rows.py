@@ -1,4 +1,4 @@
-"""Rows that the table refuses are found one by one and left out; what is taken is what the others make, each exactly once."""
+"""Rows that the table refuses are found one by one and left out; the other rows are taken, each exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW = pa.schema([("id", pa.int64()), ("v", pa.string()), ("n", pa.int64())])
 
 
 def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[str, Any]]) -> tuple[Applied, list[BadRecord]]:
-    """Apply the next window as an operator does that tolerates bad records."""
+    """Apply the next window like an operator that tolerates bad records."""
     job = pipeline.job(*partitions, batch_rows=7)
     with sink.begin(job.window, job.splits, replace(job.shape, tolerates=True)) as writer:
         return finish(writer, job, write_all(writer, job))

@@ -1,4 +1,4 @@
-"""Everything that would keep a window from being written is found at once, before anything is read, and changes nothing."""
+"""All problems that would prevent the write of a window are found at once, before anything is read, and nothing is changed."""
 
 from __future__ import annotations
 

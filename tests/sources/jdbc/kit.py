@@ -28,7 +28,7 @@ def source_of(place: Place, table: str = "t", **options: Any) -> JdbcSource:
 
 
 def through_json(frozen: FrozenWindow) -> FrozenWindow:
-    """Return it as it is read from the ledger."""
+    """Return a value as it is read from the ledger."""
     position, splits = json.loads(json.dumps([dict(frozen.position), [dict(split) for split in frozen.splits]]))
     return FrozenWindow(tuple(splits), position, frozen.rows, frozen.remaining)
 
@@ -45,7 +45,7 @@ def read(source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> list[list[t
 
 
 def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most: int = 1000) -> Iterator[FrozenWindow]:
-    """Windows one after the other, until there is nothing left: for bulk, to the end of the pass."""
+    """Return window after window until there is nothing left; for bulk, to the end of the pass."""
     for _ in range(most):
         frozen = through_json(source.freeze(position))
         position = frozen.position
@@ -60,7 +60,7 @@ def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most:
 
 
 def every_row(source: JdbcSource) -> tuple[list[tuple], list[FrozenWindow]]:
-    """The rows of all windows together, each window checked against what it says of itself."""
+    """Return the rows of all windows together. Each window is checked against its own counts."""
     rows, seen = [], []
     for frozen in windows(source):
         seen.append(frozen)
@@ -72,7 +72,7 @@ def every_row(source: JdbcSource) -> tuple[list[tuple], list[FrozenWindow]]:
 
 
 def same(found: Sequence[tuple], expected: Sequence[tuple]) -> None:
-    """Each as often in one as in the other."""
+    """Check that both have the same items, each equally often."""
     assert Counter(map(repr, found)) == Counter(map(repr, expected))
 
 
@@ -81,7 +81,7 @@ def same(found: Sequence[tuple], expected: Sequence[tuple]) -> None:
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table whose rows are to be cut by its key.
+    """A table whose rows are cut by its key.
 
     :param columns: as DDL.
     :param rows: some of their values come often.
@@ -124,7 +124,7 @@ Types = Sequence[tuple[str, str, Sequence[tuple[Any, Any]]]]
 
 
 def type_names(types: Types) -> list[str]:
-    """A column for each type, by names that have to be quoted."""
+    """Return a column for each type, with names that have to be quoted."""
     return [f"{kind}: é`\"\\'{n}" for n, (kind, _, _) in enumerate(types)]
 
 
@@ -150,7 +150,7 @@ def check_types(answer: Answer, types: Types) -> None:
 
 
 def same_value(found: Any, expected: Any) -> bool:
-    """Of the same type too."""
+    """Return True if two values are equal and of one type."""
     if isinstance(expected, float) and isnan(expected):
         return isinstance(found, float) and isnan(found)
     return type(found) is type(expected) and found == expected

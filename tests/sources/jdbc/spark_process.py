@@ -1,7 +1,7 @@
-"""Reads splits with a Spark of its own, whose JVM lives in another time zone than its session.
+"""Read splits with a separate Spark, whose JVM has another time zone than its session.
 
-Run as ``python -m tests.sources.jdbc.spark_process``: requests come and answers go as pickles, one after the other, until the
-input ends.
+Run as ``python -m tests.sources.jdbc.spark_process``: requests and answers are pickles, one after the other, until the input
+ends.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Answer:
 
 
 class JdbcSpark:
-    """A Spark in a process of its own. What it says, and its event log, are in ``scratch``.
+    """A Spark in a separate process. Its output and its event log are in ``scratch``.
 
-    :param packages: coordinates of the drivers it needs.
+    :param packages: coordinates of the drivers that it needs.
     """
 
     def __init__(self, scratch: Path, packages: Sequence[str], zone: str = "Europe/Berlin") -> None:
         self.scratch = scratch
         (scratch / "events").mkdir()
-        classpath = ",".join(map(str, jars.resolve(packages, exclude_bundled=True)))
+        classpath = ",".join(map(str, jars.resolve_jars(packages, exclude_bundled=True)))
         command = [sys.executable, "-m", "tests.sources.jdbc.spark_process", classpath, zone, str(scratch / "events")]
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         env = {**os.environ, "PYTHONPATH": path, "TZ": "UTC", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -65,14 +65,14 @@ class JdbcSpark:
         self.close()
 
     def close(self) -> None:
-        """End it; what it has written is complete then."""
+        """End the process; its files are complete afterwards."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(60)
         self._log.close()
 
     def read(self, source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> Answer:
-        """The rows of these splits."""
+        """Return the rows of these splits."""
         assert self._process.stdin and self._process.stdout
         environment = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
         message = pickle.dumps((environment, source, [dict(split) for split in splits]))
@@ -85,7 +85,7 @@ class JdbcSpark:
 
     @property
     def traces(self) -> str:
-        """All that it has written."""
+        """Return everything that the process has written."""
         files = [self.scratch / "log", *(path for path in (self.scratch / "events").rglob("*") if path.is_file())]
         return "\n".join(path.read_text(errors="replace") for path in files)
 

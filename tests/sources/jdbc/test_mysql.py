@@ -308,6 +308,21 @@ def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.Mo
     assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
 
 
+def test_a_cursor_is_refused_on_a_replica_whose_clock_says_nothing_of_rows_that_it_has_not_got(shop: Shop) -> None:
+    shop.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamp(6) NOT NULL)")
+    shop.execute("INSERT INTO t VALUES (1, now(6))")
+    cursor = {"conn_id": CONN, "table": "t", "timestamp_column": "at"}
+    assert JdbcSource(**cursor).validate() == []
+    shop.execute("SET GLOBAL read_only = 1")
+    try:
+        assert [problem.where for problem in JdbcSource(**cursor).validate()] == ["source.writers_timeout"]
+        with pytest.raises(SourceRejected, match=r"the server is a replica.*the lag of a replica together"):
+            JdbcSource(**cursor).freeze(None)
+        assert JdbcSource(**cursor, writers_timeout=0).freeze(None).rows == JdbcSource(CONN, "t").freeze(None).rows == 1
+    finally:
+        shop.execute("SET GLOBAL read_only = 0")
+
+
 def test_uris() -> None:
     os.environ["AIRFLOW_CONN_URIS"] = "mysql://u:p@db.example/shop"
     try:

@@ -1,4 +1,6 @@
-"""Reading one frozen range on a real broker: exactly its committed records, whatever lies between and behind them."""
+"""Reading one frozen range on a real broker: exactly its committed records, with markers and aborted records between and after
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def hook(kafka, monkeypatch):
 
 
 def produce(kafka, topic, values, *, end=None, unique=None):
-    """Plain records, or one transaction that ends with ``commit``, ``abort`` or stays open (None with ``unique``)."""
+    """Produce plain records, or one transaction that ends with ``commit``, ``abort`` or stays open (None with ``unique``)."""
     producer = Producer({**kafka.connection_extra(), **({"transactional.id": unique("txn")} if unique else {})})
     if unique:
         producer.init_transactions(60)
@@ -65,7 +67,7 @@ def test_exactly_the_range_is_read_in_offset_order(kafka, config, topic):
 
 
 def test_a_range_with_a_marker_between_its_records_is_read_to_its_end_and_not_beyond(kafka, config, topic, unique):
-    """Fewer records than offsets: the client hands out one that lies behind the range."""
+    """The range has fewer records than offsets: the client also returns a record after the range."""
     produce(kafka, topic, [b"%d" % i for i in range(5)], end="commit", unique=unique)
     produce(kafka, topic, [b"%d" % i for i in range(6, 10)])
     values, offsets, _ = read(config, topic, 0, 7)

@@ -18,7 +18,7 @@ def mariadb() -> Iterator[EmbeddedMariaDB]:
 
 @pytest.fixture
 def shop(mariadb: EmbeddedMariaDB) -> Iterator[Binlog]:
-    """An empty database, and the log behind its creation."""
+    """An empty database, and the log after its creation."""
     with mariadb.connect() as connection:
         yield Binlog(mariadb, connection)
 

@@ -1,4 +1,4 @@
-"""A table whose changes are captured into a topic: the pipeline, and the question whether the events give the table again."""
+"""A table whose changes are captured into a topic: the pipeline, and the check that the events rebuild the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN = "id, note, CAST(amount AS CHAR), CAST(at AS CHAR), TIME_TO_SEC(span) * 1
 
 
 def capture(source: dict[str, Any], **options: Any) -> SourceToKafkaOperator:
-    """The operator that captures changes, built anew in whatever process it runs."""
+    """Build the operator that captures changes, in this process or another."""
     sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
     return SourceToKafkaOperator(task_id="task", source=MySqlCdcSource(CONN, **source), sink=sink, **options)
 
@@ -83,7 +83,7 @@ class CapturedTable(Attempts):
         return {"source": source, "pipeline": self.name, "ledger_topic": f"ledger-{self.name}", **self.options}
 
     def begin(self, name: str) -> None:
-        """Begin another pipeline on the table, with a topic and a ledger of its own."""
+        """Begin another pipeline on the table, with a new topic and a new ledger."""
         self.name = name
         self.kafka.create_topic(self.topic, 1)  # truncates have no key: in one partition they stand where they happened
         create_ledger(self.kafka, name)
@@ -140,7 +140,7 @@ class CapturedTable(Attempts):
         return f"DELETE FROM {table} WHERE id BETWEEN {id} AND {id + 2}"
 
     def drain(self, name: str) -> None:
-        """Capture until nothing is left."""
+        """Capture until no change is left."""
         for number in range(100):
             report = self.run(f"{name}-{number}")
             if not report["source_bytes_behind"] and not report.get("source_remaining"):
@@ -148,7 +148,8 @@ class CapturedTable(Attempts):
         raise AssertionError("the log has no end")
 
     def compare(self, changed: Callable[[list[Any]], list[Any]] = list) -> int:
-        """Apply all events, each of which has to fit what is there, and compare with the table; return their number.
+        """Apply all events, each of which has to fit the row that is there, and compare the result with the table. Return the
+        number of events.
 
         :param changed: returns the records that are compared in place of those of the topic.
         """

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.support.mariadb import EmbeddedMariaDB
@@ -57,6 +58,8 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         for statement in ("CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
             cursor.execute(statement)
         assert rows.result(60) == 2
+        with JdbcSource(REPLICA, "orders").database().session("asking for writers") as reading:
+            assert "the server is a replica" in reading.find_hidden_writers(reading.query("SELECT 1 AS id", "a query"))
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=3600", "START SLAVE"):
             cursor.execute(statement)
         orders.execute("INSERT INTO orders VALUES (3, 'c')")

@@ -1,4 +1,4 @@
-"""All that is wrong with a source is reported at once, before Spark starts; each problem names the statement that helps."""
+"""All problems of a source are reported at once, before Spark starts; each problem names the statement that helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of the binary log: what is in them, in which order, again at every attempt; what is refused."""
+"""Windows of the binary log: their events and the order of these, equal at every attempt; refused tables and logs."""
 
 from __future__ import annotations
 

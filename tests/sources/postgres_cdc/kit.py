@@ -1,4 +1,4 @@
-"""Tables of a schema of their own, a publication of them, and a slot that ends with the test."""
+"""Tables of a separate schema, a publication of them, and a slot that ends with the test."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def log_of(place: Place, *tables: str, root: bool = False) -> Iterator[Log]:
 
 
 def drop_slot(place: Place, name: str) -> None:
-    """Drop a slot, also one that another session uses."""
+    """Drop a slot, also if another session uses it."""
     of_slot = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
     place.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {of_slot} AND active_pid > 0")
     place.execute(f"SELECT pg_drop_replication_slot(slot_name) {of_slot}")
@@ -107,9 +107,9 @@ class Windows:
         return [{**r, "key": decoded(r["key"]), "value": decoded(r["value"])} for r in found]
 
     def close(self, window: FrozenWindow, *, advance: bool = True) -> None:
-        """The ledger says that the window is complete.
+        """Close a window, as the ledger does.
 
-        :param advance: False: its attempt died right then.
+        :param advance: False: the attempt dies before it moves the slot.
         """
         tokens = [self.tokens.get(index, {}) for index in range(len(window.splits))]
         splits = json.loads(json.dumps(window.splits))
@@ -127,7 +127,7 @@ class Windows:
         return found
 
     def drain(self) -> list[dict[str, Any]]:
-        """Read windows until nothing remains."""
+        """Read windows until no change is left."""
         found: list[dict[str, Any]] = []
         for _ in range(50):
             window = self.freeze()

@@ -1,4 +1,6 @@
-"""Tables whose changes are captured into topics and applied to a copy: the pipelines, and the question whether both are equal."""
+"""Tables whose changes are captured into topics and applied to a copy: the pipelines, and the check that table and copy are
+equal.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ SCHEMA = (
 
 
 def capture(source: dict[str, Any], **options: Any) -> SourceToKafkaOperator:
-    """The operator that captures changes, built anew in whatever process it runs."""
+    """Build the operator that captures changes, in this process or another."""
     sink = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
     return SourceToKafkaOperator(task_id="task", source=PostgresCdcSource("shop", **source), sink=sink, **options)
 
@@ -42,7 +44,7 @@ UPSERT: dict[str, Any] = {"mode": "upsert", "key": ["id"], "delete_enabled": Tru
 
 
 def apply_changes(topic: str, sink: Sink, **options: Any) -> KafkaToSinkOperator:
-    """The operator that applies them."""
+    """Build the operator that applies the changes."""
     return KafkaToSinkOperator(
         task_id="apply",
         group_id=f"{options['pipeline']}-apply",
@@ -156,7 +158,7 @@ class Captured(Attempts):
     # --- drain and compare ---
 
     def drain(self, name: str) -> None:
-        """Capture and apply until nothing is left."""
+        """Capture and apply until no change is left."""
         for number in range(100):
             report = self.run(f"{name}-{number}")
             if not report["source_bytes_behind"] and "source_remaining" not in report:

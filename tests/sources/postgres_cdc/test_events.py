@@ -1,4 +1,4 @@
-"""Values of all types as Debezium writes them, and what our own Debezium format makes of them."""
+"""Values of all types as Debezium writes them, and the rows that this package's Debezium format reads from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of pgoutput, byte by byte; what is cut off or unknown is refused."""
+"""Messages of pgoutput, byte by byte; truncated and unknown messages are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that is wrong with a source is reported at once, before Spark starts; a warning names what to do."""
+"""All problems of a source are reported at once, before Spark starts; a warning names its remedy."""
 
 from __future__ import annotations
 

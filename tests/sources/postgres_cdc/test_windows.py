@@ -1,4 +1,4 @@
-"""Windows of the log: what is in them, in which order, again at every attempt; the slot; what is refused."""
+"""Windows of the log: their events and the order of these, equal at every attempt; the slot; refused tables and logs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def row(id: int, note: str | None) -> dict[str, Any]:
 
 
 def topic_part(name: str) -> str:
-    """A name as it stands in a topic, where not all characters are allowed."""
+    """Return a name as it is written in a topic's name, where not all characters are allowed."""
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
 
 
@@ -322,7 +322,7 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
     place.execute(f"DROP PUBLICATION {orders.name}; INSERT INTO orders VALUES (1, 'one')")
     place.execute(f"CREATE PUBLICATION {orders.name} FOR TABLE orders")
     assert windows.source.validate() == []
-    with pytest.raises(SourceRejected, match="when changes behind the last window were made") as refused:
+    with pytest.raises(SourceRejected, match="when changes after the last window were made") as refused:
         windows.freeze()
     assert "dropped and created again" in refused.value.action
     # Some releases warn, and leave the changes out.
@@ -340,7 +340,7 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
 
 @contextmanager
 def held(log: Any, application: str) -> Iterator[psycopg.pq.PGconn]:
-    """Let a session use the slot, as a consumer that hangs does."""
+    """Let a session use the slot, like a consumer that hangs."""
     conninfo = psycopg.conninfo.make_conninfo(log.place.server.dsn, application_name=application, replication="database")
     session = psycopg.pq.PGconn.connect(conninfo.encode())
     start = f"START_REPLICATION SLOT {log.name} LOGICAL 0/0 (proto_version '1', publication_names '{log.name}')"

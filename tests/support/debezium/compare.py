@@ -17,9 +17,9 @@ OF_RUN = {
 
 
 def of_engine(database: str, options: str) -> list[dict[str, Any]]:
-    """Return the records of the engine, with their schemas, without the begin of transactions that have no end.
+    """Return the records of the engine, with their schemas, without ``BEGIN`` records of transactions that have no ``END``.
 
-    The engine publishes such a begin for each change of a table.
+    The engine publishes such a record for each change of a table.
 
     :param database: ``postgres`` or ``mariadb``.
     :param options: the name of a set of options.

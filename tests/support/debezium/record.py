@@ -1,9 +1,9 @@
-"""Record what Debezium's engine makes of the tables and changes of this package.
+"""Record the output of Debezium's engine for the tables and changes of this package.
 
     python -m tests.support.debezium.record [postgres|mariadb]
 
-Maven downloads the engine. Each file ``<database>.json`` has, per set of options, the records in their order. Times and
-positions in them are those of the run.
+Maven downloads the engine. Each file ``<database>.json`` has, per set of options, the records in their order. Times and positions
+in them are those of the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MARIADB_LOG = ("--log-bin=bin", "--server-id=7", "--binlog-format=ROW", "--binlo
 
 
 def download() -> None:
-    """Make sure that the engine's jars are there."""
+    """Download the engine's jars unless they are there."""
     if not JARS.exists():
         copy = ["mvn", "-q", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
         subprocess.run(copy, check=True)
@@ -86,7 +86,7 @@ class Engine:
         self._directory.cleanup()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records, decoded, as they come."""
+        """Yield the decoded records as they arrive."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             record = json.loads(line)
@@ -95,7 +95,7 @@ class Engine:
 
 
 def recorded(engine: Engine, change: Any) -> list[dict[str, Any]]:
-    """Return the records behind the snapshot, up to that of the table ``finish``.
+    """Return the records after the snapshot, up to the record of the table ``finish``.
 
     :param change: makes the changes.
     """
@@ -117,7 +117,7 @@ def recorded(engine: Engine, change: Any) -> list[dict[str, Any]]:
 
 
 def compact(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the records with each schema once."""
+    """Return the records, with each schema only once."""
     schemas: list[Any] = []
     out = []
     for record in records:
@@ -133,7 +133,7 @@ def compact(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def postgres_database(server: EmbeddedPostgres, name: str) -> Iterator[Any]:
-    """A new database with the tables.
+    """Create a new database with the tables.
 
     :yield: a connection to it.
     """
@@ -157,7 +157,7 @@ def change_postgres(connection: Any) -> None:
 
 
 def record_postgres(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the engine makes of PostgreSQL."""
+    """Return the engine's output for PostgreSQL."""
     with EmbeddedPostgres(settings=POSTGRES_SETTINGS) as server, postgres_database(server, "shop") as connection:
         connection.execute("INSERT INTO finish VALUES (0)")
         connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -199,7 +199,7 @@ def change_mariadb(connection: Any) -> None:
 
 
 def record_mariadb(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the engine makes of MariaDB."""
+    """Return the engine's output for MariaDB."""
     with EmbeddedMariaDB(*MARIADB_LOG) as server, server.connect() as connection:
         make_mariadb(connection)
         with connection.cursor() as cursor:

@@ -1,6 +1,7 @@
-"""Imported by every process of an Airflow that has this directory on its path, as Airflow does with settings of this name.
+"""Airflow's local settings: every process of an Airflow that has this directory on its path imports this module.
 
-The scheduler forks the process of each task: what it has imported none of them has to, which is most of a second of each.
+The scheduler forks the process of each task. Modules that the scheduler has imported need not be imported by the tasks, which
+saves each of them most of a second.
 """
 
 import sys

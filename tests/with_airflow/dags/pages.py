@@ -1,4 +1,4 @@
-"""A pipeline whose task waits until a test lets it go on."""
+"""A pipeline whose task waits until a test lets it continue."""
 
 import os
 import pathlib
@@ -15,7 +15,9 @@ GATE = pathlib.Path(os.environ["SITE_FILES"], "gate")
 
 
 class Gated(KafkaToSinkOperator):
-    """Waits at its gate before it moves a window; what is written there is how far it says that it is, or "fail", or "go"."""
+    """A task that waits at its gate before it moves a window. The gate's text is the progress that it reports, or "fail", or
+    "go".
+    """
 
     def move(self, window, ledger):
         said = []

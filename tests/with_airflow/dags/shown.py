@@ -1,4 +1,4 @@
-"""Pipelines that the pages show: with a past, without one, with awkward names, and one whose task says how far it is."""
+"""Pipelines that the pages show: with and without past windows, with awkward names, and with a task that reports progress."""
 
 import json
 import os

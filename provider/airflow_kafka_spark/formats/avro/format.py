@@ -151,7 +151,7 @@ class Avro(RegistryFormat):
     def _checked(self, document: SchemaDocument, action: str) -> AvroSchema:
         """Return the schema of a document.
 
-        :param action: what to do about a type that clients write in different ways.
+        :param action: the action for a type that clients write in different ways.
         :raises AvroSchemaInvalid: the schema cannot be used.
         """
         schema = _parse_document(document)
@@ -204,7 +204,7 @@ class Avro(RegistryFormat):
 
     def _find_writing_option_problems(self, where: str) -> list[Problem]:
         if not self.writes:
-            return [Problem(where, "the topic to which Avro is written is not known here", "Use Json, String or Raw")]
+            return [Problem(where, "the topic to which Avro is written is unknown here", "Use Json, String or Raw")]
         problems = super()._find_writing_option_problems(where)
         if not is_full_name(self._derived_name):
             action = "Letters of ASCII, digits and `_`, no digit first; a namespace in such parts with dots"
@@ -221,7 +221,7 @@ class Avro(RegistryFormat):
             return [Problem(f"{where}.subject", found, "Use RecordNameStrategy, or give `subject`")]
         by_name = self.subject_name_strategy != "TopicNameStrategy" and not self.schema
         if by_name and not self.record_name and (self.use_latest_version or not self.topics):
-            return [Problem(f"{where}.subject", "the record's name is not known", "Give `subject` or `record_name`")]
+            return [Problem(f"{where}.subject", "the record's name is unknown", "Give `subject` or `record_name`")]
         return []
 
     @property
@@ -261,7 +261,7 @@ class Avro(RegistryFormat):
         schema = self._find_schema_to_write(document)
         if not isinstance(schema, AvroRecord):
             listed = quote_names(columns)
-            found = f"the schema is {schema}, which one column is, found {listed}"
+            found = f"the schema is {schema}, which needs one column; found {listed}"
             return [(found, "Name one column")] if len(columns) != 1 else []
         fields = {f.name for f in schema.fields}
         action = "Leave the column out, or give the schema such a field"

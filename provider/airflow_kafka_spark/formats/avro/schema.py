@@ -349,7 +349,7 @@ def _list_fields(schema: AvroRecord, what: str, path: str) -> tuple[types.Column
         other = seen.setdefault(f.name.casefold(), f.name)
         if other != f.name:
             raise AvroSchemaInvalid(
-                what, f"fields `{other}` and `{here}` differ only by case, and names that do are one to Spark"
+                what, f"fields `{other}` and `{here}` differ only by case, and Spark treats such names as one"
             )
         columns.append(types.Column(f.name, *_find_column_type(f.type, what, here)))
     if not columns:
@@ -507,7 +507,7 @@ def _make_nullable(made: object, nullable: bool) -> Any:
 
 
 def find_derivation_problems(columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield why no schema can be derived from columns: each problem, and what to do about it."""
+    """Yield the reasons why no schema can be derived from columns: each problem, and the action."""
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name
         if not NAME.fullmatch(column.name):
@@ -633,7 +633,7 @@ _TAKES = {
 
 
 def find_column_mismatches(schema: AvroSchema, column: DataType, path: str) -> Iterator[tuple[str, str]]:
-    """Yield why a column cannot be written as a type: each problem, and what to do about it.
+    """Yield the reasons why a column cannot be written as a type: each problem, and the action.
 
     :param schema: the Avro type.
     :param column: the column's type.
@@ -652,7 +652,7 @@ def find_column_mismatches(schema: AvroSchema, column: DataType, path: str) -> I
 
 
 def find_record_mismatches(schema: AvroRecord, columns: Sequence[Column], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield why columns cannot be written as the fields of a record, as :func:`find_column_mismatches` does."""
+    """Yield the reasons why columns cannot be written as the fields of a record, as :func:`find_column_mismatches` does."""
     fields = {f.name: f for f in schema.fields}
     for column in columns:
         here = f"{path}.{column.name}" if path else column.name

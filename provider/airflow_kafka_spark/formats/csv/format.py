@@ -38,7 +38,7 @@ class Csv(DeclaredFormat):
     boolean             ``true``, ``false`` in any case                               anything else
     binary              base64 with padding                                           anything else
     date                ``2026-11-05``                                                anything else
-    timestamp           as in :class:`.Json`, or as ``timestamp_format`` says;        anything else, numbers too; more than 6
+    timestamp           as in :class:`.Json`, or in ``timestamp_format``;             anything else, numbers too; more than 6
                         without a zone it is UTC                                      digits of a second, unless zeros
     timestamp_ntz       as in :class:`.Json`, without a zone                          anything else
     ==================  ============================================================  ==========================================

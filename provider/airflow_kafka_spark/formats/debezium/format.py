@@ -46,7 +46,7 @@ class Debezium(Format):
     ``ExtractNewRecordState`` flattens it; options have its names.
 
     ======  ===================  ===========================================================================================
-    ``op``  the event            what it becomes
+    ``op``  the event            the result
     ======  ===================  ===========================================================================================
     c, u    insert, update       a row of ``after``
     r       read of a snapshot   a row of ``after``
@@ -58,9 +58,9 @@ class Debezium(Format):
     ======  ===================  ===========================================================================================
 
     Debezium sends a tombstone after each delete event (``tombstones.on.delete``). With ``tombstone``, this record repeats the
-    delete, which changes nothing; in a compacted topic, which no longer has the event, it is the delete. ``drop`` and ``rewrite``
-    drop it; ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that drops it. A
-    sink that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
+    delete, without an effect; in a compacted topic, which no longer has the event, it is the delete itself. ``drop`` and
+    ``rewrite`` drop it; ``rewrite-with-tombstone`` is ``rewrite`` that keeps it, ``delete-to-tombstone`` is ``tombstone`` that
+    drops it. A sink that deletes needs the columns of the key: ``key=Json("id bigint")``, or ``key=JsonEnvelope(...)``.
 
     :param value: the format of the events, with the columns of the rows: ``Json(schema)``, or ``JsonEnvelope(schema)`` if the
         connector writes schemas (``schemas.enable=true``). For other formats, the columns of the format are those of the events.
@@ -72,11 +72,11 @@ class Debezium(Format):
         bigint, everything else is a string. Default none.
     :param add_fields_prefix: the prefix of the names of these columns; default ``__``.
     :param truncates: conversion of a truncate event: ``fail`` (default) makes it bad, ``ignore`` skips it.
-    :param timestamps: for ``Json``, how ``date`` and timestamp columns are written. ``text`` (default): ISO 8601, and numbers are
+    :param timestamps: for ``Json``, the notation of ``date`` and timestamp columns. ``text`` (default): ISO 8601, and numbers are
         bad (``time.precision.mode=isostring``, which writes ``Z`` after values without a zone); ``millis``, ``micros`` or
         ``nanos``: also numbers, of days in dates, of milliseconds, microseconds or nanoseconds (whole microseconds) in
         timestamps (``connect``, ``adaptive`` or ``microseconds``, ``nanoseconds``).
-    :param decimals: for ``Json``, how decimals are written: ``text`` (default), numbers or numeric strings
+    :param decimals: for ``Json``, the notation of decimals: ``text`` (default), numbers or numeric strings
         (``decimal.handling.mode=double`` or ``string``);
         ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
         (``precise``).
@@ -120,7 +120,7 @@ class Debezium(Format):
         """Return the problems of the options."""
         if not isinstance(self.value, Format) or isinstance(self.value, Debezium):
             return [
-                Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name how events are written")
+                Problem(f"{where}.value", f"found {self.value!r}; expected Json or JsonEnvelope", "Name the format of the events")
             ]
         options = {
             "delete_tombstone_handling_mode": (self.delete_tombstone_handling_mode, _MODES),
@@ -158,7 +158,7 @@ class Debezium(Format):
                 what = f"its columns are {', '.join(events.names)}; expected those of change events: op, after, ..."
                 return [Problem(f"{where}.value", what, "Name the format of Debezium's events")]
             if self._rewrites and _find_field_types(events, "before") != _find_field_types(events, "after"):
-                return [Problem(f"{where}.value", "its `before` has not the fields of `after`, as `rewrite` needs them")]
+                return [Problem(f"{where}.value", "its `before` lacks fields of `after`, which `rewrite` needs")]
             paths = {(outer, name) for outer, name, _ in self.added}
             missing = [".".join(filter(None, p)) for p in sorted(paths) if _find_field(events, *p) is None]
             problems = [Problem(f"{where}.add_fields", f"the events have no `{path}`") for path in missing]

@@ -31,7 +31,7 @@ class LogicalType(Primitive):
     Dates and timestamps are also read from ISO texts, decimals from plain numbers.
 
     :param of: the column's type.
-    :param unit: how the value is written.
+    :param unit: the notation of the value.
     :param scale: the scale of an unscaled decimal, as it is written.
     """
 
@@ -127,7 +127,7 @@ _WRITTEN = {
 
 
 def list_written_columns(columns: Sequence[Column], schema: Mapping[str, Any] | None) -> tuple[Column, ...]:
-    """Return the columns with the logical types by which a record's schema says they are written.
+    """Return the columns with the logical types in which they are written by a record's schema.
 
     :param schema: the envelope's ``schema``, parsed; None leaves the columns as they are.
     :raises BadValue: the schema contradicts a column.
@@ -193,7 +193,7 @@ def _find_nested_type(wanted: Struct | Array | Map, kind: str, schema: Mapping[s
     if isinstance(wanted, Array):
         return replace(wanted, element=_find_type(wanted.element, schema.get("items")))
     if _find_kind(schema.get("keys")) != "string":
-        raise BadValue(f"its schema says map with keys of type {_find_kind(schema.get('keys'))}, expected string")
+        raise BadValue(f"its schema has a map with keys of type {_find_kind(schema.get('keys'))}, expected string")
     return replace(wanted, value=_find_type(wanted.value, schema.get("values")))
 
 
@@ -210,9 +210,9 @@ def _read_scale(schema: Mapping[str, Any]) -> int:
     try:
         scale = int((schema.get("parameters") or {})["scale"])
     except (KeyError, TypeError, ValueError):
-        raise BadValue("its schema says Decimal without a scale, expected the parameter `scale`") from None
+        raise BadValue("its schema has a Decimal without a scale, expected the parameter `scale`") from None
     if not -1000 < scale < 1000:
-        raise BadValue(f"its schema says Decimal of scale {scale}, which no column has")
+        raise BadValue(f"its schema has a Decimal of scale {scale}, which no column can have")
     return scale
 
 
@@ -272,8 +272,8 @@ _PRIMITIVES: Mapping[str, DataType] = {
 def convert_connect_columns(schema: Mapping[str, Any], *, is_typed: bool) -> tuple[Column, ...]:
     """Return a column per field of a struct's schema.
 
-    :param is_typed: True: Connect's and Debezium's dates, timestamps and decimals are columns of these types, where a column has
-        the digits; False: they are the numbers and bytes that the schema says.
+    :param is_typed: True: Connect's and Debezium's dates, timestamps and decimals are columns of these types, if a column has
+    enough digits; False: they are the numbers and bytes of the schema.
     :raises BadValue: the schema is not that of a struct, or has no fields.
     """
     fields = map_fields_by_name(schema)

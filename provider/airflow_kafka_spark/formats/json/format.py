@@ -1,7 +1,7 @@
 """The JSON formats: ``Json`` with a declared schema, ``JsonEnvelope`` with the schema beside each value, and ``JsonSchema``.
 
 ``JsonEnvelope`` is Connect's JSON converter with ``schemas.enable=true``. ``JsonSchema`` reads Confluent's wire format with a
-schema registry, or JSON with a schema of one's own.
+schema registry, or JSON with a schema that the user gives.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Json(DeclaredFormat):
                                                                                 ``"1,5"``, ``" 1"``
     float, double       a number, to the nearest; ``NaN``, ``Infinity``,        a number too large for the type (Spark makes it
                         ``-Infinity``, bare or as strings                       infinite); any other string
-    string, varchar(n)  a string; of any other value its JSON text exactly as   more than n characters; a lone surrogate
+    string, varchar(n)  a string; of any other value its JSON text, unchanged:   more than n characters; a lone surrogate
                         it stands: ``1.10``, ``{"a": 1}`` (Spark writes it      (``"\\ud800"``)
                         anew: ``1.1``)
     boolean             ``true``, ``false``                                     anything else
@@ -80,7 +80,7 @@ class Json(DeclaredFormat):
                         left out; ``Z``, ``+02:00``, ``+0200``, ``+02`` or      9999, so that milliseconds are not taken for
                         none, which is UTC; a day alone is its midnight; an     seconds; a number with a fraction
                         integer: seconds since 1970
-    timestamp_ntz       the same, without a zone                                a zone; a number
+    timestamp_ntz       as ``timestamp``, without a zone                        a zone; a number
     array<t>            an array                                                anything else
     map<string,t>       an object                                               anything else; a name found twice
     struct<...>         an object, read like the record itself                  anything else
@@ -199,7 +199,7 @@ class JsonEnvelope(Format):
     determines the notation of its values:
 
     =======================  ====================================================================================================
-    column                   what the record's schema may say
+    column                   types that the record's schema may have
     =======================  ====================================================================================================
     decimal(p,s)             Connect's ``Decimal`` (the unscaled value in base64, or a number); numbers and strings without a name
     date                     Connect's and Debezium's ``Date`` (days); ``string``
@@ -221,7 +221,7 @@ class JsonEnvelope(Format):
     which Connect (2.4 and later) reads wherever its schema says ``Decimal``.
 
     :param schema: the columns, as for :class:`.Json`; rows to write may have fewer of them. Default empty.
-    :param timestamps: how timestamps are written: ``millis`` (default), Connect's ``Timestamp`` (a value with microseconds makes
+    :param timestamps: the notation of timestamps: ``millis`` (default), Connect's ``Timestamp`` (a value with microseconds makes
         the job fail), or ``micros``, Debezium's ``MicroTimestamp``.
     :param replace_null_with_default: True: a field that is null or missing gets the default of the record's schema. False
         (default): it stays null. Connect's option of this name has the default true.
@@ -268,7 +268,7 @@ class JsonEnvelope(Format):
     # --- writing ---
 
     def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
-        """Return why columns cannot be written: the envelope needs their types, so the schema must have them."""
+        """Return the problems of columns that cannot be written. The envelope needs their types, so the schema must have them."""
         wrong = self.validate(where)
         if wrong:
             return wrong
@@ -324,7 +324,7 @@ class JsonEnvelope(Format):
         fine = F.unix_micros(column.cast("timestamp"))
         if self.timestamps == "micros":
             return fine
-        refused = F.raise_error(F.lit(f"Column `{path}` holds microseconds, which Connect's Timestamp has not"))
+        refused = F.raise_error(F.lit(f"Column `{path}` holds microseconds, which Connect's Timestamp cannot hold"))
         return F.when(fine % 1000 != 0, refused.cast("bigint")).otherwise(F.unix_millis(column.cast("timestamp")))
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:

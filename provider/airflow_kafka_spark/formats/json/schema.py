@@ -73,7 +73,7 @@ def list_json_schema_columns(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     ``array`` with ``items``                                array<that>
     ``["string", "null"]``, ``anyOf`` with ``null``,        nullable
     ``nullable: true``, or not in ``required``
-    ``$ref`` to ``#/...``, ``allOf`` of one                 what stands there
+    ``$ref`` to ``#/...``, ``allOf`` of one                 that of the referenced schema
     ======================================================  =======================================================
 
     :raises SchemaInvalid: naming the place in the schema, what was found there and what was expected.
@@ -126,7 +126,7 @@ class _SchemaReader:
         if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
             raise _make_invalid_error(path, f"`$ref` to {target!r}", "a reference within the document, as `#/$defs/name`")
         if target in within or target == "#":
-            raise _make_invalid_error(path, f"`$ref` to `{target}`, which it is part of,", "types that end")
+            raise _make_invalid_error(path, f"`$ref` to `{target}`, a schema that contains it,", "types that end")
         found: Any = self.document
         for step in target.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -136,7 +136,7 @@ class _SchemaReader:
             elif isinstance(found, Mapping) and step in found:
                 found = found[step]
             else:
-                raise _make_invalid_error(path, f"`$ref` to `{target}`, which is not there,", "a reference within the document")
+                raise _make_invalid_error(path, f"`$ref` to `{target}`, which does not exist,", "a reference within the document")
         return self.read(found, target, (*within, target))
 
     def _allOf(self, schemas: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:  # noqa: N802 - the keyword
@@ -160,7 +160,7 @@ class _SchemaReader:
             return self._object(schema, path, within)
         if kind == "array":
             if not isinstance(schema.get("items"), Mapping):
-                raise _make_invalid_error(path, "an array without one schema for its items", "`items`: what each of them is")
+                raise _make_invalid_error(path, "an array without one schema for its items", "`items`, the schema of each item")
             element, nullable = self.read(schema["items"], f"{path}/items", within)
             return Array(element, nullable)
         if kind in _PLAIN:
@@ -269,11 +269,11 @@ class Property(Column):
     absent: bool = True
 
 
-# --- putting together ----------------------------------------------------------------------------------------------------
+# --- bundling ------------------------------------------------------------------------------------------------------------
 
 
 def bundle_references(document: SchemaDocument) -> dict[str, Any]:
-    """Return a schema that stands alone, with the schemas it refers to among its ``definitions``.
+    """Return a self-contained schema, with the schemas that it refers to among its ``definitions``.
 
     :raises SchemaUnusable: it is no JSON Schema.
     """
@@ -339,7 +339,7 @@ def list_fields(schema: Mapping[str, Any], what: str) -> tuple[Property, ...]:
 
 
 class _ConnectSchemaReader(_SchemaReader):
-    """Reads Connect's keywords, too, and which properties may be null and which may be missing."""
+    """Reads also Connect's keywords, and for each property whether it may be null or missing."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         super().__init__(document)
@@ -386,7 +386,7 @@ class _ConnectSchemaReader(_SchemaReader):
 
 
 class _LenientReader(_ConnectSchemaReader):
-    """Skips types that are no columns."""
+    """Skips types that cannot be columns."""
 
     def read(self, schema: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         try:
@@ -401,7 +401,7 @@ class _LenientReader(_ConnectSchemaReader):
 
 
 def list_readable_fields(schema: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a schema in which not every type is a column; the types of the others are unknown."""
+    """Return the columns of a schema in which some types cannot be columns. The types of these columns are unknown."""
     found, _ = _LenientReader(schema).read(schema, "#", ())
     return found.fields if isinstance(found, Struct) else ()
 
@@ -426,7 +426,7 @@ def _make_decimal(schema: Mapping[str, Any], scale: int) -> Decimal:
     return Decimal(precision, min(max(scale, 0), precision))
 
 
-# --- made of columns -----------------------------------------------------------------------------------------------------
+# --- derived from columns ------------------------------------------------------------------------------------------------
 
 
 def make_json_schema(columns: Sequence[Column], title: str) -> str:

@@ -1,4 +1,4 @@
-"""Protobuf, with a schema of one's own or in Confluent's wire format with a schema registry."""
+"""Protobuf, with a schema that the user gives, or in Confluent's wire format with a schema registry."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Protobuf(RegistryFormat):
         return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
     def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
-        """Return by schema id which messages can be read, and for other ids why their schema cannot be used."""
+        """Return the messages that can be read, by schema id, and for other ids the reason why their schema cannot be used."""
         from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 
         reader = find_message(self._files, self.message, "the reader's message")
@@ -258,7 +258,7 @@ def _compile_document(document: SchemaDocument) -> bytes:
 
 
 def _find_unreadable_messages(files: bytes, reader: Descriptor) -> dict[tuple[int, ...], str]:
-    """Return for each message of a writer's schema, by its indexes, why it cannot be read; empty if it can."""
+    """Return for each message of a writer's schema, by its indexes, the reason why it cannot be read; empty if it can."""
     from airflow_kafka_spark.formats.protobuf.schema import find_incompatibility, list_messages
 
     found = {}

@@ -136,7 +136,7 @@ def _run_protoc(documents: tuple[SchemaDocument, ...]) -> tuple[bytes | SchemaUn
             else:
                 detail = messages.read_text("utf-8", "replace") if messages.is_file() else ran.stderr
                 action = _ALL_FILES if "File not found" in detail else ""
-                said = f"protoc says: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"
+                said = f"protoc reports: {' '.join(_LOGGED.sub('', detail).split())[:1000]}"
                 results.append(SchemaUnusable(document.name, said, action))
     return tuple(results)
 
@@ -227,7 +227,7 @@ def make_pool(files: bytes) -> tuple[Any, str]:
             pool.FindFileByName(file.name)
         return pool, given.file[-1].name
     except (DecodeError, TypeError, KeyError, IndexError) as e:
-        raise SchemaUnusable("the descriptor set", f"it is none ({e})", "Make it with protoc --include_imports") from None
+        raise SchemaUnusable("the descriptor set", f"it is not valid ({e})", "Make it with protoc --include_imports") from None
 
 
 # --- old messages read as new ones ---------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ _WIDER: dict[str, tuple[str, ...]] = {
 
 
 def find_incompatibility(writer: Descriptor, reader: Descriptor) -> str:
-    """Return which field of a writer's message would be misread as the reader's; empty if none would."""
+    """Return the field of a writer's message that would be misread as the reader's; empty if none would."""
     return _find_incompatibility(writer, reader, set())
 
 
@@ -278,7 +278,7 @@ def _find_field_incompatibility(old: FieldDescriptor, new: FieldDescriptor, seen
 
 
 def _find_renumbered_symbol(old: FieldDescriptor, new: FieldDescriptor) -> str:
-    """Return which symbol of an enum has the number of another one now. A renamed symbol keeps its number."""
+    """Return the symbol of an enum that has the number of another one now. A renamed symbol keeps its number."""
     was, now = ({value.name: value.number for value in field.enum_type.values} for field in (old, new))
     for name, number in now.items():
         if was.get(name, number) != number and (number in was.values() or was[name] in now.values()):
@@ -469,7 +469,7 @@ class _MessageWriter:
 
 
 def _make_no_counterpart_error(path: str, data_type: DataType, action: str) -> SchemaUnusable:
-    return SchemaUnusable(_WHAT, f"column `{path}` is of type {data_type}, which Protobuf has not", action)
+    return SchemaUnusable(_WHAT, f"column `{path}` is of type {data_type}, which Protobuf does not have", action)
 
 
 Conversion = Literal["plain", "unsigned", "enum", "message", "timestamp", "duration", "date", "decimal", "wrapper", "json"]
@@ -550,8 +550,8 @@ class MessageLayout:
     """Reads the columns of descriptors.
 
     :param what: the schema's description in messages.
-    :param recursive_fields_max_depth: how often a message may occur within itself, as Spark counts: 1 leaves such fields out,
-        2 has them once; None refuses them.
+    :param recursive_fields_max_depth: the number of times that a message may occur within itself, as Spark counts: 1 leaves
+    such fields out, 2 reads them once; None refuses them.
     """
 
     what: str
@@ -633,7 +633,7 @@ class MessageLayout:
         if (times := within.count(name)) and self.recursive_fields_max_depth is None:
             raise self._make_schema_error(
                 f"message `{name}` holds itself, by `{field.full_name}`",
-                "Say with `recursive_fields_max_depth` how deep to read: 1 leaves the field out, 2 has it once",
+                "Set `recursive_fields_max_depth` to the depth to read: 1 leaves the field out, 2 reads it once",
             )
         if times and times >= (self.recursive_fields_max_depth or 0):
             return None
@@ -733,7 +733,7 @@ class _ConnectMessages:
     def _field(self, column: Column, schema: Mapping[str, Any]) -> str:
         if isinstance(column.type, Array):
             if isinstance(column.type.element, Array | Map):
-                found = f"column `{column.name}` is an array of arrays, which Protobuf has not"
+                found = f"column `{column.name}` is an array of arrays, which Protobuf does not have"
                 raise SchemaUnusable(f"message {self._outer}", found, "Leave the table out")
             return f"repeated {self._kind(Column(column.name, column.type.element), schema['items'])} {column.name}"
         return f"{'optional ' if column.nullable else ''}{self._kind(column, schema)} {column.name}"

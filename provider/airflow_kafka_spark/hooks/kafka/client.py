@@ -83,7 +83,7 @@ _TRANSIENT = frozenset(
 )
 # Errors of a client whose metadata are older than an election. Only a new client reads them again at once.
 _OUTDATED = frozenset({"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"})
-# "No leaders found": usual for a moment after a topic was created. Once, a client went on to say so for two minutes.
+# "No leaders found": usual for a moment after a topic was created. A client was seen to return it for two minutes.
 _NO_LEADERS, NO_LEADERS_TRIES = "_NOENT", 3
 
 
@@ -388,7 +388,7 @@ def describe_temporary_error(error: KafkaError | None, wait_for: Collection[str]
 # --- consumers that are used again ---------------------------------------------------------------------------------------
 
 KEEP_SECONDS = 30.0
-"""Seconds after its creation for which a consumer is used again: for that long its metadata and its token are as good as new."""
+"""Seconds after its creation for which a consumer may be used again. Its metadata and its token stay valid for that long."""
 
 
 @dataclass
@@ -398,8 +398,8 @@ class LentConsumer:
     :param consumer: the consumer, without an assignment when it is lent.
     :param created: when it was created, in seconds of the monotonic clock.
     :param let_go: releases the consumer (:func:`keep_client`).
-    :param past: the offset after the last record that its users have read. It is lent again only to read from there on: there, a
-        record or an end of the partition that is left from an earlier use is true, too.
+    :param past: the offset after the last record that its users have read. The consumer is lent again only to read from there on:
+    a record, or an end of the partition, that is left in its queue from an earlier use is then still correct.
     """
 
     consumer: Consumer

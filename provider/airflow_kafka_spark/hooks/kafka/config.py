@@ -229,7 +229,7 @@ def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unreadable_file(config: Mapping[str, Any]) -> str:
-    """Return which setting of a client names a file that this machine does not have or that cannot be read; "" if none does."""
+    """Return the setting of a client that names a missing or unreadable file, as a clause with the reason; "" without one."""
     for name in sorted(name for name in config if name.startswith("ssl.") and name.endswith(".location")):
         path = Path(str(config[name]))
         try:
@@ -282,7 +282,7 @@ def _list_ignored(config: Mapping[str, Any], by_hand: Mapping[str, str]) -> tupl
 
 
 def find_bootstrap_problem(config: Mapping[str, Any]) -> str:
-    """Return what is wrong with an address in ``bootstrap.servers``, as the end of a sentence; "" if nothing is.
+    """Return the problem of an address in ``bootstrap.servers``, as the end of a sentence; "" without one.
 
     librdkafka does not raise for such an address. It logs a line, passes over all addresses from there on, and its requests time
     out.

@@ -312,8 +312,8 @@ class KafkaHook(KafkaBaseHook):
     def check_new_topic(
         self, name: str, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None
     ) -> KafkaSparkError | None:
-        """Return why the brokers would not create a topic: :class:`KafkaRefused` or :class:`RightMissing`. None if they would, or
-        if it exists. The parameters are those of :meth:`create_topic`."""
+        """Return the error with which the brokers would refuse to create a topic: :class:`KafkaRefused` or :class:`RightMissing`.
+        None if they would create it, or if it exists. The parameters are those of :meth:`create_topic`."""
         topic = kafka_requests.TopicRequest(name, partitions, replication_factor, config or {})
         return kafka_requests.check_new_topic(self._calls, topic)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOST_AFTER_SECONDS = 900.0
-"""Seconds after which an open transaction is said to be lost: the brokers' default of ``transaction.max.timeout.ms``."""
+"""Seconds after which an open transaction is reported as perhaps lost: the brokers' default of ``transaction.max.timeout.ms``."""
 FIRST_RECORD_SECONDS = 10.0
 """Maximum seconds for reading the first records of open transactions."""
 PARTITIONS_PER_CONSUMER = 200
@@ -68,7 +68,7 @@ def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicP
     The brokers may have lost it (a hanging transaction, KIP-664). Then no window ever gets past it, and no window fails.
 
     :param log: the present log of the topics that are read.
-    :param offsets: where the next window begins. Partitions with committed records behind that are left out. Default: none.
+    :param offsets: where the next window begins. Partitions with committed records after that offset are left out. Default: none.
     """
     import confluent_kafka
 

@@ -270,7 +270,9 @@ def create_topic(calls: KafkaCalls, topic: TopicRequest, *, exist_ok: bool) -> b
 
 
 def check_new_topic(calls: KafkaCalls, topic: TopicRequest) -> KafkaSparkError | None:
-    """Return why the brokers would not create a topic; None if they would, or if it exists. Creates nothing."""
+    """Return the error with which the brokers would refuse to create a topic; None if they would, or if it exists. Creates
+    nothing.
+    """
     try:
         _request_topic(calls, "checking a new topic", topic, validate_only=True)
     except (KafkaRefused, RightMissing) as error:

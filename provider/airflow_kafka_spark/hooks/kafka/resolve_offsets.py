@@ -112,7 +112,7 @@ def _resolve_committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group
     missing = sorted(tp for tp, there in committed.items() if there is None)
     if missing and start.fallback == "none":
         raise PlanError(
-            f"Group `{group_id}` has no committed offset to begin at for {describe_partitions(missing)}",
+            f"Group `{group_id}` has no committed offset to begin at for {format_partitions(missing)}",
             expected="committed offsets, since there is no fallback",
             action='Begin "earliest" or "latest", or commit offsets for the group first',
         )
@@ -151,19 +151,19 @@ def _check_all_named(bound: SpecificOffsets, partitions: Collection[TopicPartiti
     unknown = sorted(set(bound.offsets) - set(partitions))
     if missing:
         raise BoundRefused(
-            f"No offset is given to {verb} at for {describe_partitions(missing)}",
+            f"No offset is given to {verb} at for {format_partitions(missing)}",
             expected="an offset for every partition of the subscribed topics",
             action="Name them too; -2 stands for the first record, -1 for the last stable offset",
         )
     if unknown:
         raise BoundRefused(
-            f"Offsets are given for {describe_partitions(unknown)}, which is not read",
+            f"Offsets are given for {format_partitions(unknown)}, which is not read",
             expected="partitions of the subscribed topics",
             action="Leave them out, or correct the names",
         )
 
 
-def describe_partitions(partitions: Collection[TopicPartition], limit: int = 20) -> str:
+def format_partitions(partitions: Collection[TopicPartition], limit: int = 20) -> str:
     """Return the names of partitions as text, for a sentence."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
@@ -200,7 +200,7 @@ def find_first_offsets(
     if future:
         for tp, there in sorted(future.items()):
             logger.warning(
-                "%s has a timestamp in the future, %s, at offset %d: looking behind it",
+                "%s has a timestamp in the future, %s, at offset %d: reading the records after it",
                 tp,
                 format_instant(there.timestamp),
                 there.offset,

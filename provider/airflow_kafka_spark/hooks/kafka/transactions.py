@@ -184,7 +184,7 @@ def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
     return error
 
 
-def describe(error: BaseException) -> str:
+def describe_producer_error(error: BaseException) -> str:
     """Return a producer's error in one line."""
     cause = _find_client_error(error)
     return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)

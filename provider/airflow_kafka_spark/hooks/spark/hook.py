@@ -367,7 +367,7 @@ class SparkHook(BaseHook):
         try:
             if SparkContext._active_spark_context is not None and not warm.is_attached():
                 raise WarmUnavailable("this process has a Spark of its own already")
-            return warm.open_session(wanted, self.app_name)
+            return warm.open_warm_session(wanted, self.app_name)
         except WarmUnavailable as error:
             log.warning("The warm Spark process cannot be used, so that this task starts its own: %s", error)
             return None
@@ -476,8 +476,8 @@ class EarlyStart:
 
 
 def _silence_clients() -> None:
-    """Keep lines out of a task's log that are of no use there: each connection that py4j closes, the Java stack trace of an error
-    in SQL, which Spark logs before it raises the error, and that pyspark was not made for pandas 3, of which nothing is used."""
+    """Keep lines out of a task's log that are of no use there: each connection that py4j closes; the Java stack trace of an error
+    in SQL, which Spark logs before it raises the error; and pyspark's warning about pandas 3, which is not used here."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     try:

@@ -137,7 +137,7 @@ def find_spark_kafka_connector() -> str:
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version[1]}"
 
 
-def resolve(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
+def resolve_jars(coordinates: Sequence[str], *, exclude_bundled: bool = False, cache: Path | None = None) -> tuple[Path, ...]:
     """Return the jar files of Maven coordinates and of all their dependencies at run time.
 
     The first call fetches them (one log line before, one after); later calls, of any process, find them in the cache. If

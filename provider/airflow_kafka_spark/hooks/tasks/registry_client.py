@@ -216,7 +216,7 @@ class RegistryRequests(ABC):
                 detail = self._scrub(str(e)) or type(e).__name__
                 raise RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail) from None
             if isinstance(e, (ValueError, KeyError, TypeError, AttributeError)):
-                detail = "it answered something that a schema registry does not"
+                detail = "its answer is not that of a schema registry"
                 raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
             raise
 

@@ -67,7 +67,7 @@ def make_lineage(
 ) -> OperatorLineage:
     """Return inputs, outputs and facets of a window's task.
 
-    :param flow: what the task reads and writes.
+    :param flow: the inputs and outputs of the task.
     :param bootstrap_servers: the addresses of the brokers.
     :param window: the window; None if none is planned yet.
     :param report: its report, once it is complete.

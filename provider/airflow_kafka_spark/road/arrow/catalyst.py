@@ -66,7 +66,7 @@ class Builder:
         return self.is_column(node.args[0], name) if node.kind == KEPT else node.kind == COLUMN and node.data == name
 
     def depth_of(self, at: int) -> int:
-        """Return how deep the expressions of a node are nested."""
+        """Return the depth to which the expressions of a node are nested."""
         return self._depths[at]
 
     # --- expressions ---
@@ -155,7 +155,7 @@ class Builder:
         return len(self._filters) - 1
 
     def kept(self, at: int, number: int) -> int:
-        """Return the part of an earlier node that a filter has kept."""
+        """Return the rows of an earlier node that a filter has kept."""
         node = self._nodes[at]
         return at if node.kind == LITERAL else self._add(Node(KEPT, node.type, (at,), number))
 
@@ -164,7 +164,7 @@ class Builder:
     def whole(self, at: int, kind: pa.DataType) -> int:
         """Return a node that leaves the program, with its structs built.
 
-        :param kind: its type, which also says which fields of a struct are never null.
+        :param kind: its type, including the fields of structs that are never null.
         """
         node = self._nodes[at]
         if not pa.types.is_struct(node.type) or node.kind in (COLUMN, FIELD, LITERAL):
@@ -333,7 +333,7 @@ def parse_value(text: str | None, kind: pa.DataType) -> Any:
 
 EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
-_DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # that is not escaped
+_DOT = re.compile(r"((?<!\\)(?:\\\\)*)\.")  # not escaped
 _LAST_MILLISECOND = 253402300800000
 # Expressions that Spark replaces by their only child, and names.
 _PASSED_ON = ("Alias", "Nvl", "Nvl2", "NullIf", "Between", "TryAdd", "TrySubtract", "TryMultiply", "TryDivide")
@@ -442,7 +442,7 @@ class Expression:
         return found
 
     def _end(self, at: int) -> int:
-        """Return where the next node begins."""
+        """Return the position at which the next node begins."""
         open_children = 1
         while open_children:
             open_children += self._trees[at]["num-children"] - 1

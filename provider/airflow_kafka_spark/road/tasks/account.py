@@ -161,7 +161,7 @@ def count_times(timestamps: pa.Int64Array, oldest: int, newest: int, width: int)
 def count_out_of_interval(
     timestamps: pa.Int64Array, oldest: int, newest: int, interval: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return how many records lie outside of an interval, and the largest distance from it in milliseconds.
+    """Return the number of records outside of an interval, and the largest distance from it in milliseconds.
 
     :param timestamps: of the records, in milliseconds since the epoch; negative for a record without a timestamp.
     :param oldest: the smallest of them.

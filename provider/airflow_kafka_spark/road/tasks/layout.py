@@ -42,7 +42,7 @@ class DecodedRecords:
 
 
 class Layout(Protocol):
-    """The rows that a task makes of the records it reads."""
+    """The conversion of the records that a task reads to rows."""
 
     @property
     def row_schema(self) -> pa.Schema:

@@ -58,9 +58,9 @@ class OtherSink:
 
 @dataclass
 class CapturingWriter(SplitWriter):
-    """Passes rows on to a sink's writer and notes their offsets.
+    """Passes rows on to a sink's writer and records their offsets.
 
-    :param writer: the sink's writer; None if the sink has applied the window already: then the offsets are only noted.
+    :param writer: the sink's writer; None if the sink has applied the window already, so that only the offsets are recorded.
     """
 
     writer: SplitWriter | None
@@ -93,7 +93,7 @@ class CapturingWriter(SplitWriter):
 
 @dataclass(frozen=True)
 class WriteTask(CheckedOnExecutors):
-    """The function that Spark maps over the splits of a window (``mapInArrow``). It hands each to the sink's writer.
+    """The function that Spark maps over the splits of a window (``mapInArrow``). It passes each split to the sink's writer.
 
     With ``read`` the task reads the splits: Spark passes their numbers, or the records of its Kafka source. Without ``read``,
     Spark passes the rows of split ``splits[i]`` in partition ``i``.
@@ -261,7 +261,7 @@ class SplitOutput:
 
     :param writer: the sink's writer.
     :param split: the split.
-    :param seconds: how long the writer has worked.
+    :param seconds: the time that the writer has taken.
     """
 
     writer: SplitWriter
@@ -284,7 +284,7 @@ class SplitOutput:
         return self.writer.unwritable(rows) if self._writing and rows.batch.num_rows else {}
 
     def write(self, rows: Rows) -> None:
-        """Hand rows over, unless writing was given up."""
+        """Pass rows to the sink's writer, unless writing was given up."""
         if self._writing and rows.batch.num_rows:
             with self._timed():
                 self.writer.write(rows)

@@ -3,8 +3,8 @@
 Delta keeps one *transaction version* for each application id, also in checkpoints, where the entries of old commits are removed.
 The sink's id is ``airflow:<pipeline>``. Each commit of the pipeline sets another version (:class:`PipelineVersion`), which names
 the attempt that made it. deltalake refuses a version that was set since its handle was loaded, but a handle that is loaded later
-may set the same version again. So the sink never relies on it: a commit is tried once, for the log entry behind the one that was
-read (``max_commit_retries=0``). Whatever was committed in between takes that entry, and the sink reads the log again.
+may set the same version again. So the sink never relies on it: a commit is tried once, for the log entry after the one that was
+read (``max_commit_retries=0``). If anything was committed in between, that entry exists, and the sink reads the log again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PipelineVersion:
         return (self.newest << _COUNT_BITS | self.count) << _NONCE_BITS | self.nonce
 
     def after(self, number: int | None = None) -> PipelineVersion:
-        """Return the version of a commit behind this one.
+        """Return the version of the commit after this one.
 
         :param number: the window that it applies; None for a fence.
         """
@@ -94,7 +94,7 @@ class DataFile:
         return cls(value["path"], value["bytes"], value["rows"], value.get("partition", {}), value.get("stats", ""))
 
     def recorded(self) -> dict[str, Any]:
-        """Return the file as the sink's record has it."""
+        """Return the file in the form of the sink's record."""
         return {"path": self.path, "bytes": self.bytes, "rows": self.rows, "partition": dict(self.partition)}
 
 
@@ -112,7 +112,7 @@ class DeltaLog:
 
     @contextmanager
     def translate_errors(self, doing: str) -> Iterator[None]:
-        """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A handle that is loaded still sends requests.
+        """Raise errors of deltalake and of the store as :class:`SinkUnavailable`. A loaded handle still sends requests.
 
         :param doing: for messages.
         """
@@ -152,9 +152,9 @@ class DeltaLog:
         metadata: Mapping[str, Any] | None = None,
         rewrites: bool = False,
     ) -> Exception | None:
-        """Try one commit, behind the version of the table that the handle shows.
+        """Try one commit, after the version of the table that the handle shows.
 
-        :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a commit.
+        :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes ignore such a commit.
         :return: None if it is committed. After an error the outcome is unknown: read the log again.
         """
         from deltalake import CommitProperties, Transaction
@@ -190,7 +190,7 @@ class DeltaLog:
             flush(directory)
 
     def flush_recent(self) -> None:
-        """Make all entries durable that were written in the last hour: one of them is of an attempt that died.
+        """Make all entries durable that were written in the last hour. An attempt that died has written one of them.
 
         :raises OSError: they cannot be flushed.
         """

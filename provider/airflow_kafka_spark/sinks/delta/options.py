@@ -1,4 +1,4 @@
-"""The options of a Delta sink: where the table is."""
+"""The options of a Delta sink, and the location of its table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeltaSinkOptions(LakeSinkOptions):
 
     @property
     def store(self) -> TableStore:
-        """The table's files, with the connection's credentials of this moment.
+        """The table's files, with the present credentials of the connection.
 
         :raises ConnectionInvalid: the connection does not exist, or is of another type.
         :raises SinkUnavailable: the connection cannot be used.

@@ -1,4 +1,4 @@
-"""The sink's record of windows, and the removal of what ended attempts have left.
+"""The sink's record of windows, and the removal of files that ended attempts have left.
 
 ::
 
@@ -105,7 +105,7 @@ class Records:
         return record
 
     def finish(self, marker: str, record: WindowRecord) -> None:
-        """Remove what a committed attempt has left: files of tasks whose result was not used, and its note.
+        """Remove the remains of a committed attempt: files of tasks whose result was not used, and its record.
 
         :param record: the attempt's record, which :meth:`keep` has copied.
         :raises OSError: the store did not answer.
@@ -119,7 +119,7 @@ class Records:
         Guarantee: none of them commits anything afterwards, and no file of a committed window is removed.
 
         :param markers: their names, listed before this is called.
-        :return: the pipeline's transaction version, behind which the next attempt commits.
+        :return: the pipeline's transaction version, after which the next attempt commits.
         :raises SinkUnavailable: the store did not answer.
         """
         left = set(markers)
@@ -153,7 +153,7 @@ class Records:
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
         """Remove attempts that can no longer commit, except for files that the table names.
 
-        An attempt that has committed, but whose note could not be removed, looks like one that has not.
+        An attempt that has committed, but whose record could not be removed, looks like an attempt that has not committed.
 
         :param table: the table as it was loaded before the fence.
         :raises SinkUnavailable: the store did not answer.
@@ -168,13 +168,13 @@ class Records:
                 keep_only(self.store, directory, (path for path in live if path.startswith(f"{directory}/")))
             except OSError as error:
                 raise SinkUnavailable(self.store.location.uri, "removing earlier attempts", error) from error
-            # The note goes last: without it, nothing would find the rest.
+            # The attempt's record is removed last, because without it nothing would find the rest.
             self.store.remove_all(f"{ATTEMPTS}/{marker}")
 
     def sweep(self, pipeline: str) -> PipelineVersion:
         """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
-        :return: the pipeline's transaction version, behind which the new attempt commits.
+        :return: the pipeline's transaction version, after which the new attempt commits.
         """
         return sweep_attempts(self.store, pipeline, self.fence)
 
@@ -192,7 +192,7 @@ class Records:
 
 
 def list_commits(table: DeltaTable) -> Iterator[Mapping[str, Any]]:
-    """Yield what the commits of windows say about them, the newest first, as far as the log holds them."""
+    """Yield the information of the commits of windows, the newest first, as far as the log contains them."""
     for commit in table.history():
         found = commit.get(METADATA)
         if isinstance(found, dict) and "pipeline" in found and "number" in found:

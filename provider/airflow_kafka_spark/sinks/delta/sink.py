@@ -34,8 +34,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
     :param conn_id: the Airflow connection of type ``aws`` with the credentials of S3. Default None: those of the environment, on
         worker and executors. Not used for local paths. Templated.
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
-        highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
-        partition wins), so a key should always be in the same partition, as it is if it is the record's key.
+        highest offset of a key wins, and windows apply in order. Offsets of different partitions cannot be compared in time (the
+        higher partition wins), so a key should always be in one partition, as it is if it is the record's key.
     :param key: the columns that identify a row, for ``upsert``: integers, strings, dates, timestamps, decimals, booleans or
         binaries. Default none. Templated.
     :param delete_enabled: True: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert``
@@ -47,8 +47,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         Templated.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
-    :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: that is
-        refused before Spark starts.
+    :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: a
+    missing table is refused before Spark starts.
     :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
         nullable ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``.
@@ -56,8 +56,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
-    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
-        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+    :param optimize: number of windows of a pipeline after which the table's small files are joined, in a separate commit, on the
+    Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
         intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
@@ -69,7 +69,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return the table, and the server that is asked for it: two servers may have buckets of one name."""
+        """Return the table, and its server, because two servers may have buckets of one name."""
         server = self.store.server
         return Endpoint({"table": self.uri, **({SERVER: server} if server else {})}, {"directory": self.location.directory})
 
@@ -86,8 +86,9 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         return find_table_problems(self)
 
     def find_replay_problems(self) -> list[Problem]:
-        """Return why windows cannot be replayed: the table takes no removals (``delta.appendOnly``), or an upsert would overwrite
-        newer rows (no ``offset_columns``) or bring deleted ones back (``delete_enabled``)."""
+        """Return the reasons why windows cannot be replayed: the table allows no removals (``delta.appendOnly``), or an upsert
+        would overwrite newer rows (no ``offset_columns``) or restore deleted ones (``delete_enabled``).
+        """
         from airflow_kafka_spark.sinks.delta.validation import find_removal_problems
 
         return [*find_removal_problems(self), *super().find_replay_problems()]
@@ -102,10 +103,10 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
             yield Records(log).load(doing)
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> DeltaWindowWriter:
-        """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.
+        """Begin an attempt: create or evolve the table, and remove the files of earlier attempts.
 
-        Before anything of an attempt is removed, a commit without data takes the pipeline's transaction version further, so that
-        the attempt can commit nothing any more.
+        Before any file of an attempt is removed, a commit without data increases the pipeline's transaction version, so that
+        the attempt can no longer commit.
         """
         from airflow_kafka_spark.sinks.delta.writer import begin_attempt
 

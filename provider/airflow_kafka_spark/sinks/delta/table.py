@@ -26,7 +26,7 @@ def list_column_types(schema: Schema) -> dict[str, Any]:
 
 
 def format_type(kind: str | Mapping[str, Any]) -> str:
-    """Return a type as Spark's DDL has it, for messages."""
+    """Return a type in Spark's DDL, for messages."""
     if isinstance(kind, str):
         return kind
     if kind["type"] == "array":
@@ -112,7 +112,7 @@ def find_grown_columns(schema: Schema, table: Schema) -> list[dict[str, Any]]:
 
 
 def make_file_schema(stored: pa.Schema, columns: pa.Schema) -> pa.Schema:
-    """Return the columns of the rows as the table's files have them: in the table's types where these are others.
+    """Return the columns of the rows as the table's files have them: in the table's types, where these differ.
 
     :param stored: the columns of the rows.
     :param columns: the table's columns.
@@ -156,7 +156,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
 
     from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped
 
-    # A retry of deltalake would create the table again, in the entry behind the one that another attempt has created it by.
+    # A retry of deltalake would create the table again, in the log entry after that of another attempt.
     once = CommitProperties(max_commit_retries=0)
     doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
     error: Exception = OSError("others change it all the time")
@@ -186,7 +186,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
             else:
                 return table
         except (DeltaError, OSError) as failed:
-            error = failed  # perhaps another writer was faster: look again
+            error = failed  # perhaps another writer was faster: load the table again
     raise SinkUnavailable(sink.uri, doing, store_error(error))
 
 
@@ -201,7 +201,7 @@ def _find_missing_columns(schema: Schema, table: Schema) -> list[Field]:
 
 
 def _make_nullable(schema: Schema) -> Schema:
-    """Return a schema whose columns take nulls. Its nested members keep what they say."""
+    """Return a schema whose columns take nulls. Nested members are unchanged."""
     from deltalake import Schema
 
     value = json.loads(schema.to_json())

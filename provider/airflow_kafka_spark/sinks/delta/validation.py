@@ -75,7 +75,7 @@ def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
 
 
 def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
-    """Return why the table takes no removals. See :meth:`.DeltaSink.find_replay_problems`."""
+    """Return the problem of a table that allows no removals. See :meth:`.DeltaSink.find_replay_problems`."""
     table, _ = _open(sink)
     if table is None or table.metadata().configuration.get("delta.appendOnly", "").lower() != "true":
         return []

@@ -41,10 +41,10 @@ def begin_attempt(sink: DeltaSinkOptions, window: Window, splits: Sequence[Split
 
 
 class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
-    """One attempt, made by :meth:`.DeltaSink.begin`. Its commit is the next entry of the log behind the look.
+    """One attempt, made by :meth:`.DeltaSink.begin`. Its commit is the log entry after the one that it has read.
 
     :param base: the pipeline's transaction version when the attempt began. If another attempt of the pipeline commits or fences,
-        it is another one, and this attempt commits nothing.
+    the version changes, and this attempt commits nothing.
     """
 
     suspect = "VACUUM with a retention shorter than this window"
@@ -154,16 +154,16 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             self.records.keep(self.window.pipeline, self.version, durable=table is None)
             self.records.finish(self.marker, record)
         except OSError as error:
-            log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, error)
+            log.warning("Window %s is committed; the next attempt removes the files that it has left: %s", self.window, error)
             return
         self.optimize()
 
     def compact(self) -> tuple[int, int]:
-        """Join small files in an attempt of its own, which takes the pipeline's transaction version further. Its commit is tried
+        """Join small files in a separate attempt, which increases the pipeline's transaction version. Its commit is tried
         once.
 
-        Not by deltalake's OPTIMIZE, which tries its commit again behind that of another OPTIMIZE: rows of files that both have
-        joined are then there twice.
+        deltalake's OPTIMIZE is not used, because it repeats its commit after that of another OPTIMIZE: rows of files that both
+        have joined are then in the table twice.
         """
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_small_files
         from airflow_kafka_spark.sinks.lake.tasks import compaction

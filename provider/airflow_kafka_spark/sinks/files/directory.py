@@ -78,9 +78,9 @@ _RENAME_EXCHANGE = 2
 
 
 def explain_failed_exchange(directory: Path) -> str | None:
-    """Return why directories beside this one cannot be exchanged in one step, or None if they can.
+    """Return the reason why directories beside this one cannot be exchanged in one step; None if they can.
 
-    Tries it with two empty directories, which are hidden from readers and removed again, because file systems have no flag for
+    Two empty directories, hidden from readers, are exchanged as a test and removed, because file systems have no flag for
     it.
 
     :param directory: need not exist; the nearest existing parent is then used.
@@ -173,7 +173,7 @@ class Staging:
                     self.discard(Path(entry.path))
 
     def discard(self, attempt: Path) -> None:
-        """Remove an attempt. Never raises; the next attempt removes what is left."""
+        """Remove an attempt. Never raises; the next attempt removes the files that are left."""
         removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
         try:
             # Rename it before deleting anything in it. An attempt that is still running must find all of its files or none;

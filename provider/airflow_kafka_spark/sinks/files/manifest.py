@@ -69,7 +69,7 @@ _ENTRY = re.compile(r"(\d{20})\.json")
 _REPLAY = re.compile(r"(\d+)\.json")
 _READERS = 32
 _FAILURES = 4
-"""Tries of a commit whose outcome is not known."""
+"""Maximum number of tries of a commit whose outcome is unknown."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Commit:
             raise ValueError(f"not an entry of the log: {error!r}") from error
 
     def marker(self, pipeline: str) -> str:
-        """Return the name of a new attempt that will commit behind this entry."""
+        """Return the name of a new attempt that will commit after this entry."""
         return make_marker_name(pipeline, (self.sequence + 1) << _NONCE_BITS | secrets.randbelow(1 << _NONCE_BITS))
 
 
@@ -121,7 +121,7 @@ def parse_sequence(marker: str) -> int:
 
 
 def make_attempt_id(marker: str) -> str:
-    """Return the part of the name of a data file that says which attempt has written it."""
+    """Return the part of a data file's name that identifies its attempt."""
     return f"{int(marker[-20:]):x}"
 
 
@@ -228,8 +228,8 @@ class ManifestTable:
     def append(self, pipeline: str, commit: Commit) -> bool:
         """Write an entry of the log, unless its number is taken.
 
-        :return: False if there is an entry of this number. It may be the same one, whose answer was lost.
-        :raises OSError: it is not known whether it was written.
+        :return: False if there is an entry with this number. It may be this entry, if the answer to its write was lost.
+        :raises OSError: it is unknown if the entry was written.
         """
         created = self.store.create(f"{self._log(pipeline)}/{commit.sequence:020d}.json", commit.dump())
         if created:
@@ -253,7 +253,7 @@ class ManifestTable:
             self.store.put(self._latest(applied.pipeline), text)
 
     def complete(self, record: WindowRecord) -> None:
-        """Make a committed window visible to readers. May be called again. Does nothing by default.
+        """Make a committed window visible to readers. It may be called repeatedly. Does nothing by default.
 
         :raises OSError: the store refused it.
         """
@@ -263,7 +263,7 @@ class ManifestTable:
     def sweep(self, pipeline: str) -> Commit:
         """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
-        :return: the newest commit of the pipeline, behind which the new attempt commits.
+        :return: the newest commit of the pipeline, after which the new attempt commits.
         :raises SinkUnavailable: the store did not answer.
         """
         return sweep_attempts(self.store, pipeline, self.fence)
@@ -295,7 +295,7 @@ class ManifestTable:
     def remove_attempt(self, marker: str) -> None:
         """Remove the data files of an attempt that can no longer commit, except for those of a window that it has committed.
 
-        The attempt's note is removed last, because without it nothing would find them.
+        The attempt's record is removed last, because without it nothing would find the files.
 
         :raises OSError: the store did not answer.
         """
@@ -421,7 +421,8 @@ class ListedTable(ManifestTable):
         return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
-        # Those of a commit are completed by now. One whose answer was lost was begun twice, under one path.
+        # The uploads of a commit are completed by now. If the answer to a begin was lost, an upload was begun twice, under one
+        # path.
         self.uploads.abort(self._list_uploads_of(directory, marker))
 
     def get_data_directory(self, window: Window) -> str:
@@ -444,7 +445,7 @@ def open_manifests(sink: FilesSinkOptions) -> ManifestTable:
 
 
 def find_records(sink: FilesSinkOptions) -> FilesTable | ManifestTable:
-    """Return the records of windows of a sink. Parameters and errors as :func:`open_manifests`."""
+    """Return the records of windows of a sink. Parameters and errors are those of :func:`open_manifests`."""
     return sink.table if sink.renames else open_manifests(sink)
 
 
@@ -512,8 +513,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
                     return self._finish(commit.record)
             except OSError as failed:
                 error = failed
-            # Many attempts that try again at the same moment would keep a store busy that has just refused them. Amazon also
-            # refuses a conditional write while another one is under way, which need not succeed.
+            # Many attempts that try again at once would overload a store that has just refused them. Amazon also refuses a
             time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", error)
 
@@ -544,20 +544,20 @@ class ManifestWindowWriter(AttemptWindowWriter):
         return record.applied
 
     def discard(self) -> None:
-        """Remove what the attempt has written, except for the files of a window that it has committed. Never raises."""
+        """Remove the files of the attempt, except for those of a window that it has committed. Never raises."""
         try:
             self.table.remove_attempt(self.marker)
         except OSError as error:
-            log.warning("The next attempt removes what window %s has left: %s", self.window, error)
+            log.warning("The next attempt removes the files that window %s has left: %s", self.window, error)
 
 
 def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> int:
-    """Write which files the complete windows of a table have, in the form that Trino, Athena and Hive read
+    """Write the list of the files of a table's complete windows, in the form that Trino, Athena and Hive read
     (``SymlinkTextInputFormat``): files named ``manifest`` below ``<path>/_symlink_format_manifest``, as Delta writes them.
 
-    A table without ``partition_by`` has one such file, which is replaced in one step: readers see whole windows. Else there is
-    one for each combination of partition values; each is replaced in one step. Call it after a window, for instance in a task
-    behind the operator's.
+    A table without ``partition_by`` has one such file, which is replaced in one step: readers see whole windows. A table with
+    ``partition_by`` has one for each combination of partition values, and each is replaced in one step. Call it after a window,
+    for instance in a task after the operator's.
 
     :param path: the table's path, as given to :class:`.FilesSink`.
     :param conn_id: the Airflow connection, as that of the sink; None (default) for the credentials of the environment.
@@ -586,7 +586,7 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
 def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
     """Return the data files of all complete windows of a table that is published by manifests.
 
-    The list is what readers get instead of a directory to list: it holds whole windows only, and of a window that was replayed
+    Readers use this list instead of listing a directory. It contains whole windows only, and for a window that was replayed
     the files of its newest replay. Pass it to ``read_parquet`` of DuckDB, ``pyarrow.dataset.dataset`` or ``spark.read.parquet``;
     for the partition columns, the common directory is ``<path>/_data`` (``basePath`` of Spark).
 

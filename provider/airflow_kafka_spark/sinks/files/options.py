@@ -1,4 +1,4 @@
-"""The options of a files sink: where the table is, and how its files are written."""
+"""The options of a files sink: the location of its table, and the form of its files."""
 
 from __future__ import annotations
 

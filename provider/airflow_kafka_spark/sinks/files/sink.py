@@ -54,8 +54,8 @@ class FilesSink(FilesSinkOptions, Sink):
     In an object store nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
     commits it (``If-None-Match`` in S3 and Azure, ``x-goog-if-generation-match`` in GCS). Readers get the files of complete
     windows from :func:`.window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file by
-    file: tasks begin uploads, and the driver completes them behind the conditional write. If it dies, the next attempt completes
-    the others.
+    file: tasks begin uploads, and the driver completes them after the conditional write. If the driver dies, the next attempt
+    completes the others.
 
     :param path: the table: an absolute path, a ``file://`` URI, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
         ``abfss://container@account.dfs.core.windows.net/prefix``. Created if it does not exist. Templated.
@@ -71,9 +71,10 @@ class FilesSink(FilesSinkOptions, Sink):
     :param window_column: the partition column that holds the window's name; default ``window``.
     :param auto_evolve: True: rows may have columns that earlier windows of the pipeline lack. Default False: such rows are
         refused before Spark starts. A column never changes its type.
-    :param visibility: how readers find complete windows: ``rename`` (default on a file system), ``manifest`` (default in an
-        object store; possible on a file system, too, for instance on NFS with replays), or in S3 ``listing``: readers list the
-        table, and see the files of a window appear one by one. Needs ``boto3`` on the worker and on Spark's executors.
+    :param visibility: the way in which readers find complete windows: ``rename`` (default on a file system), ``manifest``
+        (default in an object store; possible on a file system, too, for instance on NFS with replays), or in S3 ``listing``:
+        readers list the table, and see the files of a window appear one by one. Needs ``boto3`` on the worker and on Spark's
+        executors.
     :param conn_id: the Airflow connection: of type ``aws`` for S3, ``google_cloud_platform`` for GCS, ``wasb`` for Azure; default
         None, the credentials of the environment, for instance of a role. It needs the rights to get, put, list and delete objects
         below ``path``. Spark's executors get its credentials.
@@ -92,7 +93,8 @@ class FilesSink(FilesSinkOptions, Sink):
         return self.uri
 
     def destination(self) -> Endpoint:
-        """Return the table and the window column, which together decide where a window's files are, and how it is published.
+        """Return the table and the window column, which together decide the place of a window's files and the way in which it is
+        published.
 
         A path with symbolic links has the directory that they lead to.
         """
@@ -135,7 +137,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
     def find_replay_problems(self) -> list[Problem]:
         """Return a problem if windows are published by renaming, and the file system cannot exchange two directories in one step
-        (this is tried beside the table, where nothing is left), or if readers list them in S3."""
+        (which is tried beside the table, without leaving anything there), or if readers list them in S3."""
         if self.visibility == "listing":
             found = f"readers list {self.uri}, where the files of a window cannot be replaced in one step"
             return [Problem("on_rerun", found, 'Leave `on_rerun` at "skip", or use `visibility="manifest"`')]
@@ -189,7 +191,7 @@ class FilesWindowWriter(WindowWriter):
         self.staging = staging
         self.attempt = attempt
         self._lock: AttemptLock | None = None
-        # On a file system without locks, attempts of other pipelines are never removed, so none is needed.
+        # On a file system without locks, attempts of other pipelines are never removed, so no lock is needed.
         with suppress(OSError):
             self._lock = AttemptLock(attempt)
 
@@ -270,7 +272,7 @@ class FilesWindowWriter(WindowWriter):
         self.sink.directory.mkdir(parents=True, exist_ok=True)
         target = self.sink.table.get_window_path(self.window)
         if self.window.replay and target.exists():
-            # The old directory takes the attempt's place and is removed with it.
+            # The old directory is now in the place of the attempt, and is removed with it.
             exchange_directories(self.attempt / PUBLISH, target)
         else:
             os.rename(self.attempt / PUBLISH, target)

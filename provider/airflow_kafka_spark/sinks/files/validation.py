@@ -55,7 +55,7 @@ def _write_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
 
 
 def _find_location_problems(sink: FilesSinkOptions) -> Iterator[Problem]:
-    """Yield what is wrong with the location of the table, its connection and the way in which windows are published."""
+    """Yield the problems of the location of the table, of its connection, and of the way in which windows are published."""
     visibility: object = sink.visibility
     if visibility not in (None, "rename", "manifest", "listing"):
         what = f"it is {visibility!r}; expected `rename`, `manifest` or `listing`"
@@ -107,12 +107,12 @@ def _find_object_store_problems(sink: FilesSinkOptions, location: TableLocation)
             UploadStore(store).pending(ATTEMPTS)
     except ConnectionInvalid as error:
         yield Problem.of("sink.conn_id", error)
-    except Exception as error:  # of any library on the way to the store
+    except Exception as error:  # an error of any library that reaches the store
         yield Problem("sink.path", f"{location.uri} cannot be listed: {error}", "Check path, `conn_id` and its rights")
 
 
 def _find_right_problems(directory: Path, *, beside: bool) -> Iterator[Problem]:
-    """Yield what keeps this user from writing a table in a directory.
+    """Yield the reasons why this user cannot write a table in a directory.
 
     :param beside: True if attempts write beside the table, from where their windows are renamed into it.
     """
@@ -140,7 +140,7 @@ def _find_right_problems(directory: Path, *, beside: bool) -> Iterator[Problem]:
 
 
 def _find_neighbour_problems(sink: FilesSinkOptions, shape: Shape) -> Iterator[Problem]:
-    """Yield problems of windows that are there already: they must have the same format, partition columns and visibility."""
+    """Yield problems of existing windows, which must have the format, partition columns and visibility of this sink."""
     directory = Path(sink.location.path) if sink.location.is_local else None
     try:
         latest = find_records(sink).find_latest_record(shape.pipeline)

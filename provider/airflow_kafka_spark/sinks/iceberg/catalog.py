@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -56,14 +55,10 @@ class CatalogAccess:
         """
         from pyiceberg.catalog import load_catalog
 
-        options: dict[str, Any] = dict(self.properties)
-        if (retries := options.get("glue.max-retries", "")).isdecimal():
-            # pyiceberg hands this one to botocore as it is, which takes nothing but a number.
-            options["glue.max-retries"] = int(retries)
-        if options.get("type") == "hive" and importlib.util.find_spec("thrift") is not None:
-            options["py-catalog-impl"] = f"{__package__}.hive.ComparingHiveCatalog"
-            del options["type"]
-        return load_catalog(self.name, **options)
+        # pyiceberg passes this option unchanged to botocore, which accepts only a number.
+        retries = self.properties.get("glue.max-retries", "")
+        numbers: dict[str, Any] = {"glue.max-retries": int(retries)} if retries.isdecimal() else {}
+        return load_catalog(self.name, **{**self.properties, **numbers})
 
     @property
     def address(self) -> str:
@@ -167,7 +162,7 @@ class IcebergStore(TableStore):
         return io.fs_by_scheme(scheme, netloc)
 
     def named(self, path: str) -> str:
-        """Return a path below the location as Iceberg's metadata names it."""
+        """Return a path below the location in the form of Iceberg's metadata."""
         return f"{self.uri}/{path}"
 
 
@@ -210,7 +205,7 @@ class IcebergTable:
             raise self.unavailable("opening the catalog", error) from error
 
     def close(self) -> None:
-        """Close the catalog's connections. May be called again; the next use opens it again."""
+        """Close the catalog's connections. It may be called repeatedly; the next use opens the catalog again."""
         if (found := self.__dict__.pop("catalog", None)) is not None:
             found.close()
 
@@ -248,7 +243,7 @@ class IcebergTable:
         return table
 
     def has_location(self) -> bool:
-        """Return True if the table's namespace exists, and says where its tables lie.
+        """Return True if the table's namespace exists, and has a location for its tables.
 
         :raises SinkUnavailable: the catalog did not answer.
         """
@@ -296,10 +291,10 @@ class IcebergTable:
         return IcebergStore.of(table.location(), table.io.properties)
 
     def get_data_store(self, table: Table) -> IcebergStore:
-        """Return where data files lie."""
+        """Return the location of data files."""
         return IcebergStore.of(table.properties.get("write.data.path", f"{table.location()}/data"), table.io.properties)
 
     def get_metadata_store(self, table: Table) -> IcebergStore:
-        """Return where manifests lie."""
+        """Return the location of manifests."""
         metadata = table.properties.get("write.metadata.path", f"{table.location()}/metadata")
         return IcebergStore.of(metadata, table.io.properties)

@@ -1,6 +1,6 @@
-"""Compaction behind a window: joins the small files of a branch.
+"""Compaction after a window: joins the small files of a branch.
 
-It is an attempt of its own, with a directory of its own, and its snapshot moves the pipeline's tag as that of a window does. So a
+A compaction is a separate attempt with a separate directory. Its snapshot moves the pipeline's tag as that of a window does. So a
 compaction that died or was overtaken can no longer commit once the next attempt at a window has begun, and that attempt removes
 its files.
 """
@@ -42,7 +42,7 @@ class Compaction:
 
     :param lake: the table.
     :param branch: the branch.
-    :param window: the window behind which it is done.
+    :param window: the window after which it is done.
     :param base: the snapshot of this window, which the pipeline's tag names.
     :param spec: the codec and options that files are written with.
     """
@@ -56,10 +56,10 @@ class Compaction:
     def run(self) -> tuple[int, int]:
         """Join the small files, in one commit that is tried once.
 
-        :return: the number of files that were joined, and of those that hold their rows now.
+        :return: the number of files that were joined, and the number of files that hold their rows now.
         :raises Fenced: another attempt of the pipeline has committed or fenced since the window.
         :raises Exception: another writer has committed meanwhile, or catalog or store did not answer. The next attempt at a
-            window removes what is left.
+        window removes the files.
         """
         from airflow_kafka_spark.sinks.lake.tasks import compaction
 

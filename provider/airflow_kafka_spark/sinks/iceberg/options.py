@@ -1,4 +1,4 @@
-"""The options of an Iceberg sink: which table of which catalog."""
+"""The options of an Iceberg sink: its catalog and its table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IcebergSinkOptions(LakeSinkOptions):
         return f"iceberg://{self.conn_id}/{self.table.replace('.', '/')}"
 
     def open(self) -> IcebergTable:
-        """Return the table in its catalog, with the connection's options of this moment. Leaving it closes the catalog.
+        """Return the table in its catalog, with the present options of the connection. Leaving it closes the catalog.
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
@@ -46,7 +46,7 @@ class IcebergSinkOptions(LakeSinkOptions):
         :param table: its properties name a codec where the sink's options do not.
         """
         codec = self.compression or table.properties.get("write.parquet.compression-codec", "zstd").lower()
-        # As Iceberg has decimals, unless the option says otherwise.
+        # As Iceberg stores decimals, unless the option is set.
         options = {"store_decimal_as_integer": True, **self.options}
         partitioned = bool(table.spec().fields)
         return replace(self.spec(), compression=_CODECS.get(codec, codec), partitioned=partitioned, options=options)

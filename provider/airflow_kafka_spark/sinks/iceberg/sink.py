@@ -38,8 +38,8 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
     :param branch: the branch that gets the windows. Default ``main``, which readers see. Another one is created from ``main`` if
         it does not exist; readers see its windows once the branch is published (write, audit, publish). Templated.
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
-        highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
-        partition wins), so a key should always be in the same partition, as it is if it is the record's key.
+        highest offset of a key wins, and windows apply in order. Offsets of different partitions cannot be compared in time (the
+        higher partition wins), so a key should always be in one partition, as it is if it is the record's key.
     :param key: the columns that identify a row, for ``upsert``: integers, strings, dates, timestamps, decimals, booleans or
         binaries. Default none. Templated.
     :param delete_enabled: True: a record without a value deletes the row of its key (Connect's ``delete.enabled``); ``upsert``
@@ -49,22 +49,22 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
     :param window_column: a text column that the sink fills with the window's name, ``<pipeline>#<number>``. If others
         have rewritten the files of an appended window, a replay finds its rows by this column. Default None: no such column.
         Templated.
-    :param partition_by: how a table that is created is partitioned: columns, ``bucket(N, column)``, ``truncate(N, column)``,
+    :param partition_by: the partition fields of a table that is created: columns, ``bucket(N, column)``, ``truncate(N, column)``,
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
-        way; if nothing is named, it may be partitioned in any way. Default: none.
+        way; without this option, it may be partitioned in any way. Default: none.
     :param auto_create: True (default): namespace and table are created with the columns of the rows if they do not exist. False:
-        that is refused before Spark starts.
+    a missing table is refused before Spark starts.
     :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
         optional ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
-    :param compression: ``none``, ``snappy``, ``gzip``, ``zstd``, ``lz4``. Default None: as the table's
-        ``write.parquet.compression-codec`` says, else ``zstd``.
+    :param compression: ``none``, ``snappy``, ``gzip``, ``zstd``, ``lz4``. Default None: the table's
+    ``write.parquet.compression-codec``, else ``zstd``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``write.metadata.delete-after-commit.enabled``.
         Default: none.
-    :param optimize: join the table's small files behind every so many windows of a pipeline, in a commit of its own, on the
-        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+    :param optimize: number of windows of a pipeline after which the table's small files are joined, in a separate commit, on the
+    Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
         intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 
@@ -116,7 +116,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         that it was committed.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
-        :raises WindowConflict: a window of this number is there, but of other offsets; or whether it was committed is unknown.
+        :raises WindowConflict: a window of this number is there, but of other offsets; or it is unknown if it was committed.
         """
         from airflow_kafka_spark.sinks.iceberg.snapshots import INTERVAL_TAG_DAYS, WINDOW
 
@@ -145,10 +145,10 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
             return table is None or table.has_history_since(to_milliseconds(parse_iso(window.planned_at)))
 
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> IcebergWindowWriter:
-        """Begin an attempt: create or evolve the table, and remove what earlier attempts have left.
+        """Begin an attempt: create or evolve the table, and remove the files of earlier attempts.
 
-        Before anything of an attempt is removed, a snapshot without data takes the pipeline's tag further, so that the attempt
-        can commit nothing any more.
+        Before any file of an attempt is removed, a snapshot without data moves the pipeline's tag, so that the attempt
+        can no longer commit.
         """
         from airflow_kafka_spark.sinks.iceberg.writer import begin_attempt
 

@@ -137,7 +137,7 @@ class PipelineSnapshots:
     def summary(self, pipeline: str, written: Recorded | None = None) -> dict[str, str]:
         """Return the summary of the pipeline's next snapshot.
 
-        :param written: the window that it applies; None for a fence, which keeps what is known.
+        :param written: the window that it applies; None for a fence, which keeps the records.
         """
         last = written or next((r for r in self.records.values() if r.snapshot_id == self.tag), None)
         newest = max((r for r in (written, self.newest) if r is not None), key=lambda r: r.applied.number, default=None)
@@ -252,7 +252,7 @@ def list_ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
 
 @dataclass(frozen=True)
 class SnapshotCommit:
-    """One commit to try: what it requires, what it changes, and the files of metadata that were written for it."""
+    """One commit to try: its requirements, its changes, and the files of metadata that were written for it."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
@@ -260,12 +260,12 @@ class SnapshotCommit:
 
 
 def make_manifest_prefix(snapshot_id: int) -> tuple[str, str]:
-    """Return how the names of the manifests and of the manifest list of a snapshot begin."""
+    """Return the beginning of the names of the manifests and of the manifest list of a snapshot."""
     return str(_make_commit_uuid(snapshot_id))[:18], f"snap-{snapshot_id}-"
 
 
 def _make_commit_uuid(snapshot_id: int) -> uuid.UUID:
-    """Return an id for one try of a commit. Its first half is made of the snapshot's id."""
+    """Return an id for one try of a commit. Its first half is derived from the snapshot's id."""
     return uuid.UUID(int=snapshot_id << 64 | secrets.randbits(64))
 
 
@@ -285,7 +285,7 @@ class NewSnapshot:
     :param tag: a tag that names it, too; default none.
     :param added: the data files that it adds; default none.
     :param removed: the data files that it removes; default none.
-    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes pass over such a snapshot.
+    :param rewrites: True if the rows of ``added`` are those of ``removed``. Readers of changes ignore such a snapshot.
     """
 
     id: int
@@ -320,7 +320,7 @@ def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
     added, removed = snapshot.added, snapshot.removed
     producer = update.overwrite() if removed else update.merge_append() if added else update.fast_append()
     if isinstance(producer, _MergeAppendFiles):
-        # On unless the table says otherwise, as for Spark and Flink: windows are many and small.
+        # Enabled unless the table disables it, as in Spark and Flink, because windows are many and small.
         producer._merge_enabled = metadata.properties.get("commit.manifest-merge.enabled", "true").lower() == "true"
     # The id is known before any file is written, and stays the same when the commit is tried again.
     producer._snapshot_id, producer.commit_uuid = snapshot.id, _make_commit_uuid(snapshot.id)
@@ -340,7 +340,7 @@ def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
 
 
 def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> TableUpdate:
-    """Return a snapshot that is younger than those before it, whatever the clocks of two writers say: Iceberg's readers in Java
+    """Return a snapshot that is younger than earlier ones, even if the clocks of two writers differ: Iceberg's readers in Java
     refuse a table whose snapshots go back in time by more than a minute.
     """
     from pyiceberg.table.snapshots import Operation, Summary
@@ -368,10 +368,10 @@ def require_ref(name: str, snapshot_id: int | None) -> TableRequirement:
 
 
 def set_ref(metadata: TableMetadata, name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:
-    """Return the change that lets a branch or tag name a snapshot. How long it keeps snapshots stays as it is.
+    """Return the change that lets a branch or tag name a snapshot. Its retention of snapshots is unchanged.
 
-    A new tag never expires, whatever the table's ``history.expire.max-ref-age-ms`` says. That of a data interval does, after
-    :data:`INTERVAL_TAG_DAYS`: otherwise the tags and their snapshots would grow in number for ever.
+    A new tag never expires, independent of the table's ``history.expire.max-ref-age-ms``. That of a data interval expires after
+    :data:`INTERVAL_TAG_DAYS`: otherwise the number of tags and of their snapshots would grow for ever.
     """
     from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.update import SetSnapshotRefUpdate
@@ -396,7 +396,7 @@ def list_metadata_files(table: Table, snapshot_id: int) -> set[str] | None:
 
 
 def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], directory: str | re.Pattern[str]) -> list[DataFile]:
-    """Return the data files of snapshots that lie in a directory, each once.
+    """Return the data files of snapshots in a directory, each once.
 
     :param directory: its name, or a pattern of names.
     :raises Exception: the store did not answer.

@@ -42,7 +42,8 @@ _TRIES = 20
 def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) -> Table:
     """Return the table, which is created, or gets the columns and the branch that it lacks, if the options say so.
 
-    A table without snapshots gets one without data: a requirement on a tag means nothing in a table that has no snapshot.
+    A table without snapshots gets a snapshot without data, because in a table without snapshots, requirements on a tag are not
+    checked.
 
     :param schema: the rows' columns.
     :raises SinkUnavailable: catalog or store did not answer, or refused it.
@@ -72,7 +73,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
                 return table
         except SinkUnavailable:
             raise
-        except Exception as failed:  # perhaps another writer was faster: look again
+        except Exception as failed:  # perhaps another writer was faster: load the table again
             error = failed
     raise lake.unavailable(doing, error)
 
@@ -110,7 +111,7 @@ _WITHOUT_TYPE = re.compile(r"uint|duration|dictionary|halffloat|time32|month_int
 
 
 def find_unstorable_reason(kind: pa.DataType) -> str:
-    """Return why Iceberg has no type for a type of Arrow; "" if it has one."""
+    """Return the reason why Iceberg has no type for a type of Arrow; "" if it has one."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 
@@ -120,7 +121,7 @@ def find_unstorable_reason(kind: pa.DataType) -> str:
         return f"Iceberg has no type for {kind}"
     try:
         _pyarrow_to_schema_without_ids(pa.schema([pa.field("column", find_stored_type(kind))]), format_version=2)
-    except Exception as error:  # whatever pyiceberg makes of a type
+    except Exception as error:  # pyiceberg raises various errors for a type
         return f"Iceberg has no type for {kind}: {error}"
     return ""
 
@@ -163,7 +164,7 @@ class Matched:
     """A column of the rows, and the table's column that takes it.
 
     :param row: the column of the rows.
-    :param kind: its type in Iceberg's terms.
+    :param kind: its type in Iceberg.
     :param column: the table's column; None if it has none.
     """
 
@@ -340,10 +341,10 @@ EXPECTED = "a column, `bucket(N, column)`, `truncate(N, column)`, or `year`, `mo
 
 @dataclass(frozen=True)
 class PartitionField:
-    """A column, and the transform that makes partition values of it.
+    """A column, and the transform that computes partition values from it.
 
     :param column: name of the column.
-    :param transform: name of the transform as Iceberg has it: ``identity``, ``bucket[16]``, ``day``.
+    :param transform: Iceberg's name of the transform: ``identity``, ``bucket[16]``, ``day``.
     """
 
     column: str
@@ -353,7 +354,7 @@ class PartitionField:
     def parse(cls, text: str) -> PartitionField:
         """Return the field that a text names.
 
-        :raises ValueError: the text has parentheses, but is no transform of a column.
+        :raises ValueError: the text has parentheses, and is no transform of a column.
         """
         if "(" not in text:
             return cls(text)
@@ -368,7 +369,7 @@ class PartitionField:
 
     @property
     def name(self) -> str:
-        """The name of the partition field, as Spark calls it."""
+        """The name that Spark would give to the partition field."""
         transform, _, _ = self.transform.partition("[")
         if transform == "identity":
             return self.column

@@ -1,4 +1,4 @@
-"""One attempt at one window of an Iceberg table, on the driver: fences earlier attempts, and removes what they have left.
+"""One attempt at one window of an Iceberg table, on the driver: fences earlier attempts, and removes their files.
 
 ::
 
@@ -76,7 +76,7 @@ class Attempts:
     def sweep(self, pipeline: str) -> int | None:
         """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines.
 
-        :return: the snapshot that the pipeline's tag names, behind which the new attempt commits.
+        :return: the snapshot that the pipeline's tag names, after which the new attempt commits.
         :raises SinkUnavailable: catalog or store did not answer.
         """
         store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
@@ -85,8 +85,8 @@ class Attempts:
     def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
         """Remove ended attempts of a pipeline.
 
-        A snapshot without data takes the pipeline's tag further, so that none of them can commit. No branch gets it. It is left
-        out if all of them have committed or were overtaken.
+        A snapshot without data moves the pipeline's tag, so that none of them can commit. No branch contains this snapshot. It is
+        left out if all of the attempts have committed or were overtaken.
 
         :param markers: their names, listed before this is called.
         :return: the snapshot that the tag names afterwards.
@@ -120,8 +120,8 @@ class Attempts:
         raise self.lake.unavailable("fencing earlier attempts", error or "")
 
     def finish(self, table: Table, marker: str) -> None:
-        """Remove what a committed attempt has left: files of tasks whose result was not used, and its note. Never raises; the
-        next attempt removes what is left.
+        """Remove the remains of a committed attempt: files of tasks whose result was not used, and its record. Never raises; the
+        next attempt removes the rest.
 
         :param table: the table, loaded after the commit.
         """
@@ -137,10 +137,10 @@ class Attempts:
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def remove(self, table: Table, marker: str, sure: bool = False) -> None:
-        """Remove an attempt that can no longer commit. Never raises; the next attempt removes what is left.
+        """Remove an attempt that can no longer commit. Never raises; the next attempt removes the rest.
 
-        :param sure: True if it is known that it has not committed. Else its files are kept if a snapshot names one of them:
-            it has committed, and its snapshot has expired since.
+        :param sure: True if it is known that the attempt has not committed. Otherwise its files are kept if a snapshot names one
+        of them, because it may have committed, and its snapshot may have expired since.
         """
         directory = make_data_directory(marker)
         try:
@@ -150,7 +150,7 @@ class Attempts:
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
             return
-        # The note goes last: without it, nothing would find the rest.
+        # The attempt's record is removed last, because without it nothing would find the rest.
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def _base(self, table: Table, marker: str) -> int | None:
@@ -199,8 +199,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     """One attempt, made by :meth:`.IcebergSink.begin`. Its commit is a snapshot whose id is known from the beginning.
 
     :param base: the snapshot that the pipeline's tag named when the attempt began. If another attempt of the pipeline commits or
-        fences, it names another one, and this attempt commits nothing.
-    :param table: the table when the attempt began. Its partition spec is the one that files are written for.
+    fences, the tag names another snapshot, and this attempt commits nothing.
+    :param table: the table when the attempt began. Files are written for its partition spec.
     """
 
     suspect = "did remove_orphan_files take files that are so young"
@@ -314,13 +314,13 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     def clean(self, record: Recorded, table: LoadedIceberg | None) -> None:
         try:
-            # The try that was answered is the last one.
+            # The last try is the one that was answered.
             named = self.tried if table is None else list_metadata_files(table.table, self.snapshot_id)
             self._remove_written(named or self.written)
             self.attempt.keep_only(self.added)
         except Exception as error:  # each catalog and store has errors of its own
             detail = self.lake.access.hidden(str(error))
-            log.warning("Window %s is committed; the next attempt removes what it has left: %s", self.window, detail)
+            log.warning("Window %s is committed; the next attempt removes the files that it has left: %s", self.window, detail)
             return
         self.attempt.finish()
         self.optimize()

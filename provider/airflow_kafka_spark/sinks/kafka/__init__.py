@@ -1,1 +1,1 @@
-"""Kafka topics as a sink: ``sink.py`` has what users write; ``tasks/`` runs in Spark's Python workers."""
+"""Kafka topics as a sink: ``sink.py`` has the class that users write; ``tasks/`` runs in Spark's Python workers."""

@@ -106,11 +106,11 @@ class KafkaSink:
     def find_problems(
         self, columns: Sequence[str] | None, *, connect: Collection[str] = (), transformed: bool = False
     ) -> list[Problem]:
-        """Return what is wrong with the options, without asking a server other than a schema registry.
+        """Return the problems of the options, without asking a server other than a schema registry.
 
         :param columns: the columns of the source; None if only Spark knows them.
-        :param connect: those whose values carry their schema.
-        :param transformed: True if transforms change these columns, so that only Spark knows what is written.
+        :param connect: the columns whose values carry their schema.
+        :param transformed: True if transforms change these columns, so that only Spark knows the columns that are written.
         """
         problems = [*self._find_topic_problems(), *self._find_producer_problems()]
         used: dict[str, Sequence[str | None]] = {
@@ -193,7 +193,9 @@ class KafkaSink:
         return problems or self._find_client_problems()
 
     def _find_client_problems(self) -> list[Problem]:
-        """Return why the producers of tasks would not take their settings: a client is made, which connects to no broker."""
+        """Yield the problem of settings that the producers of tasks would not accept. A client is made, which connects to no
+        broker.
+        """
         if not self.producer_config:
             return []
         from confluent_kafka import KafkaException, Producer
@@ -210,8 +212,8 @@ class KafkaSink:
         return []
 
     def find_server_problems(self, hook: KafkaHook, *, keyless: bool = False) -> list[Problem]:
-        """Return what the brokers refuse: a topic that is missing and is not or cannot be created, records without keys for a
-        compacted topic, a transaction timeout that is too long. Changes nothing.
+        """Return the problems for which the brokers would refuse the window: a topic that is missing and is not or cannot be
+        created, records without keys for a compacted topic, a transaction timeout that is too long. Changes nothing.
 
         :param keyless: True if all records are written without a key.
         """
@@ -238,7 +240,7 @@ class KafkaSink:
         return str(self.topic_config.get("cleanup.policy", "")) if self.auto_create else ""
 
     def _find_missing_topic_problems(self, hook: KafkaHook) -> Iterator[Problem]:
-        """Yield why a topic that is missing cannot be created."""
+        """Yield the reasons why a missing topic cannot be created."""
         if not self.auto_create:
             yield Problem("sink.topic", f"topic `{self.topic}` does not exist", "Create it, or set `auto_create=True`")
         elif not list(self._find_size_problems()) and (
@@ -323,7 +325,7 @@ class KafkaSink:
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
-        """Return the encoder of a task that reads by itself, or why only Spark can encode the records, as a clause.
+        """Return the encoder of a task that reads by itself, or a clause with the reason why only Spark can encode the records.
 
         :param columns: names and kinds of the source's columns.
         """
@@ -414,7 +416,7 @@ def make_struct_encoders(records: StructType, value: Format | None, key: Format 
 
 
 def find_struct_problems(records: StructType, value: Format | None, key: Format | None) -> list[Problem]:
-    """Return why keys and values that are still structs cannot be encoded. Asks a registry, and changes nothing there.
+    """Return the problems of encoding keys and values that are still structs. Asks a registry, and changes nothing there.
 
     The parameters are those of :func:`make_struct_encoders`.
 

@@ -1,4 +1,4 @@
-"""The options that all sinks of lake tables have, and the problems of columns that a table of every format has."""
+"""The options that all sinks of lake tables have, and the checks of columns that all table formats need."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class LakeSinkOptions:
         return self.mode == "upsert"
 
     def add_own_columns(self, shape: Shape) -> Shape:
-        """Return what the table gets: the columns of the rows, and those of their offsets and window if the options say so."""
+        """Return the columns of the table: those of the rows, and those of their offsets and window if the options ask for
+        them.
+        """
         if not self.offset_columns and not self.window_column:
             return shape
         import pyarrow as pa
@@ -68,7 +70,7 @@ class LakeSinkOptions:
         return FileSpec("parquet", self.compression, bool(self.partition_by), dict(self.options))
 
     def find_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with mode, key, compression, options and ``optimize``."""
+        """Yield the problems of mode, key, compression, options and ``optimize``."""
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, try_writing
@@ -93,7 +95,7 @@ class LakeSinkOptions:
             yield Problem("sink.options", f"the Parquet writer does not take {dict(spec.format_options)}: {error}")
 
     def find_row_problems(self, schema: pa.Schema) -> Iterator[Problem]:
-        """Yield what is wrong with the columns of the rows, as far as key and offsets need them.
+        """Yield the problems of the columns of the rows, as far as key and offsets need them.
 
         :param schema: the rows' columns.
         """
@@ -125,7 +127,7 @@ class ComparedColumn:
     :param kind: its type, for messages.
     :param expected: the type of the table's column; None if the table has none for it.
     :param fits: True if the table's column takes its values.
-    :param grows: True if it would with further members of its structures.
+    :param grows: True if it would take them with further members of its structures.
     """
 
     name: str
@@ -155,7 +157,7 @@ def find_column_problems(
         where, name = f"sink.{option} column `{column.name}`", column.name
         if column.expected is not None:
             if not (column.fits or column.grows and auto_evolve):
-                what = f"found {column.kind}; expected {column.expected}, as the table has it"
+                what = f"found {column.kind}; expected {column.expected}, the type in the table"
                 action = "Correct the schema, or give the column another name"
                 yield Problem(
                     where, what, "Set `auto_evolve=True` on the sink, or correct the schema" if column.grows else action

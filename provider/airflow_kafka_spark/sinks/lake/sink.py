@@ -40,7 +40,7 @@ LoadedFileT = TypeVar("LoadedFileT")
 
 
 class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
-    """The table as it was loaded once. Nothing that was committed since shows in it."""
+    """The table as it was loaded once, without later commits."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
 
     def find_window(self, window: Window) -> RecordT | None:
         """Return the record of a window in this target, as :meth:`find`. If a ``rebind`` has given it this target, a record of
-        the target before does not count, although one table may have both."""
+        the earlier target does not count, although one table may have both."""
         return self.find(window.pipeline, window.number)
 
     @abstractmethod
@@ -81,7 +81,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
         """Return the files of a window that a replay removes.
 
         :param found: the record of the window.
-        :raises WindowConflict: others have rewritten them, so that the window's rows are no longer in files of their own.
+        :raises WindowConflict: others have rewritten them, so that files hold the window's rows together with other rows.
         """
 
     @abstractmethod
@@ -102,7 +102,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
     def has_row(self, window: Window, column: str, text: str) -> bool:
         """Return True if a row has a text in a column.
 
-        :param window: the window on whose behalf this is asked.
+        :param window: the window, for messages.
         """
         from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES = 500
-"""Commits of other writers that one commit may lose against."""
+"""Maximum number of commits of other writers after which one commit is tried again."""
 _FAILURES = 4
-"""Tries of a commit that fail although no other writer has committed."""
+"""Maximum number of tries of a commit that fail although no other writer has committed."""
 
 TableT = TypeVar("TableT", bound=LoadedTable[Any, Any])
 TryCommit = Callable[[], "Exception | None"]
@@ -44,8 +44,8 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     :param attempt: the attempt, not begun yet.
     :param shape: the rows that the table gets.
-    :param spec: how tasks write files.
-    :param noted: further facts for the attempt's note.
+    :param spec: the form of the files that tasks write.
+    :param noted: further facts for the attempt's record.
     """
 
     suspect: ClassVar[str]
@@ -88,7 +88,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     @abstractmethod
     def row_schema(self) -> pa.Schema:
-        """Return the columns of the window's rows as the table's files have them."""
+        """Return the columns of the window's rows in the form of the table's files."""
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
     def make_data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
         """Return a writer of data files.
 
-        :param columns: what :meth:`merge` gives to :meth:`.Upsert.merge`; None: the columns of the window's rows.
-        :param of_rows: True: the rows have no columns yet that say where they came from.
+        :param columns: the columns that :meth:`merge` passes to :meth:`.Upsert.merge`; None for the columns of the window's rows.
+        :param of_rows: True if the rows do not have the columns of their origin yet.
         """
 
     def make_common_target(self, file_schema: pa.Schema, of_rows: bool, attempt: TableAttempt | None = None) -> dict[str, Any]:
@@ -155,12 +155,12 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             if tried is not None and seen[0] != tried[0]:
                 failures = 0
             if tried is not None and seen[1] != tried[1]:
-                # The try was for a place that another commit has taken, so that it can no longer succeed.
+                # Another commit has taken the place that this try was for, so the try can no longer succeed.
                 self.in_doubt = False
             self.refuse_overtaken(table)
             if not window.replay:
                 newest = table.newest(window.pipeline)
-                # A record of this window that was not found is of another target.
+                # If this window has a record that was not found, the record belongs to another target.
                 is_other = newest is not None and newest.applied.number != window.number
                 refuse_gap(newest.applied if newest is not None and is_other else None, window, self.uri)
             self.attempt.refuse_missing((str(file["path"]) for file in files), self.uri, self.suspect)
@@ -194,7 +194,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     @abstractmethod
     def position(self, table: TableT) -> tuple[object, object]:
-        """Return what changes if anything is committed to the table, and what changes if the place of a commit is taken."""
+        """Return a value that changes with every commit to the table, and a value that changes if the place of a commit is
+        taken.
+        """
 
     @abstractmethod
     def refuse_overtaken(self, table: TableT) -> None:
@@ -209,26 +211,28 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     @abstractmethod
     def prepare(self, table: TableT, change: TableChange[Mapping[str, Any], LoadedFileT]) -> tuple[RecordT, TryCommit]:
-        """Write what a commit needs before it is tried. Return the window's record, and the commit."""
+        """Write the files that a commit needs before it is tried. Return the window's record, and the commit."""
 
     @abstractmethod
     def is_mine(self, record: RecordT, table: TableT) -> bool:
-        """Return True if the record that a table has is of this attempt's commit."""
+        """Return True if a record belongs to this attempt's commit."""
 
     @abstractmethod
     def clean(self, record: RecordT, table: TableT | None) -> None:
-        """Remove what this attempt has left, once it has committed. Never raises: the next attempt removes what is left."""
+        """Remove the remains of this attempt, once it has committed. Never raises; the next attempt removes the rest."""
 
     @abstractmethod
     def compact(self) -> tuple[int, int]:
         """Join the table's small files.
 
-        :return: the number of files that were joined, and of those that hold their rows now.
-        :raises Exception: they are as they were.
+        :return: the number of files that were joined, and the number of files that hold their rows now.
+        :raises Exception: the files were not joined.
         """
 
     def optimize(self) -> None:
-        """Join the table's small files behind every so many windows. The window is committed, so that it stays if this fails."""
+        """Join the table's small files, once per ``optimize`` windows. The window is committed already, and stays if this
+        fails.
+        """
         every, window = self.options.optimize, self.window
         if not every or window.replay or window.number % every or remove_interval(window.pipeline) != window.pipeline:
             return
@@ -257,10 +261,10 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
     def _plan_replacement(
         self, table: TableT, found: RecordT | None
     ) -> tuple[Sequence[Mapping[str, Any]], Sequence[LoadedFileT]]:
-        """Return what a replay does to the rows of the window: the files that it adds for rows of other windows, and those that
-        it removes.
+        """Return the change that a replay makes to the rows of the window: the files that it adds for rows of other windows, and
+        the files that it removes.
 
-        :raises WindowConflict: others have rewritten the window's files, and no column says which rows are of it.
+        :raises WindowConflict: others have rewritten the window's files, and no column identifies the rows of the window.
         """
         column = self.options.window_column if self.window.replay else None
         try:

@@ -1,7 +1,7 @@
 """Prepare an attempt at a window on the driver, and keep the sink's own record of windows.
 
-An attempt ends earlier attempts, removes what they left behind, and looks up the target. The record is a table beside the
-target with one row per window, written in the window's transaction.
+An attempt ends earlier attempts, removes the tables that they have left, and looks up the target. The record is a table beside
+the target with one row per window, written in the window's transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from airflow_kafka_spark.errors import SinkRejected, WindowConflict
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, parse_name, quote_literal, resolve, run
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, fetch_rows, parse_name, quote_literal, resolve_table, run
 from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -47,9 +47,15 @@ def has_table(connection: psycopg.Connection, table: Name) -> bool:
     return fetch_rows(connection, f"SELECT to_regclass({quote_literal(str(table))}) IS NOT NULL")[0][0]
 
 
-def find_last_record(connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None) -> Applied | None:
-    """Return the pipeline's window with the highest number, other than ``but``."""
-    return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but)))
+def find_last_record(
+    connection: psycopg.Connection, windows: Name, pipeline: str, *, but: int | None = None, target: Name | None = None
+) -> Applied | None:
+    """Return the pipeline's window with the highest number, other than ``but``.
+
+    :param target: the table that it is looked for; its ``elsewhere`` then names the table that has its rows, if that is another
+        one. Tables of one schema have one record of windows.
+    """
+    return _parse_recorded(pipeline, fetch_rows(connection, sql.select_last_window(windows, pipeline, but=but, target=target)))
 
 
 def find_last_records_of(
@@ -73,15 +79,15 @@ def find_record(connection: psycopg.Connection, windows: Name, window: Window) -
     return found if found.replay >= window.replay else None
 
 
-def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window | Applied, target: Name) -> str:
-    """Return the table that has the rows of a recorded window, if that is another one than the target; else an empty text. Tables
+def find_elsewhere(connection: psycopg.Connection, windows: Name, window: Window, target: Name) -> str:
+    """Return the table that has the rows of a recorded window, if it is not the target; else an empty text. Tables
     of one schema have one record of windows."""
     found = fetch_rows(connection, sql.select_window_elsewhere(windows, window.pipeline, window.number, target))
     return found[0][0] if found else ""
 
 
 def claim_window(connection: psycopg.Connection, windows: Name, window: Window, target: str) -> bool | None:
-    """Insert the window's row, or for a replay update the row of the run before. Only one transaction can.
+    """Insert the window's row, or for a replay update the row of the previous run. Only one transaction can do so.
 
     :return: True for a new row, False for an updated one, None if another attempt has applied the window.
     """
@@ -101,7 +107,7 @@ def claim_window(connection: psycopg.Connection, windows: Name, window: Window, 
 def refuse_conflict(connection: psycopg.Connection, windows: Name, window: Window) -> None:
     """Check that the window follows the sink's last window of the pipeline. A replay need not.
 
-    :raises WindowConflict: it does not, or the record that it has to follow is gone.
+    :raises WindowConflict: it does not follow that window, or the record of that window is gone.
     :raises ForeignOffsets: the sink's last window is of another cluster.
     """
     refuse_gap(find_last_record(connection, windows, window.pipeline, but=window.number), window, str(windows))
@@ -129,16 +135,16 @@ def complete_window(
 def _parse_recorded(pipeline: str, found: list[tuple]) -> Applied | None:
     if not found:
         return None
-    number, ranges, written, deleted, topic_ids, replay, cluster_id = found[0]
+    number, ranges, written, deleted, topic_ids, replay, cluster_id, *elsewhere = found[0]
     # A table that the sink did not create may hold nulls.
     ids = (cluster_id or "", topic_ids or {})
-    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids)
+    return Applied(pipeline, number, ranges_from_json(ranges), written, deleted, replay or 0, *ids, *elsewhere)
 
 
 log = logging.getLogger(__name__)
 
 OFFSET, TOMBSTONE = "__airflow_offset", "__airflow_tombstone"
-KEEP_SPLITS = "Set back `split_records` (and whatever else decides the size of splits) until this window is complete"
+KEEP_SPLITS = "Set `split_records`, and other options that decide the size of splits, back until this window is complete"
 STAGES = "airflow_stage_"
 """The beginning of the names of all stages."""
 _POLL = 0.02
@@ -186,7 +192,7 @@ class WindowAttempt:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of this attempt's tables. With what follows they have at most 63 bytes."""
+        """The beginning of the names of this attempt's tables, which have at most 63 bytes in all."""
         return f"{make_stage_prefix(self.key)}{self.window.number:x}_{self.token}"
 
     @property
@@ -237,7 +243,7 @@ class WindowAttempt:
 
     @cached_property
     def _numbers(self) -> dict[TopicPartition, int]:
-        """Return the position of each partition among the window's."""
+        """Return the position of each partition among the window's partitions."""
         return {place: number for number, place in enumerate(sorted(set(self._places.values())))}
 
 
@@ -250,7 +256,7 @@ def make_stage_prefix(key: str) -> str:
 
 
 def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[Split], shape: Shape) -> WindowAttempt:
-    """End earlier attempts, remove what they left, create the tables that are missing, and look up the target.
+    """End earlier attempts, remove their tables, create the tables that are missing, and look up the target.
 
     :raises WindowConflict: the window cannot follow the sink's last one.
     :raises SinkRejected: the target does not take these rows.
@@ -259,7 +265,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
     server = sink.server()
     with server.session("beginning window", str(window)) as connection:
         schema, table = parse_name(sink.table)
-        name = resolve(connection, schema, table)
+        name = resolve_table(connection, schema, table)
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)
         key = make_pipeline_key(windows, window.pipeline)
         stage_schema = sink.stage_schema or name.schema
@@ -397,7 +403,7 @@ def clear_abandoned(connection: psycopg.Connection, schema: str) -> None:
 
 
 def create_stage_registry(connection: psycopg.Connection, registry: Name) -> None:
-    """Create an attempt's list of stages, and note when the attempt began."""
+    """Create an attempt's list of stages, and record when the attempt began."""
     with connection.transaction():
         run(connection, sql.create_registry(registry))
         run(connection, sql.stamp_registry(registry, fetch_rows(connection, sql.select_server_time())[0][0]))
@@ -409,7 +415,7 @@ def _take_over(earlier: _EarlierSessions, markers: Name, pipeline: str, owner: i
     A task locks the owner's row from its check until it commits, so a split that it commits is visible before this function
     returns.
 
-    :param owner: the attempt; None with ``atomic="window"``: then no task may.
+    :param owner: the attempt; None with ``atomic="window"``, so that no task may commit splits.
     """
     if not has_table(earlier.connection, markers):
         return
@@ -491,7 +497,7 @@ _MERGE_VERSION = 150000
 
 
 def _can_merge(connection: psycopg.Connection, target: Table) -> bool:
-    """Return True if MERGE writes into a table what ON CONFLICT writes, unless another session writes the same keys."""
+    """Return True if MERGE and ON CONFLICT write equal rows into a table, unless another session writes equal keys."""
     from psycopg import pq
 
     is_known = min(connection.info.server_version, pq.version()) >= _MERGE_VERSION

@@ -184,7 +184,7 @@ def _is_binary(t: pa.DataType) -> bool:
 
 _INTEGERS = ("smallint", "integer", "bigint")
 _TIMES = ("timestamp without time zone", "timestamp with time zone")
-# Types that formats yield themselves, so that text is not parsed into them.
+# Types that formats return themselves, so that text is not parsed into them.
 _TYPED = frozenset(
     {*_INTEGERS, *_TIMES, "boolean", "numeric", "real", "double precision", "bytea", "date", "interval", "money", "oid"}
     | {"time without time zone", "time with time zone"}
@@ -208,8 +208,8 @@ _WIDENS: dict[str, frozenset[str]] = {
 
 
 def explain_misfit(column: StageColumn, target: TargetColumn) -> str | None:
-    """Return why a column of the rows does not fit into the target's, as "the rows have ...; expected ...", or None if it
-    does."""
+    """Return the reason why a column of the rows does not fit into the target's, as "the rows have ...; expected ..."; None if it
+    fits."""
     if column.holds == "nothing":
         return None
     if column.holds == "json":
@@ -315,8 +315,8 @@ def find_missing_columns(sink: PostgresSinkOptions, columns: Sequence[StageColum
 
 
 def add_missing_columns(connection: psycopg.Connection, sink: PostgresSinkOptions, name: Name, shape: Shape) -> None:
-    """Add the missing columns, nullable, in one statement that commits by itself: all of them or none, and once, however many
-    attempts do so at the same time. No column is ever dropped, renamed or given another type.
+    """Add the missing columns, nullable, in one statement that commits by itself: all of them or none, and once, even if several
+    attempts do so concurrently. No column is ever dropped, renamed or given another type.
     """
     columns = [make_stage_column(f.name, f.type) for f in shape.schema]
     with connection.transaction():

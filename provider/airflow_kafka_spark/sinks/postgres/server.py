@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkRejected, SinkUnavailable
@@ -20,6 +21,7 @@ from airflow_kafka_spark.hooks.databases import (
     describe_driver_message,
     fetch_rows,
     is_login_refused,
+    make_settings,
     quote_literal,
     read_server,
     run,
@@ -42,18 +44,12 @@ class SinkServer(PostgresServer):
     def connect(self, application_name: str = APPLICATION) -> psycopg.Connection:
         """Open a session in autocommit mode, with the parameters of ``sql.set_session_settings``."""
         import psycopg
-        from psycopg.errors import QueryCanceled
 
         # No prepared statements: they would outlive the stages that they refer to.
         connection = psycopg.connect(self.named(application_name), autocommit=True, prepare_threshold=None)
         try:
             settings = sql.set_session_settings(self.lock_timeout)
-            try:
-                run(connection, settings)
-            except QueryCanceled:
-                # Until the settings are made, a `statement_timeout` of the role holds, which a busy server may exceed.
-                run(connection, "SET statement_timeout = 0")
-                run(connection, settings)
+            make_settings(settings, partial(run, connection), partial(fetch_rows, connection))
         except BaseException:
             connection.close()
             raise

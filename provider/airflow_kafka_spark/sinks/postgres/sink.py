@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem
@@ -15,7 +15,7 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     quote_literal,
     read_system_identifier,
-    resolve,
+    resolve_table,
 )
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
@@ -32,7 +32,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
     Guarantee, with ``atomic="window"``: exactly-once. Tasks load stages that no reader sees. One transaction then inserts the
     window's row into ``airflow_windows`` (only one transaction can), moves the rows into the table and drops the stages. So
-    whatever is killed, retried or paused, a reader sees the whole window, once, or nothing of it.
+    a reader sees the whole window, once, or nothing of it, whichever process is killed, retried or paused.
 
     Guarantee, with ``atomic="split"``: no record is there twice and none is missing. While a window is written, a reader may see
     some of its splits: each is committed by a transaction of its own, together with a marker.
@@ -47,8 +47,8 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
     :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` if a name
         contains a dot. Without a schema, the server's search path decides. Templated.
     :param mode: ``append`` (default) adds every record as a row. ``upsert`` inserts or updates by ``key``: within a window the
-        highest offset of a key wins, and windows apply in order. Between partitions offsets say nothing about time (the higher
-        partition wins), so a key should always be in the same partition, as it is if it is the record's key.
+        highest offset of a key wins, and windows apply in order. Offsets of different partitions cannot be compared in time (the
+        higher partition wins), so a key should always be in one partition, as it is if it is the record's key.
     :param key: the columns that identify a row, for ``upsert``. They need a unique index on exactly these columns. Default
         none. Templated.
     :param atomic: ``window`` (default) or ``split``, see above. ``split`` is faster and needs no stage, except for splits with
@@ -73,9 +73,9 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
     :param merge: ``overlap`` (default) moves stages into the table as they become ready, while others load. This is faster, and
         keeps the transaction open for as long as the load takes. ``after`` moves them at the end, as ``upsert`` always does.
     :param lock_timeout: seconds to wait for a lock that another session holds; default 60.
-    :param keep_windows: how many rows of ``windows_table`` are kept of a pipeline, at least 1, default 1000. The transaction that
-        applies a window removes older ones, at most 1000 at a time. A replay of a window whose row is gone needs a table in which
-        every row has ``window_column``.
+    :param keep_windows: number of rows of ``windows_table`` that are kept for a pipeline, at least 1; default 1000. The
+        transaction that applies a window removes older ones, at most 1000 at a time. A replay of a window whose row is gone needs
+        a table in which every row has ``window_column``.
     """
 
     template_fields: ClassVar[Sequence[str]] = (
@@ -126,7 +126,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         server = self.server()
         with server.session("asking where the table is of", self.table) as connection:
-            name, identity = resolve(connection, *parse_name(self.table)), read_system_identifier(connection)
+            name, identity = resolve_table(connection, *parse_name(self.table)), read_system_identifier(connection)
         place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
         mode = self.mode if self.atomic == "split" else ""
         details = {"windows_table": self.windows_table, "splits_table": self.splits_table, "mode": mode}
@@ -156,13 +156,14 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         return find_postgres_sink_problems(self, None)
 
     def find_replay_problems(self) -> list[Problem]:
-        """Return why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs ``offset_columns`` and must
-        not delete."""
+        """Return the reasons why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs
+        ``offset_columns`` and must not delete.
+        """
         where, wrong = "on_rerun", []
         if self.atomic == "split":
             wrong.append(('`atomic="split"` shows a window in pieces, and would replace it in pieces', 'Use `atomic="window"`'))
         if self.mode == "append" and not self.window_column:
-            wrong.append(("appended rows do not say which window they are of", 'Set `window_column="..."` on the sink'))
+            wrong.append(("appended rows do not name their window", 'Set `window_column="..."` on the sink'))
         return [*(Problem(where, *why) for why in wrong), *super().find_replay_problems()]
 
     def find_topics_in_rows(self, window: Window, topics: Collection[str]) -> list[str]:
@@ -175,7 +176,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         if self.mode != "upsert":
             return []
         with self.server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
-            name = resolve(connection, *parse_name(self.table))
+            name = resolve_table(connection, *parse_name(self.table))
             table = read_table(connection, name)
             if table is None or not all(column in table.columns for column in OFFSET_COLUMNS):
                 return []
@@ -205,8 +206,8 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         with self.server().session("looking for the last window of", pipeline) as connection:
             name, windows = self._resolve_tables(connection)
-            found = record.find_last_record(connection, windows, pipeline) if record.has_table(connection, windows) else None
-            return found and replace(found, elsewhere=record.find_elsewhere(connection, windows, found, name))
+            is_there = record.has_table(connection, windows)
+            return record.find_last_record(connection, windows, pipeline, target=name) if is_there else None
 
     def applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
@@ -228,7 +229,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:
         """Begin an attempt: end the sessions of earlier attempts at this pipeline's windows and drop their stages.
 
-        An attempt that was paused and wakes up finds its session closed and its registry gone. One that was killed blocks
+        An attempt that was paused and continues finds its session closed and its registry gone. A killed attempt blocks
         nothing.
 
         :raises WindowConflict: the window cannot follow the sink's last one.
@@ -245,7 +246,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
     def _resolve_tables(self, connection: psycopg.Connection) -> tuple[Name, Name]:
         """Return the names of the target and of the table of windows in its schema."""
-        name = resolve(connection, *parse_name(self.table))
+        name = resolve_table(connection, *parse_name(self.table))
         return name, Name(name.schema, self.windows_table)
 
 

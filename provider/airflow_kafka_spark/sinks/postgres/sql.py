@@ -118,7 +118,7 @@ def add_replay(windows: Name) -> str:
 
 
 def claim_window(windows: Name, facts: Mapping[str, Any], target: str) -> str:
-    """Insert the window's row, or for a replay update the row of the previous run. Waits for a transaction that is doing so.
+    """Insert the window's row, or for a replay update the row of the previous run. Waits for another transaction that does this.
 
     Returns True if the row is new, False if it was updated, and no row if another attempt has applied the window.
     """
@@ -158,7 +158,9 @@ def select_window(windows: Name, pipeline: str, number: int) -> str:
 
 
 def _is_elsewhere(there: str, target: Name) -> str:
-    """Return the condition that a record is of another table than the target. A table that is gone counts as renamed to it."""
+    """Return the condition that a record belongs to another table than the target. A table that is gone counts as renamed to
+    it.
+    """
     return f"{there} <> {quote_literal(str(target))} AND to_regclass({there}) IS NOT NULL"
 
 
@@ -167,7 +169,7 @@ def _is_window(pipeline: str, number: int) -> str:
 
 
 def select_window_elsewhere(windows: Name, pipeline: str, number: int, target: Name) -> str:
-    """Select the table that has the window's rows, if that is another one than the target."""
+    """Select the table that has the window's rows, if it is not the target."""
     return f"SELECT target FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
 
 
@@ -176,10 +178,14 @@ def delete_window_elsewhere(windows: Name, pipeline: str, number: int, target: N
     return f"DELETE FROM {windows} WHERE {_is_window(pipeline, number)} AND {_is_elsewhere('target', target)}"
 
 
-def select_last_window(windows: Name, pipeline: str, *, but: int | None = None) -> str:
-    """Select the pipeline's row with the highest number, other than ``but``."""
+def select_last_window(windows: Name, pipeline: str, *, but: int | None = None, target: Name | None = None) -> str:
+    """Select the pipeline's row with the highest number, other than ``but``.
+
+    :param target: if given, a last column has the table that has the window's rows, if that is another one; else an empty text.
+    """
     others = "" if but is None else f"AND number <> {quote_literal(but)} "
-    return f"{_select_windows(windows)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
+    place = f"CASE WHEN {_is_elsewhere('target', target)} THEN target ELSE '' END" if target else ""
+    return f"{_select_windows(windows, place)} WHERE pipeline = {quote_literal(pipeline)} {others}ORDER BY number DESC LIMIT 1"
 
 
 def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -> str:
@@ -196,8 +202,8 @@ def select_last_windows_of(windows: Name, target: Name, topics: Iterable[str]) -
 _WINDOW_COLUMNS = "number, ranges, written, deleted, topic_ids, (to_jsonb(w)->>'replay')::integer, cluster_id"
 
 
-def _select_windows(windows: Name) -> str:
-    return f"SELECT {_WINDOW_COLUMNS} FROM {windows} AS w"
+def _select_windows(windows: Name, *more: str) -> str:
+    return f"SELECT {', '.join(filter(None, (_WINDOW_COLUMNS, *more)))} FROM {windows} AS w"
 
 
 def delete_window(target: Name, column: str, window: str) -> str:
@@ -433,7 +439,7 @@ def select_tables_like(schema: str, prefix: str) -> str:
 def index_offsets(stage: str, offset: str) -> str:
     """Create an index on the offsets of a stage.
 
-    :param stage: as it stands in a statement.
+    :param stage: the stage, quoted for a statement.
     """
     return f"CREATE INDEX ON {stage} ({quote(offset)})"
 
@@ -441,7 +447,7 @@ def index_offsets(stage: str, offset: str) -> str:
 def delete_offsets(stage: str, offset: str, gone: Iterable[int]) -> str:
     """Delete the rows of a stage that have one of these offsets.
 
-    :param stage: as it stands in a statement.
+    :param stage: the stage, quoted for a statement.
     """
     return f"DELETE FROM {stage} WHERE {quote(offset)} IN ({', '.join(map(quote_literal, gone))})"
 
@@ -484,7 +490,7 @@ class MergeColumn:
 
     :param name: its name in stage and target.
     :param before: SQL in front of a reference to the stage's column; empty if assignment converts the value.
-    :param after: SQL behind the reference.
+    :param after: SQL after the reference.
     :param key_after: SQL after a reference that is compared as a key: keys that are equal for the target's index have to be equal
         here.
     """

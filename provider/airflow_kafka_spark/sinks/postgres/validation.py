@@ -10,6 +10,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import (
     NAME_BYTES,
+    OLDEST_POSTGRES,
     Name,
     choose_action,
     describe_driver_message,
@@ -17,7 +18,7 @@ from airflow_kafka_spark.hooks.databases import (
     is_login_refused,
     parse_name,
     quote,
-    resolve,
+    resolve_table,
 )
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Shape
     from airflow_kafka_spark.sinks.postgres.server import ServerFacts, SinkServer, Table
 
-OLDEST = 12
 RESERVED = "__airflow_"
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
@@ -139,15 +139,15 @@ class _TargetValidation:
         from airflow_kafka_spark.sinks.postgres.server import read_server_facts, read_table
 
         facts = self.facts = read_server_facts(self.connection)
-        if facts.version < OLDEST * 10_000:
-            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST} or newer"
+        if facts.version < OLDEST_POSTGRES * 10_000:
+            what = f"connection `{self.sink.conn_id}` leads to PostgreSQL {facts.release}; expected {OLDEST_POSTGRES} or newer"
             return [Problem("sink.conn_id", what), Unchecked("sink.table", "sink.conn_id")]
         found = list(self._find_server_problems(facts))
         try:
             schema, table = parse_name(self.sink.table)
         except ValueError:
             return [*found, *self._waiting()]
-        name = resolve(self.connection, schema, table)
+        name = resolve_table(self.connection, schema, table)
         target = read_table(self.connection, name)
         found += self._find_schema_problems(name, facts.role, creates=target is None)
         if target is None:

@@ -1,12 +1,12 @@
-"""The driver's part of writing a window: from what tasks have written to a commit whose outcome is certain.
+"""The driver's part of writing a window: from the rows that tasks have written to a commit whose outcome is certain.
 
 :class:`StagedWindowWriter` moves stages into the target in one transaction that claims the window's row first, so that a reader
 sees the whole window or nothing of it. :class:`SplitsWindowWriter` closes a window whose splits were committed one by one.
 
 The transaction (:class:`Transaction`) claims the window's row first, so that only one attempt can. Where bad records are
 tolerated, PostgreSQL alone knows which rows it refuses (constraints, domains, triggers, casts), so :class:`RefusedRowFinder`
-finds them by trying: all rows of a stage are inserted behind a savepoint. If that fails, halves of them are, and halves of
-these, until the part that fails is one row. While nothing is refused this costs nothing.
+finds them by trying: all rows of a stage are inserted after a savepoint. If that fails, halves of them are inserted, and
+halves of these, until the part that fails is one row. If no row is refused, this has no cost.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import CountMismatch, Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
+from airflow_kafka_spark.errors.base import SMALLER_WINDOW
 from airflow_kafka_spark.hooks.databases import Name, fetch_rows, quote, run
 from airflow_kafka_spark.sinks.base import SplitWriter, WindowWriter
 from airflow_kafka_spark.sinks.postgres import attempt as record
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 _NO_MERGE = ("0A", "42")
-"""Classes of SQLSTATE that say that a table or a role cannot MERGE, as for a table with rules."""
+"""Classes of SQLSTATE with which PostgreSQL refuses a MERGE for a table or a role, as for a table with rules."""
 
 
 class Transaction:
@@ -87,7 +88,7 @@ class Transaction:
     def _remove(self, column: str, name: str, *, is_known: bool) -> None:
         """Delete the rows that the window wrote before, so that a replay writes them again in the same transaction.
 
-        :param is_known: True if the sink's record says how many they were; it may have been removed as too old.
+        :param is_known: True if the sink's record has their number; the record may have been removed as too old.
         :raises SinkRejected: some of these rows do not have the window's name.
         """
         attempt = self.attempt
@@ -360,7 +361,8 @@ class RefusedRowFinder:
 
     def _make_too_many_error(self, error: BaseException) -> SinkRejected:
         detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._describe_refusal(error)}"
-        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`"
+        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`. "
+        action += SMALLER_WINDOW
         return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
 
     def _describe_refusal(self, error: BaseException) -> str:
@@ -373,7 +375,7 @@ POLL_SECONDS = 0.05
 
 
 class DriverWriter(WindowWriter):
-    """Commits what tasks have written, and makes sure of the outcome.
+    """Commits the rows that tasks have written, and resolves an unknown outcome.
 
     :ivar stages: True if tasks load stages.
     """
@@ -395,7 +397,7 @@ class DriverWriter(WindowWriter):
         return self.transaction.begin()
 
     def _written(self) -> tuple[int, int]:
-        """Return how many rows the tasks themselves have written into the target, and deleted there."""
+        """Return the number of rows that the tasks themselves have written into the target, and the number of deleted ones."""
         return 0, 0
 
     def find_refused_records(self, results: Sequence[SplitResult]) -> Sequence[BadRecord]:
@@ -486,7 +488,7 @@ class DriverWriter(WindowWriter):
         return self._gathered
 
     def _apply(self, results: Sequence[SplitResult]) -> Applied | None:
-        """Do everything but the commit. Returns None if another attempt has applied the window."""
+        """Run all steps before the commit. Return None if another attempt has applied the window."""
         attempt, transaction = self.attempt, self.transaction
         gathered = self._gathered or self._gather(results)
         if gathered is None:
@@ -741,7 +743,7 @@ _PROBE = "airflow_probe"
 
 
 def find_failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | None:
-    """Find the column that a value did not fit into, where PostgreSQL does not name it.
+    """Find the column that a value did not fit into, if PostgreSQL does not name it.
 
     Inserts the staged rows column by column into a temporary table with the target's types, until one fails as the window did.
 

@@ -1,4 +1,4 @@
-"""Attempts at a table: their names, their locks, their notes below the table, and which of them are abandoned.
+"""Attempts at a table: their names, their locks, their records below the table, and the detection of abandoned ones.
 
 ::
 
@@ -80,19 +80,19 @@ class AttemptLock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock. May be called again."""
+        """Release the lock. It may be called repeatedly."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class TableAttempt:
-    """One attempt at a window, as it is noted below the table.
+    """One attempt at a window, as it is recorded below the table.
 
     :param marker: its name.
     :param home: the table's location.
-    :param data: where data files lie.
-    :param directory: their directory; default one of this attempt alone.
+    :param data: the location of data files.
+    :param directory: their directory; by default a directory of this attempt alone.
     """
 
     def __init__(self, window: Window, marker: str, home: TableStore, data: TableStore, directory: str = "") -> None:
@@ -101,9 +101,9 @@ class TableAttempt:
         self._lock: AttemptLock | None = None
 
     def begin(self, **facts: object) -> None:
-        """Note that the attempt has begun, and create its directory of data files.
+        """Record that the attempt has begun, and create its directory of data files.
 
-        :param facts: further facts for the note.
+        :param facts: further facts for the record.
         :raises OSError: the store refused it.
         """
         window, noted = self.window, f"{ATTEMPTS}/{self.marker}"
@@ -135,9 +135,9 @@ class TableAttempt:
         """Refuse a commit whose files are gone.
 
         :param files: their paths.
-        :param there: the paths of the attempt's files that are there; None: they are listed.
+        :param there: the paths of the attempt's files that exist; None to list them.
         :param uri: the sink's URI, for messages.
-        :param suspect: what may have removed them, for the message.
+        :param suspect: the program that may have removed them, for the message.
         :raises Fenced: a newer attempt has removed this one.
         :raises SinkUnavailable: others have removed some of the files.
         :raises OSError: the store did not answer.
@@ -165,7 +165,7 @@ class TableAttempt:
         self.finish()
 
     def finish(self) -> None:
-        """Remove the note of the attempt, once everything else of it is removed or committed. Never raises."""
+        """Remove the record of the attempt, once all of its files are removed or committed. Never raises."""
         self.home.remove_all(f"{ATTEMPTS}/{self.marker}")
 
     def release(self) -> None:
@@ -175,7 +175,7 @@ class TableAttempt:
 
 
 class AttemptWindowWriter(WindowWriter):
-    """Base of the writers whose files are noted below the table, and whose commit may be in doubt.
+    """Base of the writers whose attempts are recorded below the table, and whose commits may have an unknown outcome.
 
     :param attempt: the attempt, not begun yet.
     """
@@ -184,10 +184,10 @@ class AttemptWindowWriter(WindowWriter):
         self.attempt, self.window, self.marker = attempt, attempt.window, attempt.marker
         self.committed = False
         self.in_doubt = False
-        """True if a commit was sent whose outcome is not known."""
+        """True if a commit was sent whose outcome is unknown."""
 
     def discard(self) -> None:
-        """Remove what the attempt has written. Called if it has not committed and cannot commit any more. Never raises."""
+        """Remove the files of the attempt. Called if it has not committed and can no longer commit. Never raises."""
         self.attempt.remove()
 
     def __enter__(self) -> Self:
@@ -196,7 +196,7 @@ class AttemptWindowWriter(WindowWriter):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.in_doubt and not self.committed:
             # The commit may still arrive, and it names these files. The next attempt fences it before it removes them.
-            log.warning("It is not known whether window %s was committed: the next attempt finds out", self.window)
+            log.warning("It is unknown if window %s was committed: the next attempt finds out", self.window)
         elif not self.committed:
             self.discard()
         self.attempt.release()
@@ -222,7 +222,7 @@ def sweep_attempts(store: TableStore, pipeline: str, fence: Callable[[str, list[
     """Fence and remove all earlier attempts of a pipeline, and abandoned ones of other pipelines (:func:`.sweep_abandoned`).
 
     :param fence: removes attempts of one pipeline, so that none of them can commit afterwards.
-    :return: what ``fence`` returned for the pipeline.
+    :return: the result of ``fence`` for the pipeline.
     :raises SinkUnavailable: the store did not answer.
     """
     own, others = list_attempts(store, pipeline)

@@ -49,7 +49,7 @@ def _raise_as_os_errors() -> Iterator[None]:
 class ObjectTableStore(TableStore):
     """The files of a table in an object store.
 
-    :param bucket_access: how its bucket or container is reached.
+    :param bucket_access: the address and credentials of its bucket or container.
     """
 
     bucket_access: StoreAccess = field(default_factory=S3Access, kw_only=True)
@@ -237,7 +237,7 @@ class _Upload:
 def open_objects(location: TableLocation, conn_id: str | None) -> TableStore:
     """Return the files of a table on a file system or in any object store, with the credentials of an Airflow connection.
 
-    :param location: where the table is.
+    :param location: the table's location.
     :param conn_id: a connection of type ``aws``, ``google_cloud_platform`` or ``wasb``; None for the credentials of the
         environment. Not used for a local table.
     :raises Exception: the connection does not exist, or gives no credentials.
@@ -339,7 +339,7 @@ class UploadStore:
                 raise UploadsGone(what) from error
 
     def abort(self, uploads: Mapping[str, str]) -> None:
-        """Abort uploads. Never raises; a rule of the bucket removes what is left.
+        """Abort uploads. Never raises; a rule of the bucket removes the rest.
 
         :param uploads: as :meth:`pending` returns them.
         """

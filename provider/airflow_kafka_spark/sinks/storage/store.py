@@ -32,7 +32,7 @@ LONGEST_NAME = 255
 
 
 def to_safe_name(name: str, longest: int) -> str:
-    """Return ``name`` if it is a safe file name, else a safe one with a hash. Different names have different slugs.
+    """Return ``name`` if it is a safe file name, else a safe name with a hash. Different names have different results.
 
     :param name: the name of a pipeline or a topic.
     :param longest: maximum number of characters that are kept of a name.
@@ -46,7 +46,7 @@ def to_safe_name(name: str, longest: int) -> str:
 
 
 def make_pipeline_slug(pipeline: str) -> str:
-    """Return the name of a pipeline as names of files and directories have it."""
+    """Return the name of a pipeline in a form for names of files and directories."""
     return to_safe_name(pipeline, 120)
 
 
@@ -150,7 +150,7 @@ class TableLocation:
     def directory(self) -> str:
         """The directory that a local path leads to through symbolic links; empty if there are none, and for object stores.
 
-        A link that leads elsewhere between two attempts at a window is another location.
+        If a link is changed between two attempts at a window, the location differs.
         """
         found = os.path.realpath(self.path) if self.is_local else self.path
         return found if found != self.path else ""
@@ -170,8 +170,8 @@ class TableLocation:
 class TableStore:
     """The files of a table, on a file system or in S3 by Arrow. Paths are relative to it.
 
-    :param location: where the table is.
-    :param access: how S3 is reached; None for a local table.
+    :param location: the table's location.
+    :param access: the address and credentials of S3; None for a local table.
     """
 
     location: TableLocation
@@ -198,7 +198,7 @@ class TableStore:
         return self.access.server if self.access else ""
 
     def full(self, path: str) -> str:
-        """Return a path as :attr:`filesystem` names it."""
+        """Return a path in the form of :attr:`filesystem`."""
         return f"{self.location.path}/{path}"
 
     def put(self, path: str, content: str) -> None:
@@ -225,8 +225,8 @@ class TableStore:
         """Write a small file in one step, durably, unless there is one of this name (``link(2)``, in an object store
         ``If-None-Match: *`` or ``x-goog-if-generation-match: 0``).
 
-        :return: False if there is one. In an object store it may be this one, written by a request whose answer was lost.
-        :raises OSError: the store refused it, or it is not known whether it was written.
+        :return: False if the file exists. In an object store it may be this file, written by a request whose answer was lost.
+        :raises OSError: the store refused it, or it is unknown if it was written.
         """
         target = Path(self.full(path))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -326,7 +326,7 @@ class TableStore:
         return self.filesystem.get_file_info(self.full(path)).type != pyarrow.fs.FileType.NotFound
 
     def modified(self, path: str) -> float | None:
-        """Return when a file was written, in seconds since 1970, or None if it does not exist.
+        """Return the time at which a file was written, in seconds since 1970; None if it does not exist.
 
         :raises OSError: the store did not answer.
         """
@@ -351,7 +351,7 @@ class TableStore:
             self.remove(path)
 
     def remove_all(self, path: str) -> None:
-        """Remove a directory and everything in it. Never raises; the next attempt removes what is left."""
+        """Remove a directory and everything in it. Never raises; the next attempt removes the rest."""
         try:
             self.filesystem.delete_dir(self.full(path))
         except FileNotFoundError:
@@ -381,7 +381,7 @@ class TableStore:
 def open_store(location: TableLocation, conn_id: str | None) -> TableStore:
     """Return the files of a table, with the credentials of an Airflow connection.
 
-    :param location: where the table is.
+    :param location: the table's location.
     :param conn_id: a connection of type ``aws``; None for the credentials of the environment. Not used for a local table.
     :raises Exception: the connection does not exist, or gives no credentials.
     """

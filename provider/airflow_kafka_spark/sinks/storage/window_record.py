@@ -20,7 +20,7 @@ class WindowRecord:
     :param format: the format of the files.
     :param partition_by: their partition columns.
     :param facts: the run that wrote it and the time, for information.
-    :param columns: names and types of all columns that the pipeline's windows have had; empty if that is not known.
+    :param columns: names and types of all columns that the pipeline's windows have had; empty if unknown.
     """
 
     applied: Applied
@@ -83,7 +83,7 @@ class WindowRecord:
 
 
 def make_commit_metadata(window: Window, rows: int, deleted: int = 0) -> dict[str, Any]:
-    """Return the window as the information of its commit has it, which the history of the table shows."""
+    """Return the window in the form of the information of its commit, which the history of the table shows."""
     return {
         "pipeline": window.pipeline,
         "number": window.number,

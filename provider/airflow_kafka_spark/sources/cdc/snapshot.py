@@ -68,7 +68,7 @@ class SnapshotState:
         return self if kept == self.tables else replace(self, tables=kept)
 
     def add(self, more: SnapshotState) -> SnapshotState:
-        """Return the state with the tables of a snapshot of which nothing is read, behind those that are left."""
+        """Return the state with the tables of a new snapshot after those that are left."""
         progress = self.progress if self.tables else more.progress
         return replace(self, tables=(*self.tables, *more.tables), progress=progress)
 

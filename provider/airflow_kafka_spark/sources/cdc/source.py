@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from airflow_kafka_spark.formats.base import END, Kind
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.windows.binding import SERVER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,9 @@ class LogWindowPlanner(Protocol):
 
 class LogSource(RowSource):
     """Base class of the sources that read a database's log."""
+
+    # Tasks compare the identity of the log themselves. Tables may be left out of an open window that cannot be published.
+    movable: ClassVar[frozenset[str]] = frozenset({SERVER, "publication", "tables", "topic_prefix"})
 
     @abstractmethod
     def _windows(self) -> LogWindowPlanner:

@@ -1,4 +1,4 @@
-"""The options of FilesSource: what they mean for Spark's readers, and all checks of them."""
+"""The options of FilesSource, their translation for Spark's readers, and their checks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class FilesSourceOptions:
     # --- validation ---
 
     def find_option_problems(self) -> list[Problem]:
-        """Return all that is wrong with the options, including a directory that cannot be listed."""
+        """Return the problems of the options, and of a directory that cannot be listed."""
         columns: tuple[Column, ...] = ()
         found = [*self._find_path_problems(), *self._find_number_problems(), *self._find_choice_problems()]
         is_known = self.format in FORMATS

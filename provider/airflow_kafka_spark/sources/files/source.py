@@ -24,7 +24,7 @@ from airflow_kafka_spark.sources.files.windows import (
     decode_split,
     escape_path,
     is_splittable,
-    list_files,
+    list_selected_files,
     make_spark_settings,
     sort_like_spark,
     split_files,
@@ -57,7 +57,7 @@ def read_frame(
     if not splits:
         raise ValueError("there is nothing to read: a window without splits has no rows")
     decoded = [decode_split(split) for split in splits]
-    split_bytes = int(splits[0]["split_bytes"])  # not of the options, which may have been edited since
+    split_bytes = int(splits[0]["split_bytes"])  # from the split, because the options may have been edited since
     require_unchanged(store, {part.file.name: part.file for split in decoded for part in split})
     for name, value in make_session_settings(store, split_bytes).items():
         if spark.conf.get(name, None) != value:
@@ -90,7 +90,7 @@ def require_unchanged(store: FileStore, frozen: Mapping[str, ListedFile]) -> Non
     try:
         current = store.stat(frozen)
     except Exception as error:  # an object store's client has errors of its own
-        raise SourceUnavailable(store.uri, "looking at a window's files", f"{type(error).__name__}: {error}") from error
+        raise SourceUnavailable(store.uri, "listing a window's files", f"{type(error).__name__}: {error}") from error
     gone = [file for name, file in frozen.items() if name not in current]
     changed = [file for name, file in frozen.items() if name in current and current[name] != file]
     if gone:
@@ -201,7 +201,7 @@ class SparkFileReader:
 
 
 def explain_read_error(source: str, error: BaseException) -> SourceRejected | None:
-    """Return which file an error of a Spark job is about, and why; None if it is not about a file.
+    """Return the file that an error of a Spark job concerns, and the cause; None if it concerns no file.
 
     :param source: the source's URI.
     :param error: as pyspark raised it.
@@ -247,27 +247,27 @@ class FilesSource(FilesSourceOptions, RowSource):
     1. A file is complete when it is listed, and is never written to again. Objects of an object store are; on a file system let
        the writer rename the file into the directory (Spark, and :class:`~airflow_kafka_spark.sinks.FilesSink`, do), give it
        a name that begins with ``_`` or ``.`` until then, or set ``min_age``.
-    2. A file's name is not used again. A file that was read and now has another size, modification time or etag is found when
-       the next window is frozen (see ``on_change``); one that is changed or removed between freezing and reading is found before
-       it is read, and fails the window.
-    3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its own modification time.
+    2. A file's name is not used again. A file that was read, and now has another size, modification time or etag, is detected
+    when the next window is frozen (see ``on_change``). A file that is changed or removed between freezing and reading is detected
+    before it is read, and fails the window. 3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its
+    own modification time.
 
     Up to 10 000 files nothing depends on clocks: each file is remembered by name, size, modification time and etag, and may
     arrive with any modification time. Above that number the oldest files are forgotten, and a file that is not newer than the
-    newest forgotten one counts as read. So a directory may grow without limit; the ledger record does not (at most 320 KB). A
+    newest forgotten file counts as read. So the directory may grow without limit, while the ledger record has at most 320 KB. A
     file that is put into such a directory with its old modification time (``cp -p``, ``rsync -t``, ``mv``), later than rule 3
-    allows, is not read. That is noticed, and fails the task, when more files of that age are there than before; if as many were
-    removed meanwhile, it is not. Clocks of the store and of the worker that differ count against the lateness. A file that was
-    read, removed from the directory and put back is recognized as long as it is remembered: within the lateness, and then as long
-    as no more than 1 000 files are remembered.
+    allows, is not read. The next window detects it, and fails the task, if the directory has more files of that age than before;
+    it detects nothing if as many files were removed meanwhile. A difference between the clocks of the store and of the worker
+    reduces the lateness. A file that was read, removed from the directory and put back is recognized as long as it is
+    remembered: within the lateness, and afterwards as long as no more than 1 000 files are remembered.
 
     Windows take files in the order of modification time and name. Within a window no order is kept between splits. Empty files
-    are passed over until they have content, hidden files (``_*`` without ``=``, ``.*``) always, in all directories. Directories
-    named ``column=value`` are looked into when ``recursive``, but give no column. Links to directories are not followed.
+    are ignored until they have content. Hidden files (``_*`` without ``=``, ``.*``) are always ignored, in all directories. With
+    ``recursive``, directories named ``column=value`` are listed, but give no column. Links to directories are not followed.
 
     Parquet and ORC files, and text that can be read from its middle (not compressed, or bzip2), are cut into pieces of
-    ``split_bytes``; small files are packed together, at most 64. Spark does the splitting. Before anything is read, its splits
-    are compared with the frozen ones; not over Spark Connect, whose server cannot be asked and has to split as Spark 4.0 does.
+    ``split_bytes``; small files are packed together, at most 64. Spark computes the splits. Before anything is read, they
+    are compared with the frozen ones. This is not possible with Spark Connect, whose server has to split as Spark 4.0 does.
 
     A malformed record of JSON or CSV fails the window (``FAILFAST``); so does a CSV header that does not name the columns of
     ``schema`` in their order, and a damaged file. JSON fields that ``schema`` does not name are left out.
@@ -277,11 +277,11 @@ class FilesSource(FilesSourceOptions, RowSource):
         provider of that store, and which Spark reads with the jars and credentials of its own configuration. Templated.
     :param format: ``parquet`` (default), ``json`` (one object per line, unless ``multiLine``), ``csv``, ``orc`` or ``text`` (a
         column ``value`` of lines).
-    :param glob: what names of files have to match; ``*``, ``?`` and ``[...]``, default all. Templated. With ``recursive`` too
-        it is the name without its directories.
-    :param recursive: look into directories below; default False.
+    :param glob: a pattern that names of files have to match, with ``*``, ``?`` and ``[...]``; default all. Also with
+    ``recursive``, the name is compared without its directories. Templated.
+    :param recursive: True to read files in directories below, too; default False.
     :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read with
-        the types they hold, which must be the same in all files of a window, unless it is given. Default None.
+        the types they hold, which have to be equal in all files of a window, unless ``schema`` is given. Default None.
     :param options: options of Spark's reader, such as ``header``, ``delimiter``, ``multiLine``; default none.
     :param split_bytes: size of a split in bytes, and so of a Spark task and a Kafka transaction; default 64 MiB. A file that
         cannot be divided may be larger.
@@ -290,8 +290,8 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param max_bytes: maximum size of the files of a window, in bytes; None (default) for no maximum. A window has at least one
         file.
     :param min_age: seconds since its last modification, by the worker's clock, before a file is read; default 0.
-    :param on_change: what to do about a file that was read and is another now: ``fail`` (default) the task, naming it; ``read``
-        it as a new file, which publishes rows again that it had before; or ``ignore`` it.
+    :param on_change: the treatment of a file that was changed after it was read: ``fail`` (default) fails the task and names the
+    file; ``read`` reads it as a new file, which publishes its earlier rows again; ``ignore`` ignores it.
     :param allowed_lateness: seconds between a file's modification time and its first listing, at most; default 6 hours. No more
         than 15 000 files may arrive in that time.
     :param conn_id: Airflow connection that an object store is listed with; default None. Templated.
@@ -305,13 +305,13 @@ class FilesSource(FilesSourceOptions, RowSource):
         return make_session_settings(self._store, self.split_bytes)
 
     def validate(self) -> list[Problem]:
-        """Return all that is wrong with options, schema, directory and the right to list it."""
+        """Return the problems of options, schema, directory and the right to list it."""
         return self.find_option_problems()
 
     def origin(self) -> Endpoint:
         """Return the directory and the server of its object store: two servers may have buckets of one name.
 
-        The window itself holds which of the directory's files it reads.
+        The window itself contains the names of its files.
         """
         server = self._store.server
         return Endpoint({"path": self.uri, **({SERVER: server} if server else {})})
@@ -323,7 +323,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         if self.schema is not None:
             return tuple(column.name for column in parse_ddl(self.schema))
         try:
-            files = list_files(self, self._store)
+            files = list_selected_files(self, self._store)
             newest = max((f for f in files if f.size), key=lambda f: f.key, default=None)
             return tuple(name for name, _ in read_footers(self._store, self.format, [newest])[0].columns) if newest else None
         except KafkaSparkError as error:
@@ -350,7 +350,9 @@ class FilesSource(FilesSourceOptions, RowSource):
         return read_frame(self, self._store, spark, splits)
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """Return which file an error of the Spark job that read :meth:`frame` is about, and why; None if it is about none."""
+        """Return the file that an error of the Spark job reading :meth:`frame` concerns, and the cause; None if it concerns no
+        file.
+        """
         return explain_read_error(self.uri, error)
 
     @property

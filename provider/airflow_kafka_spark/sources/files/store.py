@@ -33,12 +33,13 @@ _FSSPEC_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SPARK_SCHEMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 _MTIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 _WHOLE_SECONDS = "LastModified"
-"""S3 gives the time of a single object in whole seconds. Some servers list it more exactly, and the object would look changed."""
+"""Divisor for S3, which returns the time of a single object in whole seconds. Some servers list it more exactly, so that the
+object would look changed."""
 _ETAG_KEYS = ("ETag", "etag", "e_tag")
 _THREADS = 16
 _MAX_NAMED = 5
 _MAX_SINGLE_REQUESTS = 50
-"""Files that are looked up one by one; more are found by a listing."""
+"""Maximum number of files that are looked up one by one; more are found by a listing."""
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ def join_names(files: Sequence[ListedFile]) -> str:
 
 
 def _find_pattern_action(path: str) -> str:
-    """Return what to do about a path that does not exist and looks like a pattern; "" if it does not."""
+    """Return the action for a path that does not exist and looks like a pattern; "" if it does not look like one."""
     return "Name the directory in `path`, and the files in it by `glob`" if re.search(r"[*?\[]", path) else ""
 
 
@@ -107,7 +108,7 @@ class FileSelection:
 
 
 def is_hidden(part: str) -> bool:
-    """Return True if Spark passes over files and directories of this name."""
+    """Return True if Spark ignores files and directories of this name."""
     return part.startswith(".") or (part.startswith("_") and "=" not in part)
 
 
@@ -131,7 +132,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def find_problems(self, conn_id: str | None) -> Iterator[Problem]:
-        """Yield why the directory cannot be listed.
+        """Yield the problems that prevent listing the directory.
 
         :param conn_id: the source's connection.
         """
@@ -162,7 +163,7 @@ class FileStore(ABC):
         return {}
 
     def map_files(self, call: Callable[[ListedFile], T], files: Iterable[ListedFile]) -> list[T]:
-        """Return the results of a call for each file, in order. Several calls run at a time."""
+        """Return the results of a call for each file, in order. Calls run concurrently."""
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="files-source") as pool:
             return list(pool.map(call, files))
 
@@ -257,7 +258,7 @@ class ObjectStore(FileStore):
         place: Any = ObjectStoragePath(f"{_FSSPEC_SCHEMES.get(scheme, scheme)}://{rest.rstrip('/')}", conn_id=self.conn_id)
         try:
             fs = place.fs
-        except ValueError as error:  # no Airflow provider serves this scheme, and only one could make use of a connection
+        except ValueError as error:  # no installed Airflow provider serves this scheme
             if self.conn_id:
                 raise ValueError(f"{error}: no installed Airflow provider makes use of `conn_id` for {scheme}://") from error
             fs = fsspec.filesystem(scheme)
@@ -274,7 +275,7 @@ class ObjectStore(FileStore):
         of_client = getattr(fs, "client_kwargs", None) or {}
         named = (getattr(fs, "endpoint_url", None), of_client.get("endpoint_url"), getattr(fs, "account_name", None))
         address = str(next(filter(None, named), ""))
-        # Never empty: an address that is given, and one that is not, are two servers.
+        # Never empty, because a given address and a missing one are two servers.
         return re.sub(r"^[a-z]+://", "", address).rpartition("@")[2].rstrip("/") or "default"
 
     @property
@@ -345,7 +346,7 @@ class ObjectStore(FileStore):
 
 
 def _list_recursively(fs: AbstractFileSystem, base: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every file below, by one listing if the store has no directories.
+    """Yield every file below the directory, by one listing if the store has no directories.
 
     :raises OSError: as :meth:`FileStore.files`. (fsspec's own walk leaves out directories that it cannot list: their files would
         be mistaken for removed ones.)
@@ -371,7 +372,7 @@ def _list_recursively(fs: AbstractFileSystem, base: str) -> Iterator[Mapping[str
 
 
 def parse_info(name: str, info: Mapping[str, Any]) -> ListedFile:
-    """Return a file from what fsspec says of it."""
+    """Return a file from fsspec's description."""
     key = next((key for key in _MTIME_KEYS if info.get(key) is not None), None)
     modified = _to_microseconds(info[key]) if key else 0
     if key == _WHOLE_SECONDS:
@@ -410,7 +411,8 @@ _MOST_SHOWN = 8
 class FileFooter:
     """The footer of a file.
 
-    :param columns: names and types, in order; the types as Arrow names them, alike for types that Spark reads alike.
+    :param columns: names and types, in order; the types as Arrow names them, with one name for types that Spark reads as one
+        type.
     :param rows: the number of rows.
     """
 
@@ -464,7 +466,7 @@ def _list_columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
 
 
 def _format_type(kind: pa.DataType) -> str:
-    """Return the name of a type, alike for types that Spark reads alike."""
+    """Return the name of a type, one name for types that Spark reads as one type."""
     import pyarrow as pa
 
     types = pa.types

@@ -48,7 +48,7 @@ _ENTRY = struct.Struct(">8s4sI")
 class TooManyFiles(ValueError):
     """Raised when more files would have to be remembered than fit.
 
-    :ivar count: how many.
+    :ivar count: number of files.
     """
 
     def __init__(self, count: int) -> None:
@@ -64,7 +64,7 @@ class DirectoryListing:
     :param young: not read yet, and younger than ``min_age``.
     :param changed: read, and replaced since.
     :param read: read, and unchanged; forgotten ones included.
-    :param late: how many more files than before lie at or before the horizon.
+    :param late: number of files at or before the horizon, beyond the number of the previous listing.
     """
 
     new: tuple[ListedFile, ...] = ()
@@ -80,7 +80,7 @@ class SeenFiles:
 
     :param entries: per hash of a name, the hash of the version that was read and its modification time in seconds.
     :param horizon: the last file, in the order of reading, up to which all files count as read; None if nothing was forgotten.
-    :param below: how many files were listed at or before the horizon.
+    :param below: number of files that were listed at or before the horizon.
     """
 
     entries: Mapping[bytes, tuple[bytes, int]] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class SeenFiles:
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> SeenFiles:
-        """Return what :meth:`dump` wrote.
+        """Return the files from the text that :meth:`dump` has returned.
 
-        :raises ValueError: it is something else.
+        :raises ValueError: the text has another form.
         """
         try:
             packed = base64.b64decode(value["files"])
@@ -102,7 +102,7 @@ class SeenFiles:
             raise ValueError(f"not the memory of a directory: {error!r}") from error
 
     def dump(self) -> dict[str, Any]:
-        """Return it as JSON, with 22 bytes per file."""
+        """Return these files as JSON, with 22 bytes per file."""
         packed = b"".join(_ENTRY.pack(name, *entry) for name, entry in self.entries.items())
         horizon = list(self.horizon) if self.horizon else None
         return {"files": base64.b64encode(packed).decode(), "horizon": horizon, "below": self.below}
@@ -201,10 +201,10 @@ def _round_to_seconds(file: ListedFile) -> int:
 
 SPLITTABLE = ("parquet", "orc")
 _UNSPLITTABLE_CODECS = (".gz", ".deflate", ".snappy", ".lz4", ".zst")
-"""Suffixes of compressed text that Hadoop can read from its beginning only. (``.bz2`` can be cut.)"""
+"""Suffixes of compressed text that Hadoop can read from its beginning only. (``.bz2`` files can be split.)"""
 _GLOB_CHARACTERS = re.compile(r"[{}\[\]*?\\]")
 _MAX_FILES_OF_SPLIT = 64
-"""The cost of opening a file is this share of a split: at most so many files are read by one split."""
+"""Maximum number of files in a split: the cost of opening a file counts as one split divided by this number."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ FileSplit = tuple[FileSlice, ...]
 
 
 def is_splittable(name: str, format: str, options: Mapping[str, str]) -> bool:
-    """Return True if Spark can read the file from its middle.
+    """Return True if Spark can begin to read the file in its middle.
 
     :param options: the reader's, with names in lower case.
     """
@@ -273,7 +273,7 @@ def escape_path(path: str) -> str:
 
 
 def find_unreadable_reason(path: str) -> str | None:
-    """Return why Spark cannot open a file; None if it can.
+    """Return the reason why Spark cannot open a file; None if it can.
 
     :param path: without its scheme.
     """
@@ -281,14 +281,14 @@ def find_unreadable_reason(path: str) -> str | None:
         path.encode()
     except UnicodeEncodeError:
         return "is not UTF-8"
-    if "//" in path.lstrip("/"):  # which objects may have
+    if "//" in path.lstrip("/"):  # names of objects may have such components
         return "has an empty component in its path"
     # Hadoop looks such paths up component by component, and takes the text before the colon for a scheme.
     return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _GLOB_CHARACTERS.search(path) else None
 
 
 def open_cost(split_bytes: int) -> int:
-    """Return the bytes that opening a file counts for."""
+    """Return the number of bytes that the opening of a file counts as."""
     return max(1, split_bytes // _MAX_FILES_OF_SPLIT)
 
 
@@ -316,7 +316,7 @@ def encode_split(split: FileSplit, split_bytes: int) -> dict[str, Any]:
 
 
 def decode_split(split: Mapping[str, Any]) -> FileSplit:
-    """Return what :func:`encode_split` was given."""
+    """Return the split from the value of :func:`encode_split`."""
     return tuple(
         FileSlice(ListedFile(name, size, mtime, *etag), start, length)
         for name, start, length, size, mtime, *etag in split["files"]
@@ -324,18 +324,18 @@ def decode_split(split: Mapping[str, Any]) -> FileSplit:
 
 
 def compute_encoded_size(splits: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many bytes the splits take as JSON."""
+    """Return the size of the splits as JSON, in bytes."""
     return len(json.dumps(list(splits)))
 
 
 MAX_PLAN_BYTES = 400_000
-"""The most that a window's splits take as JSON: about 4,000 files with names of the usual length."""
+"""Maximum size of a window's splits as JSON, in bytes: about 4,000 files with names of the usual length."""
 MAX_FILES = 5_000
-"""The most files of one window."""
+"""Maximum number of files in a window."""
 FORMATS_WITH_FOOTER = ("parquet", "orc")
 
 
-def list_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile]:
+def list_selected_files(options: FilesSourceOptions, store: FileStore) -> list[ListedFile]:
     """Return the files that the options select now.
 
     :raises SourceUnavailable: the directory cannot be listed.
@@ -358,7 +358,7 @@ def _list_selected(options: FilesSourceOptions, store: FileStore, selection: Fil
 
 @dataclass(frozen=True)
 class WindowPlanner:
-    """Decides which files are a window, and its splits.
+    """Decides the files of a window, and its splits.
 
     :param options: the source's options.
     :param store: the store of its directory.
@@ -368,11 +368,11 @@ class WindowPlanner:
     store: FileStore
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        """Return the window after ``position``; see :meth:`RowSource.freeze`."""
         now = time.time()
         seen = self._read_seen_files(position)
         before = int((now - self.options.min_age) * 1e6) if self.options.min_age else None
-        files = list_files(self.options, self.store)
+        files = list_selected_files(self.options, self.store)
         reselected = self._is_reselected(position)
         listing = self._handle_changed(seen.classify((f for f in files if f.size), before))
         self._refuse_late(listing, seen)
@@ -450,7 +450,7 @@ class WindowPlanner:
             new = sorted((*listing.new, *listing.changed), key=lambda f: f.key)
             return replace(listing, new=tuple(new), changed=())
         raise self._rejected(
-            f"{join_names(listing.changed)} changed after being read: size, modification time or etag is another",
+            f"{join_names(listing.changed)} changed after being read: size, modification time or etag differs",
             'Write changed data to a file of a new name. Set `on_change="read"` for one run to publish all rows of what changed '
             'once more, or "ignore" to leave it',
         )

@@ -49,9 +49,9 @@ class SourceColumn:
     :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
     :param kind: the kind of values that a Spark task reads by itself; None if they might differ from Spark's.
     :param task: the SQL expression that such a task reads, with ``{c}`` for the column.
-    :param problem: why it cannot be read, empty if it can.
+    :param problem: the reason why it cannot be read; empty if it can.
     :param readable: True if the role may read it.
-    :param collation: the order of its texts if that is not the database's and ``literal`` does not name it.
+    :param collation: the order of its texts, if it differs from the database's and ``literal`` does not name it.
     """
 
     name: str
@@ -79,7 +79,7 @@ SAME_ORDER = {
     **dict.fromkeys(("smallint", "integer", "bigint", "numeric", "oid", "real", "double precision", "double"), "number"),
     "character varying": "text",
 }
-"""Types whose literals other types of the same order take, too."""
+"""Types whose literals are also accepted by other types with an equal order."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Relation:
 class MissingRelation(NamedTuple):
     """The result of looking up a table that does not exist.
 
-    :param hint: which similar table exists, as a clause; empty if none does.
+    :param hint: a clause with a similar table that exists; empty without one.
     """
 
     name: str
@@ -203,8 +203,8 @@ class DatabaseSession(ABC):
         """Yield the rows of a query, which the server sends a few thousand at a time. Read to the end, or close the session."""
 
     def prefer_indexes(self) -> None:  # noqa: B027
-        """Let the rest of the session go along indexes where there are any, also in a table without statistics, whose size the
-        planner does not know. Does nothing by default."""
+        """Let the planner prefer indexes for the rest of the session, also in tables without statistics, whose size it does not
+        know. Does nothing by default."""
 
     @abstractmethod
     def estimate_rows(self, relation: str) -> int:
@@ -223,7 +223,7 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def table(self, schema: str | None, name: str) -> Relation | MissingRelation:
-        """Look a table or view up in the catalog.
+        """Look up a table or view in the catalog.
 
         :param schema: None for the connection's default.
         """
@@ -246,7 +246,9 @@ class DatabaseSession(ABC):
 
     @abstractmethod
     def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        """Return why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will not."""
+        """Return the reason why new rows will get values at or below ``value``, as far as the catalog shows; empty if they will
+        not.
+        """
 
     def identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
@@ -257,12 +259,13 @@ class DatabaseSession(ABC):
         return ""
 
     def find_task_read_obstacle(self) -> str:
-        """Return why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
+        """Return the reason why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"
 
     def find_hidden_writers(self, relation: Relation) -> str:
-        """Return why the server does not show the transactions that write a relation: they run on another server. Return an empty
-        text if it does."""
+        """Return the reason why the server does not show the transactions that write a relation: they run on another server.
+        Return an empty text if it does.
+        """
         return ""
 
     @abstractmethod
@@ -357,10 +360,10 @@ class SourceDatabase(ABC, Generic[ServerT]):
 
     @abstractmethod
     def describe_error(self, error: Exception) -> tuple[str, bool]:
-        """Return the message of a driver's error without secrets, and whether the server would refuse the statement again."""
+        """Return the message of a driver's error without secrets, and True if the server would refuse the statement again."""
 
     def get_shown_cause(self, error: Exception) -> BaseException | None:
-        """Return the error if a traceback may show it, else None: it may quote the password."""
+        """Return the error if a traceback may show it; None if it may quote the password."""
         return None
 
     @contextmanager
@@ -368,7 +371,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """Open a session that only reads.
 
         :param doing: the purpose, for messages.
-        :raises SourceUnavailable: the server cannot be reached, or broke off.
+        :raises SourceUnavailable: the server cannot be reached, or has closed the connection.
         :raises SourceRejected: the server refused a statement.
         """
         is_open = False
@@ -409,11 +412,11 @@ class SourceDatabase(ABC, Generic[ServerT]):
         return "; ".join([self.session_statement, *self.list_waiting_statements(limits)])
 
     def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
-        """Yield why the server cannot limit the reading of tasks."""
+        """Yield the reasons why the server cannot limit the reading of tasks."""
         return iter(())
 
     def make_reader_options(self, fetchsize: int, limits: ReadLimits) -> JdbcReaderOptions:
-        """Return how Spark's JDBC reader connects.
+        """Return the options with which Spark's JDBC reader connects.
 
         :param fetchsize: rows per round trip.
         :param limits: the conditions under which a session may read.

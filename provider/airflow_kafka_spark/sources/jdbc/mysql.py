@@ -54,8 +54,9 @@ _TLS_MODES = {
 
 
 class MysqlDialect(SqlDialect):
-    """Values cross as text: numbers and times as they are written, texts and bytes in hexadecimal, so that no mode of the server
-    (``NO_BACKSLASH_ESCAPES``, ``ANSI_QUOTES``) changes what they mean."""
+    """Values are transferred as text: numbers and times as they are written, texts and bytes in hexadecimal, so that no mode of
+    the server (``NO_BACKSLASH_ESCAPES``, ``ANSI_QUOTES``) changes what they mean.
+    """
 
     def quote(self, name: str) -> str:
         if not name or "\x00" in name:
@@ -265,8 +266,17 @@ class MysqlSession(DatabaseSession):
         return iter(())
 
     def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        # The catalog's counter may be a day old: it proves nothing.
+        # The catalog's counter may be a day old, so it shows no reset.
         return ""
+
+    def find_hidden_writers(self, relation: Relation) -> str:
+        # Not each replica is read-only, and MySQL does not count its threads here.
+        found = (f"CAST(@@global.{name} AS CHAR) NOT IN ('0', 'OFF')" for name in ("read_only", "innodb_read_only"))
+        ((is_read_only,),) = self.rows(f"SELECT {' OR '.join(found)}")
+        running = self.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        if not is_read_only and not any(int(count) for _, count in running):
+            return ""
+        return "the server is a replica, which does not show the transactions that write on its primary, and may be behind it"
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         # Only a role with the right PROCESS may see the transactions of others.
@@ -434,7 +444,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
 
 
 def _find_tls_mode(conn_id: str, mode: str | None, options: Mapping[str, Any] | str | None) -> tuple[str, str]:
-    """Return the JDBC driver's ``sslMode`` and the file of the certificate authority."""
+    """Return the JDBC driver's ``sslMode``, and the file of the certificate authority."""
     given = json.loads(options) if isinstance(options, str) else dict(options or {})
     known = str(mode or ("verify_ca" if given.get("ca") else "required" if given else "disabled")).lower()
     if known not in _TLS_MODES:
@@ -459,7 +469,7 @@ _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 _OTHERS = frozenset({"uuid", "inet4", "inet6"})
 _INCREASING = frozenset({*_INTEGERS, "decimal", "char", "varchar", "datetime", "timestamp", "uuid"})
 _CLOCKS = {"timestamp": "zoned", "datetime": "local", "date": "date"}
-# Stands for an invalid date: farther away than any day of these servers.
+# Represents an invalid date: farther away than any day of these servers.
 _INVALID_DATE = -(2**62)
 _EPOCH = "TIMESTAMP'1970-01-01 00:00:00'"
 
@@ -503,11 +513,11 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
 
 
 def _find_literal_form(metadata: ColumnMetadata) -> str:
-    """Return how values of the type are written and compared; see :class:`MysqlDialect`."""
+    """Return the form in which values of the type are written and compared; see :class:`MysqlDialect`."""
     if metadata.kind in _INTEGERS or metadata.kind in ("decimal", "year"):
         return "number"
     if metadata.kind in ("enum", "set", "bit"):
-        # The server sorts them by the number behind the text, but compares them with a text by the text.
+        # The server sorts them by the number of the value, but compares them with a text as texts.
         return "ordinal"
     if metadata.kind in ("float", "double"):
         return "double"
@@ -521,7 +531,7 @@ def _find_literal_form(metadata: ColumnMetadata) -> str:
 
 
 def _read_expressions(metadata: ColumnMetadata) -> tuple[str, str, str]:
-    """Return the expression that is read, the expression that Spark makes of it, and why the column cannot be read."""
+    """Return the expression that is read, the Spark expression for the result, and the reason why the column cannot be read."""
     kind = metadata.kind
     if kind in _INTEGERS:
         spark = _INTEGERS[kind][metadata.unsigned]

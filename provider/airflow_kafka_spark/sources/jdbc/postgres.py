@@ -1,8 +1,8 @@
 """PostgreSQL for JdbcSource: psycopg on the driver, pgjdbc in Spark's JDBC reader, ADBC in Spark's tasks.
 
-Each type is read by an expression with which no value changes on its way into Spark (:func:`describe_column`). Timestamps cross
-as microseconds and dates as days: ``java.sql.Timestamp`` would make them depend on the JVM's zone and calendar. Values for which
-Spark has no type cross as the text that the database itself writes.
+Each type is read by an expression with which no value changes on its way into Spark (:func:`describe_column`). Timestamps are
+transferred as microseconds and dates as days, because ``java.sql.Timestamp`` would make them depend on the JVM's zone and
+calendar. Values for which Spark has no type are transferred as the text that the database itself writes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
+    OLDEST_POSTGRES,
     SEES_LAG,
     PostgresServer,
     describe_driver_message,
     fetch_rows,
     hint_at_similar_table,
     is_login_refused,
+    make_settings,
     quote,
     quote_literal,
     read_system_identifier,
-    resolve,
+    resolve_table,
+    run,
     wait_for_replicas,
 )
 from airflow_kafka_spark.sources.jdbc.database import (
@@ -54,14 +58,14 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.base import SplitReader
 
 DRIVER = "org.postgresql:postgresql:42.7.8"
-OLDEST = 12
 STREAMED_ROWS = 5_000
 LOCK_CLASS = 0x616B73
 """The first number of the advisory locks that limit the sessions of tasks; the second one counts from 1."""
 OLDEST_ADBC = (1, 13)
 """The first release of adbc-driver-postgresql whose values were compared with Spark's."""
 
-# Gives every session the same settings, whatever server, database, role and JVM set: bounds and values cross it as text.
+# Gives all sessions equal settings, whatever server, database, role and JVM set, because bounds and values are transferred as
+# text.
 SESSION = (
     "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
     "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
@@ -111,7 +115,7 @@ _TARGETS = {
 
 
 class PostgresDialect(SqlDialect):
-    """Values cross as the text of their type's output function, and come back by a cast to the type."""
+    """Values are transferred as the text of their type's output function, and are converted back by a cast to the type."""
 
     def quote(self, name: str) -> str:
         return quote(name)
@@ -148,7 +152,7 @@ class PostgresSession(DatabaseSession):
     dialect = PostgresDialect()
 
     def begin(self, statement: str) -> None:
-        self.rows(statement)
+        make_settings(statement, partial(run, self.connection), self.rows)
 
     def close(self) -> None:
         self.connection.close()
@@ -192,12 +196,12 @@ class PostgresSession(DatabaseSession):
 
     def find_server_problems(self) -> Iterator[Problem]:
         version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
-        if version < OLDEST * 10_000:
-            what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST} or newer"
+        if version < OLDEST_POSTGRES * 10_000:
+            what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST_POSTGRES} or newer"
             yield Problem("source.conn_id", what)
 
     def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
-        name = resolve(self.connection, schema, table)
+        name = resolve_table(self.connection, schema, table)
         found = self.rows(_OID.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
         if not found:
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
@@ -244,12 +248,12 @@ class PostgresSession(DatabaseSession):
             the collation (None: that of the database).
         :param usage: True if the role may use the schema.
         """
-        # Operators of other schemas are not found, and others may stand in for them: `>` of text for that of citext.
+        # Operators of other schemas are not found, and the server may use others instead: `>` of text for that of citext.
         visible = ", ".join(quote_literal(name) for name in self.rows("SELECT current_schemas(true)")[0][0])
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
-            # So that names of types mean the same in every session, whatever its search_path.
+            # Names of types then mean one type in every session, whatever its search_path.
             self.rows("SELECT set_config('search_path', '', true)")
             lists = {"oids": quote_literal(f"{{{oids}}}"), "modifiers": quote_literal(f"{{{modifiers}}}")}
             types = self.rows(_TYPES.format(**lists, visible=visible))
@@ -330,7 +334,7 @@ class PostgresSession(DatabaseSession):
             f"AND mode IN ({_WRITE_LOCKS}) AND pid IS DISTINCT FROM pg_backend_pid() "
             f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND {tables} GROUP BY 1"
         )
-        # A virtual transaction id is never used again: an id that is listed later is one that was listed at first.
+        # A virtual transaction id is never used again, so an id that is listed later belongs to a transaction of the first list.
         waiting = dict(self.rows(writing))
         until, pause = time.monotonic() + seconds, 0.005
         while waiting:
@@ -565,7 +569,7 @@ _CLOCKS = {ZONED: "zoned", LOCAL: "local", DATE: "date"}
 def describe_column(name: str, facts: tuple, *, required: bool, dimensions: int, readable: bool, micros: str) -> SourceColumn:
     """Return a column of a relation or query with the expressions that read it.
 
-    :param facts: a row of ``_TYPES``: the declared type, the type behind its domains, that one's modifier and kind, the type
+    :param facts: a row of ``_TYPES``: the declared type, the base type of its domains with its modifier and kind, the type
         and kind of an array's elements, and whether a btree index can order it.
     :param micros: the expression for a timestamp's microseconds.
     """
@@ -600,7 +604,7 @@ def _make_scalar_expressions(name: str, base: str, modifier: int, micros: str) -
     if base == "oid":
         return "CAST({c} AS bigint)", "{c}"
     if base == "bpchar":
-        # A cast to text strips the blanks that pad it, which are part of the value.
+        # A cast to text removes the blanks that pad the value, and that are part of it.
         return (f"rpad(CAST({{c}} AS text), {modifier - 4})" if modifier > 4 else "CAST({c} AS text)"), "{c}"
     if base == "numeric":
         return ("{c}" if _fits_decimal(modifier) else "CAST({c} AS text)"), "{c}"

@@ -25,38 +25,39 @@ if TYPE_CHECKING:
 class JdbcSource(JdbcSourceOptions, RowSource):
     """Reads windows of a table or query.
 
-    Spark's tasks read PostgreSQL by themselves, if that gives the same values (:meth:`reader`). Otherwise, and for MariaDB and
-    MySQL, Spark's JDBC reader reads.
+    Spark's tasks read PostgreSQL directly, if this gives equal values (:meth:`reader`). Otherwise, and for MariaDB and
+    MySQL, Spark's JDBC reader is used.
 
     A window is the rows of ``(last, end]`` in the order of the *split columns*: those of the cursor, of the key, or both.
-    ``last`` is where the previous window ended, ``end`` a row that existed when the window was frozen. It is cut into splits by
-    counting rows in the database, along an index on these columns where there is one: composite keys, text keys and skewed ones
-    give splits of the same size. Comparisons are the database's own, with its collations, when cutting and when reading.
+    ``last`` is the end of the previous window, ``end`` a row that existed when the window was frozen. The window is cut into
+    splits by counting rows in the database, along an index on these columns if there is one. So composite keys, text keys and
+    skewed keys give splits of equal size. The database compares values, with its collations, when cutting and when reading.
 
     Guarantee, in every mode: splits are frozen with the window. They tile it: no row is in two of them, and every attempt reads
-    each by the same bounds. What a transaction commits, updates or deletes between two attempts changes what an unpublished split
-    holds, and never makes a published one be read again. So a row is published once per window, *as long as its split columns
-    keep their values while the window is open*: a row whose key is changed may move from a published split into one that is not.
+    each of them by equal bounds. Changes that are committed between two attempts affect the unpublished splits only; a published
+    split is never read again. So a row is published once per window, *as long as its split columns keep their values while the
+    window is open*: a row whose key is changed may move from a published split into an unpublished one.
 
-    What the windows of a pipeline hold together depends on the mode:
+    The rows of all windows of a pipeline together depend on the mode:
 
-    - ``bulk``: the whole table, again and again, by its key. Each *pass* is one window, or several if ``max_records`` (or the
+    - ``bulk``: the whole table, repeatedly, by its key. Each *pass* is one window, or several if ``max_records`` (or the
       limit of 2 000 splits) ends a window early; the next window then continues. After a complete pass the next window begins a
       new one. Rows that are inserted during a pass are in it or in the next.
     - ``incrementing``: every row once, by a column whose values only grow; later updates are not seen. A row that becomes visible
-      with a smaller value than one already published is never read. So transactions that are writing the table are waited for
-      when a window is frozen (``writers_timeout``; on a primary of PostgreSQL). What remains are values that were drawn long
-      before they are inserted (clients that reserve ranges of ids, a sequence with CACHE); on MariaDB and MySQL, all rows that
-      are committed in another order than that of their values.
+      with a smaller value than one already published is never read. So transactions that are writing the table are awaited
+      when a window is frozen (``writers_timeout``; on a primary of PostgreSQL). Not covered are values that were drawn long
+      before they are inserted (clients that reserve ranges of ids, a sequence with CACHE) and, on MariaDB and MySQL, all rows
+      that are committed in another order than that of their values.
     - ``timestamp``: every row, and every version of it that is still the last one when its window is read, by a column that each
-      insert and update sets. Rows younger than ``delay`` wait. A row is missed that becomes visible with a timestamp before one
-      already published: when its transaction was neither waited for (as above) nor over within ``delay`` after the timestamp.
+    insert and update sets. Rows younger than ``delay`` are left to a later window. A row is missed if it becomes visible with
+    a timestamp before a published one: if its transaction was neither awaited (as above) nor complete within ``delay`` after
+    the timestamp.
     - ``timestamp+incrementing``: like ``timestamp``; rows of one timestamp are ordered by the incrementing column.
 
-    A row that is updated while a window with a timestamp is open leaves it: its new timestamp lies behind the window's end. It is
-    published by a later window because it has changed, and not twice by this one.
+    A row that is updated while a window with a timestamp is open leaves that window, because its new timestamp lies after the
+    window's end. A later window publishes it.
 
-    Columns arrive as they are: ``smallint``, ``int``, ``bigint``, ``float``, ``double``, ``boolean``, ``decimal(p,s)``, ``date``,
+    Columns keep their types: ``smallint``, ``int``, ``bigint``, ``float``, ``double``, ``boolean``, ``decimal(p,s)``, ``date``,
     ``binary``, ``string``; with time zone as ``timestamp``, without as ``timestamp_ntz``, both to the microsecond; arrays as
     arrays. As the text that the database writes: ``numeric`` without precision or with more than Spark's 38 digits (it is never
     rounded), ``json``, ``uuid``, enums, ``time``, intervals, network addresses, arrays of several dimensions (JSON) and all other
@@ -64,10 +65,10 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
     :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors use it too: certificate files have to exist
         there.
-    :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` where a name
-        holds a dot. Or give ``query``. Default None.
-    :param query: a SELECT, as it can stand in a FROM clause. It has no primary key: give ``key``, or a cursor. Default None.
-    :param mode: as above; by default what the columns given imply: ``bulk`` without a cursor.
+    :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` if a name
+    contains a dot. Default None: ``query`` is given instead.
+    :param query: a SELECT that can be used in a FROM clause. It has no primary key, so give ``key`` or a cursor. Default None.
+    :param mode: as above. By default, the mode follows from the columns that are given: ``bulk`` without a cursor.
     :param cursor: a short name of ``incrementing_column``; default None.
     :param incrementing_column: Connect's ``incrementing.column.name``; default None.
     :param timestamp_column: Connect's ``timestamp.column.name``: a timestamp, or a date (whole days then, once they are over);
@@ -80,13 +81,14 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         a cursor are never read. Default True.
     :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be
         unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
-    :param include_columns: those to read, in this order; default all.
+    :param include_columns: the columns to read, in this order; default all.
     :param split_records: rows per split, and so per Spark task and Kafka transaction; default 250 000.
-    :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows of equal split
-        columns stay together, even if that is more.
+    :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows with equal split
+    columns stay together, even if the window then has more rows.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
         then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
-        of a foreign table or of a table that a subscription writes: these are refused, unless this is 0. Default 60.
+        of a foreign table or of a table that a subscription writes, nor a replica of MariaDB or MySQL: these are refused, unless
+        this is 0. On other servers of MariaDB and MySQL, it has no effect. Default 60.
     :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
     :param max_sessions: number of Spark's tasks that read this database at a time; further ones wait before their first row.
         It counts the tasks of all pipelines that have this option, whatever cluster they run on: each holds an advisory lock of
@@ -162,7 +164,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return open_database(self.conn_id)
 
     def validate(self) -> list[Problem]:
-        """Return all that is wrong with options, connection, server, table, columns and their types, cursor, key and rights."""
+        """Return the problems of options, connection, server, table, columns and their types, cursor, key and rights."""
         from airflow_kafka_spark.sources.jdbc.validation import ServerValidation, list_unchecked_arguments
 
         found = self.find_option_problems()
@@ -215,7 +217,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return self.frame(spark, ())
 
     def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return how tasks read these splits, or why only Spark can. See :meth:`RowSource.reader`.
+        """Return the reader with which tasks read these splits, or the reason why only Spark can. See :meth:`RowSource.reader`.
 
         Tasks read PostgreSQL in UTF-8, by ADBC, if no needed column is an array or a floating-point number, which Java writes in
         its own way.

@@ -39,14 +39,14 @@ class ServerValidation:
     options_valid: bool
 
     def find_problems(self) -> list[Problem]:
-        """Return all that would keep a window from being frozen and read."""
+        """Return all problems that would prevent a window from being frozen and read."""
         where = "source.query" if self.options.query is not None else "source.table"
         found, failed = self._ask("source.conn_id", "connecting", self._find_server_problems)
         if failed or found:
             return [*failed, *(found or []), *list_unchecked_arguments(self.options, "source.conn_id")]
         if list(self.options.find_relation_problems()):
             return list_unchecked_arguments(self.options, where)
-        relation, failed = self._ask(where, "looking for the table", lambda session: look_up_relation(self.options, session))
+        relation, failed = self._ask(where, "looking up the table", lambda session: look_up_relation(self.options, session))
         if relation is None:
             return [*failed, *list_unchecked_arguments(self.options, where)]
         if isinstance(relation, MissingRelation):
@@ -67,7 +67,7 @@ class ServerValidation:
         return [*session.find_server_problems(), *limits]
 
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
-        """Return the answer; or None and a problem if the server gave none."""
+        """Return the answer, or None and a problem if the server does not answer."""
         try:
             with self.database.session(doing) as session:
                 return question(session), []
@@ -139,9 +139,7 @@ class ServerValidation:
             what = f"`{column.name}` is of type {column.type}, whose values do not grow with every row"
             yield Problem(where, what, "Name a column that is filled from a sequence, or use another mode")
             return
-        found, failed = self._ask(
-            where, "looking at its sequence", lambda open_: list(open_.find_cursor_problems(relation, column))
-        )
+        found, failed = self._ask(where, "reading its sequence", lambda open_: list(open_.find_cursor_problems(relation, column)))
         yield from found or failed
 
     def _find_writer_problems(self, relation: Relation) -> Iterator[Problem]:

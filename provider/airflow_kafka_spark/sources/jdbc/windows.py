@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 500_000
-"""The most that a window's splits take as JSON: long text keys make for fewer splits."""
+"""Maximum size of a window's splits as JSON, in bytes: with long text keys, a window has fewer splits."""
 
 
-HIDDEN_WRITERS = "a row that one of them commits behind a row with a higher cursor would never be read"
+HIDDEN_WRITERS = "a row that one of them commits after a row with a higher cursor would never be read"
 SHOW_WRITERS = (
     "Read with a connection to the server where they run. Or set `writers_timeout=0`: with a timestamp, and a `delay` longer "
-    "than the longest transaction, no row is missed; with an incrementing column, such rows are"
+    "than the longest transaction and the lag of a replica together, no row is missed; with an incrementing column, such rows are"
 )
-"""The consequence of a server that hides the transactions of its writers, and what to do."""
+"""The consequence of a server that hides the transactions of its writers, and the action."""
 
 
 # --- the relation -------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def find_column(relation: Relation, name: str) -> SourceColumn:
 
 
 def list_split_columns(options: JdbcSourceOptions, relation: Relation) -> tuple[str, ...]:
-    """Return the columns that order the rows: the cursor; behind a timestamp also the key, which orders rows of one timestamp."""
+    """Return the columns that order the rows: the cursor; after a timestamp also the key, which orders rows of one timestamp."""
     cursor, key = options.cursor_columns, tuple(options.key) or relation.key
     if options.effective_mode == "bulk":
         return key
@@ -181,7 +181,7 @@ class WindowStart:
     :param ordered_as: the kind of order of each of them.
     :param after: the last row of the previous window in this order; None to begin with the first row.
     :param table_pass: the number of the pass over the table; ``bulk`` only.
-    :param table_id: the server's id of the table that the rows up to there were read from; 0 if it is not known.
+    :param table_id: the server's id of the table that the rows of earlier windows were read from; 0 if unknown.
     """
 
     order: tuple[str, ...]
@@ -191,10 +191,10 @@ class WindowStart:
     table_id: int = 0
 
 
-def resolve_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
-    """Return where the window behind ``position`` begins.
+def resolve_window_start(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any] | None) -> WindowStart:
+    """Return the start of the window after ``position``.
 
-    :raises SourceRejected: the position is that of another table, mode or cursor, or of a cursor of another type.
+    :raises SourceRejected: the position belongs to another table, mode or cursor, or to a cursor of another type.
     """
     order = list_split_columns(options, relation)
     if not order:
@@ -267,10 +267,10 @@ def _make_position(
 
 
 def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position: Mapping[str, Any] | None) -> FrozenWindow:
-    """Decide the window behind ``position``; see :meth:`RowSource.freeze`."""
+    """Decide the window after ``position``; see :meth:`RowSource.freeze`."""
     with database.session("freezing a window") as session:
         relation = find_relation(options, session)
-        start = resolve_start(options, relation, position)
+        start = resolve_window_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
         cursor = options.effective_mode != "bulk"
         if options.waits_for_writers and (hidden := session.find_hidden_writers(relation)):
@@ -340,7 +340,7 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
         f"SELECT 1 FROM {relation.sql}{_format_where([*order.make_not_null_condition(), order.after(start.after)])} LIMIT 1"
     ):
         last = _find_last_row(order, relation, order.make_not_null_condition())
-        # An empty one may still be filled. The id stays that of the table whose rows were read.
+        # An empty table may still be filled. The id stays that of the table whose rows were read.
         if last is None:
             return start
         if last != start.after:
@@ -352,7 +352,7 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
 
 
 def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
-    """Return the last row behind ``start``; None if no row follows it."""
+    """Return the last row after ``start``; None if no row follows it."""
     conditions = order.make_not_null_condition()
     if start.after is not None:
         conditions.append(order.after(start.after))
@@ -387,7 +387,7 @@ def find_lowest_clock(instant: datetime, zone: tzinfo) -> datetime:
 def _find_last_row(order: SplitOrder, relation: Relation, conditions: Sequence[str]) -> SplitKey | None:
     """Return the split columns of the last row that meets all conditions; None if no row does."""
     downwards = ", ".join(f"{name} DESC" for name in order.names)
-    # Sorted inside: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
+    # Sorted in a subquery: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
     row = f"SELECT {order.sql} FROM {relation.sql}{_format_where(conditions)} ORDER BY {downwards} LIMIT 1"
     found = order.session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
     return tuple(found[0]) if found else None
@@ -438,9 +438,9 @@ class _RangeQueries:
         return any(index[: len(columns)] == columns for index in self.relation.indexes)
 
     def step_along_index(self, size: int, limit: int) -> Iterator[tuple[int, SplitKey]]:
-        """Yield every ``size``-th row, and how many rows there are up to it, by one step along an index each.
+        """Yield every ``size``-th row, and the number of rows up to it, by one step along an index for each.
 
-        Several times faster than numbering the rows. No two rows may have the same split columns.
+        This is several times faster than numbering the rows. No two rows may have equal split columns.
         """
         after, taken = self.start.after, 0
         while taken < limit:
@@ -480,8 +480,9 @@ class _RangeQueries:
 def _make_splits_between(
     start: WindowStart, bounds: Iterator[tuple[int, SplitKey]]
 ) -> tuple[list[dict[str, Any]], SplitKey | None, int, bool]:
-    """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; how many rows
-    there are up to it; and True if all bounds were taken."""
+    """Return the splits between the bounds, as many as fit into :data:`MAX_BYTES`; the last bound that was taken; the number of
+    rows up to it; and True if all bounds were taken.
+    """
     splits: list[dict[str, Any]] = []
     after, size, rows = start.after, 0, 0
     for row, values in bounds:
@@ -525,7 +526,7 @@ def read_frame(
     properties = {
         **reader.options,
         "driver": reader.driver,
-        # Spark compares texts as bytes, the database by a collation: conditions of Spark's stay on Spark's side.
+        # Spark compares texts as bytes, the database by a collation. So Spark must not push its conditions down.
         "pushDownPredicate": "false",
     }
     try:
@@ -542,7 +543,9 @@ def read_frame(
 def make_split_reader(
     options: JdbcSourceOptions, database: SourceDatabase, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None
 ) -> SplitReader | str:
-    """Return how tasks read the splits, by the same conditions as :func:`read_frame`; see :meth:`RowSource.reader`."""
+    """Return the reader with which tasks read the splits, by the conditions of :func:`read_frame`; see
+    :meth:`RowSource.reader`.
+    """
     with database.session("reading the catalog") as session:
         if obstacle := session.find_task_read_obstacle():
             return obstacle

@@ -22,7 +22,7 @@ _LIST_INSTEAD = "A template renders to a text: give the output of the task itsel
 
 
 def _explain_name(name: str) -> str:
-    """Return what to write instead of a text that is no name of a topic."""
+    """Return the action for a text that is no name of a topic."""
     return _LIST_INSTEAD if name.startswith(("[", "'")) else _PATTERN_INSTEAD if "*" in name else _NAMES
 
 
@@ -95,6 +95,6 @@ def find_compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset
     try:
         settings = hook.topic_config(sorted(topics))
     except KafkaRefused as error:
-        log.warning("Whether topics are compacted is not known (the right DESCRIBE_CONFIGS on them is missing): %s", error.found)
+        log.warning("It is unknown if topics are compacted: the right DESCRIBE_CONFIGS on them is missing: %s", error.found)
         return frozenset()
     return frozenset(topic for topic, found in settings.items() if "compact" in found.get("cleanup.policy", ""))

@@ -53,7 +53,7 @@ class MySqlCdcOptions:
     schemas_enable: bool = False
 
     def find_option_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the options, without asking the server."""
+        """Yield the problems of the options, without asking the server."""
         prefix: object = self.topic_prefix
         if not isinstance(prefix, str) or not prefix:
             yield Problem("source.topic_prefix", f"it is {prefix!r}; expected a name")

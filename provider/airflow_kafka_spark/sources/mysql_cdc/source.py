@@ -29,8 +29,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
 
     Guarantee: each change of each transaction that commits after the start of the first window is in exactly one window, and all
-    changes of a transaction are in the same one. With a snapshot, each row that was there is published once, and
-    behind it exactly the changes that it does not include. A window of the log is one split, so its events are published in one
+    changes of a transaction are in the same one. With a snapshot, each row that was there is published once,
+    followed by exactly the changes that it does not include. A window of the log is one split, so its events are published in one
     Kafka transaction, in the order of the commits.
 
     :param conn_id: Airflow connection of type ``mysql``, of a user with REPLICATION SLAVE and BINLOG MONITOR (MySQL: REPLICATION
@@ -42,23 +42,23 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         connection's database.
     :param starting_position: where the first window begins: ``latest`` (default), the end of the log when it is frozen;
         ``earliest``, the beginning of the log; or the coordinates of a backup, as ``mysql-bin.000042:1234``. Templated.
-    :param snapshot: what is published of the rows that are there before the first window, as events ``r``. ``never`` (default):
+    :param snapshot: the rows from before the first window that are published, as events ``r``. ``never`` (default):
         nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
         ``only``: as ``initial``, up to the position in the log at which all rows are read; further windows are empty.
         ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
         between get no event. Tables that are added to ``tables`` later are read, too. For MariaDB, and tables of the engine
         InnoDB.
-    :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a unique
-        key that can be compared (numbers, texts, bytes, dates) is one chunk.
-    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
-        server; default 16. Between two such windows, the log is read.
+    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
+        unique key that can be compared (numbers, texts, bytes, dates) is one chunk.
+    :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
+    the server. Default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
         further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
         the lag of replicas is not checked.
     :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
         need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
-    :param max_binlog_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
-        MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param max_binlog_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256
+    MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the primary key.
     :param tombstones_on_delete: True (default): a delete is followed by a record without a value.
     :param skipped_operations: operations that are left out: ``c``, ``u``, ``d``, ``t`` (truncate); default ``("t",)``, as with
@@ -70,10 +70,10 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         text in UTC either way.
     :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
         Connect's Decimal.
-    :param zero_date_handling_mode: what is written for a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
-        window and names the column; ``null`` writes null.
-    :param ignore_cascades: True: tables are accepted whose rows are changed by the cascades of foreign keys, which the log does
-        not hold; False (default): they are refused.
+    :param zero_date_handling_mode: the treatment of a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
+    window and names the column; ``null`` writes null.
+    :param ignore_cascades: True accepts tables whose rows are changed by the cascades of foreign keys, which the log does
+    not contain; False (default) refuses them.
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
@@ -134,7 +134,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
 
     def validate(self) -> list[Problem]:
-        """Return all that is wrong with options, connection, server, its log, rights, tables and their keys."""
+        """Return the problems of options, connection, server, its log, rights, tables and their keys."""
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
@@ -154,12 +154,12 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` behind the last window.
+        """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` after the last window.
 
         See :meth:`RowSource.freeze`.
 
         :raises SourceUnavailable: the server does not answer.
-        :raises LogLost: the server no longer has the log behind ``position``: it was purged, or reset.
+        :raises LogLost: the server no longer has the log after ``position``, because it was purged or reset.
         :raises SourceRejected: the server is another one.
         """
         return self._windows().freeze(position)

@@ -28,7 +28,7 @@ WAITING = (Unchecked("source.tables", "source.conn_id"),)
 
 OLDEST = {True: (10, 5), False: (8, 0)}
 KEPT_SECONDS = 3600
-"""Seconds for which a server has to keep its log at least."""
+"""Minimum time in seconds for which a server has to keep its log."""
 
 _WANTED = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _REFUSED = {
@@ -46,7 +46,7 @@ class BinlogValidation:
     :param options: the source's options.
     :param server: its address and login.
     :param replicas: the replicas whose lag is checked.
-    :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
+    :param wrong: the options that are already known to be invalid, as users know them. Checks that depend on them are left out.
     """
 
     options: MySqlCdcOptions
@@ -55,7 +55,7 @@ class BinlogValidation:
     wrong: frozenset[str] = frozenset()
 
     def find_problems(self) -> list[Problem]:
-        """Return all that would keep windows from being frozen and read."""
+        """Return all problems that would prevent windows from being frozen and read."""
         try:
             with self.server.session("checking the server") as connection:
                 found = list(self._find_release_problems(connection))
@@ -131,10 +131,10 @@ class BinlogValidation:
             )
 
     def _find_right_problems(self) -> Iterator[Problem]:
-        """Yield the rights that are missing: each is used once."""
+        """Yield the rights that are missing. Each right is tried once."""
         user = self.server.server.user
         try:
-            with self.server.session("asking for the end of the log") as connection:
+            with self.server.session("reading the end of the log") as connection:
                 monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
                 self.server.end(connection)
                 files = self.server.files(connection)

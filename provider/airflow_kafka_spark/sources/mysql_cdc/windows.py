@@ -1,9 +1,10 @@
-"""Windows of the log: where they end, how tasks read them, and how tables are cut into the chunks of a snapshot.
+"""Windows of the log: their ends, their readers in tasks, and the chunks of a snapshot into which tables are cut.
 
 A window is a range of the log, ``[start, end)``; coordinates are compared by file and position. ``start`` is the beginning of a
-transaction. A transaction is in the window if it begins before ``end``: so each is in one window, complete, wherever windows are
-cut. If ``end`` is within a transaction, the marker of the window says where that ends, which is the start of the next window. If
-Spark has read the window, its marker says nothing; the log is then read from ``start`` up to these coordinates once more.
+transaction. A transaction is in the window if it begins before ``end``. So each transaction is in one window, complete, wherever
+windows are cut. If ``end`` is within a transaction, the marker of the window contains the end of that transaction, at which the
+next window starts. If Spark has read the window, the marker does not contain it, and the log is read once more from ``start`` to
+find it.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ if TYPE_CHECKING:
 def begin_snapshot(
     server: LogServer, connection: Connection, form: ValueForm, names: Iterable[TableName], chunk_rows: int
 ) -> SnapshotState:
-    """Return the state of a snapshot of which nothing is read.
+    """Return the state of a new snapshot.
 
     :param names: the tables; those that do not exist are left out.
-    :param chunk_rows: how many rows a chunk has.
+    :param chunk_rows: number of rows of a chunk.
     """
     found = ((name, read_table_shape(server, connection, name, form)) for name in sorted(names))
     tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
@@ -83,7 +84,7 @@ class MysqlChunkPlanner(ChunkPlanner):
 
     :param server: the server.
     :param connection: a session.
-    :param rows: how many rows a chunk has.
+    :param rows: number of rows of a chunk.
     :param form: the form of values.
     """
 
@@ -131,10 +132,10 @@ class MysqlChunkPlanner(ChunkPlanner):
 log = logging.getLogger(__name__)
 
 LOOKED_THROUGH_BYTES = 1 << 20
-"""Bytes of a window up to which it is looked through for changes when it is frozen: without any it needs no Spark."""
+"""Maximum size in bytes of a window that is searched for changes when it is frozen. A window without changes needs no Spark."""
 
 LAST_EVENT_BYTES = 1 << 10
-"""Bytes that the event at the end of a file has at most; it names the next file."""
+"""Maximum size in bytes of the event at the end of a file, which names the next file."""
 
 UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 """Types of MariaDB that the log describes as plain bytes."""
@@ -181,7 +182,7 @@ class MySqlLogWindowPlanner:
     replicas: tuple[LogServer, ...] = ()
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        """Return the window after ``position``; see :meth:`RowSource.freeze`."""
         if position is not None and position.get("finished"):
             return FrozenWindow((), position)
         with self.server.session("freezing a window of the log") as connection:
@@ -193,7 +194,7 @@ class MySqlLogWindowPlanner:
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
                 start, _ = self._find_end(known, start, form)
-            now = max(now, start, key=_get_order)  # the log has grown while it was looked through
+            now = max(now, start, key=_get_order)  # the log has grown while it was searched
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
             state = state.after_log(start.order, _parse_order)
             if state.tables and state.is_caught_up:
@@ -216,7 +217,7 @@ class MySqlLogWindowPlanner:
         if not is_exact:
             found["begun"] = str(start)
         if behind := found["bytes_behind"]:
-            log.info("%s bytes of the log lie behind this window", f"{behind:,}")
+            log.info("%s bytes of the log lie after this window", f"{behind:,}")
         bounds: dict[str, Any] = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
         if state.filter:
             bounds["snapshot"] = state.filter
@@ -228,7 +229,7 @@ class MySqlLogWindowPlanner:
     ) -> tuple[Mapping[str, Any] | None, LogCoordinates, list[LogCoordinates]]:
         """Return the position, the coordinates at which the window begins, and the files of the log.
 
-        The position is None if the server no longer has the log behind it and the tables are read again.
+        The position is None if the server no longer has the log after it and the tables are read again.
 
         :raises LogLost: the server no longer has the log, and ``snapshot`` is not ``when_needed``.
         """
@@ -248,10 +249,10 @@ class MySqlLogWindowPlanner:
         return self.options.snapshot == "only" and not state.tables
 
     def _position(self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, created: int) -> dict[str, Any]:
-        """Return the position behind a window.
+        """Return the position after a window.
 
-        :param coordinates: where the window ends.
-        :param created: when the file of these coordinates was begun.
+        :param coordinates: the end of the window.
+        :param created: the time at which the file of these coordinates was begun.
         """
         behind, gtid = compute_distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
         found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
@@ -260,14 +261,14 @@ class MySqlLogWindowPlanner:
 
     @property
     def _named(self) -> frozenset[TableName] | None:
-        """Database and name of each table of ``tables``; None: all of the connection's database."""
+        """Database and name of each table of ``tables``; None for all of the connection's database."""
         given = self.options.tables
         return None if given is None else frozenset(parse_table_name(name, self.server.server.database) for name in given)
 
     # --- snapshots ---
 
     def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MysqlEventForm) -> SnapshotState:
-        """Return the state of the snapshot behind a position: of the tables that are captured now."""
+        """Return the state of the snapshot in a position, for the tables that are captured now."""
         state = SnapshotState.from_json(position or {}).only(lambda table: form.takes(table.table))
         if self.options.snapshot == "never":
             return state
@@ -280,7 +281,7 @@ class MySqlLogWindowPlanner:
         return state
 
     def _begin_snapshot(self, connection: Connection, form: MysqlEventForm) -> SnapshotState:
-        """Return the state of a snapshot of which nothing is read."""
+        """Return the state of a new snapshot."""
         names = form.tables
         if names is None:
             query = "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = "
@@ -290,7 +291,7 @@ class MySqlLogWindowPlanner:
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
-        """Return a window of the next chunks of the snapshot. The log stays where it is."""
+        """Return a window of the next chunks of the snapshot. The position in the log does not move."""
         created = self.server.created(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
         chunks = MysqlChunkPlanner(
@@ -321,11 +322,11 @@ class MySqlLogWindowPlanner:
         return coordinates
 
     def _make_readable(self, files: Sequence[LogCoordinates], start: LogCoordinates) -> LogCoordinates:
-        """Return coordinates at which the server can begin to send its log: it takes positions of 32 bits.
+        """Return coordinates at which the server can begin to send its log. It accepts positions of 32 bits.
 
-        The server begins a new file behind a transaction that is so long.
+        After a transaction that is so long, the server begins a new file.
 
-        :raises SourceRejected: there are further transactions behind it in this file.
+        :raises SourceRejected: the file contains further transactions after it.
         """
         if start.position < 1 << 32:
             return start
@@ -336,10 +337,10 @@ class MySqlLogWindowPlanner:
         raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
     def _find_end(self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm) -> tuple[LogCoordinates, bool]:
-        """Return the first coordinates from ``end`` on at which no transaction is open, and whether a captured table has changes
+        """Return the first coordinates from ``end`` on at which no transaction is open, and True if a captured table has changes
         before them.
 
-        :raises SourceUnavailable: the server does not send its log so far.
+        :raises SourceUnavailable: the server does not send its log up to these coordinates.
         """
         transactions, has_changes, coordinates = Transactions(), False, start
         for located in self.server.read_events_up_to(start, end):
@@ -363,7 +364,7 @@ class MySqlLogWindowPlanner:
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position behind a window: where its last transaction ends. See :meth:`RowSource.position_after`."""
+        """Return the position after a window: the end of its last transaction. See :meth:`RowSource.position_after`."""
         found = dict(advance_snapshot(position, splits, tokens, _parse_order))
         if not tokens or "end" not in tokens[0]:
             return found
@@ -379,17 +380,17 @@ class MySqlLogWindowPlanner:
         return found
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
+        """Return the bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = LogCoordinates.parse(position["place"])
         known = LogCoordinates.parse(position.get("begun", position["place"]))
-        with self.server.session("asking how long the log is") as connection:
+        with self.server.session("reading the length of the log") as connection:
             now = self.server.end(connection)
             return compute_distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
-        """Return how tasks read these splits."""
+        """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
@@ -400,7 +401,7 @@ class MySqlLogWindowPlanner:
         return BinlogReader(tuple(splits), list_needed_columns(needed), self.server, form, limit)
 
     def _form(self, connection: Connection) -> MysqlEventForm:
-        """Return the form of events, with what the catalog knows and the log does not."""
+        """Return the form of events, with the facts that only the catalog has."""
         from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
         from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 

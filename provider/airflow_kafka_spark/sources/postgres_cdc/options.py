@@ -49,7 +49,7 @@ class PostgresCdcOptions:
     schemas_enable: bool = False
 
     def find_option_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the options, without asking the server."""
+        """Yield the problems of the options, without asking the server."""
         for name in ("publication", "slot", "topic_prefix"):
             value: object = getattr(self, name)
             if not isinstance(value, str) or not value:
@@ -73,5 +73,5 @@ class PostgresCdcOptions:
 
     @property
     def named_tables(self) -> frozenset[tuple[str, str]] | None:
-        """Schema and name of each table of ``tables``; None: all of the publication. Without a schema, ``public``."""
+        """Schema and name of each table of ``tables``, by default in ``public``; None for all of the publication."""
         return None if self.tables is None else frozenset(parse_table_name(name, "public") for name in self.tables)

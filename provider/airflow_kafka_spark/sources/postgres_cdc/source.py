@@ -30,10 +30,10 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     ``KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())`` publishes them.
 
     Guarantee: each change of each transaction that commits after the slot was created is in exactly one window, and all changes
-    of a transaction are in the same one. With a snapshot, each row that was there is published once, and behind it exactly the
+    of a transaction are in the same one. With a snapshot, each row that was there is published once, followed by exactly the
     changes that it does not include. A window is one split, so its events are published in one Kafka transaction, in the
-    order of the commits. The slot is advanced behind a window only once the ledger says that it is complete. A transaction that
-    is open at the end of a window is in a later one.
+    order of the commits. The slot is advanced to the end of a window only once the window is complete in the ledger. A
+    transaction that is open at the end of a window is in a later window.
 
     :param conn_id: Airflow connection of type ``postgres``, of a role with REPLICATION, to a primary of release 12 or later with
         ``wal_level=logical``. Executors use it too. Templated.
@@ -44,21 +44,21 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param topic_prefix: events of table ``schema.table`` have the topic ``<topic_prefix>.<schema>.<table>``, with ``_`` for
         characters that a topic's name cannot have. Templated.
     :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
-    :param snapshot: what is published of the rows that are there before the slot, as events ``r``. ``never`` (default): nothing,
-        and windows begin where the slot does. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
+    :param snapshot: the rows from before the slot that are published, as events ``r``. ``never`` (default): nothing,
+    and windows begin at the slot's position. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
         between; then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is
-        dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log behind the last window
+        dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log after the last window
         is lost; rows that were deleted in between get no event. Tables that are added to ``tables`` later are read, too. The role
         needs SELECT on the tables, and row security must not hide rows from it.
-    :param snapshot_chunk_rows: how many rows a chunk has, and so a Kafka transaction; default 100,000. A table without a primary
-        key is one chunk.
-    :param snapshot_chunks_per_window: how many chunks a window has at most, from 1 to 100, each a Spark task and a session of the
-        server; default 16. Between two such windows, the log is read.
+    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
+        primary key is one chunk.
+    :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
+    the server. Default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica may be behind. While one that streams from the server is further behind, each
         chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: the lag of
         replicas is not checked.
-    :param max_wal_bytes: how many bytes of the log a window spans at most, unless a single transaction is longer; default 256
-        MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param max_wal_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256
+    MiB. A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
         the primary key where the replica identity is the whole row.
     :param tombstones_on_delete: True (default): a delete is followed by a record without a value.
@@ -69,8 +69,8 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param decimal_handling_mode: ``precise`` (default): the bytes of Connect's Decimal, in base64; ``string``; ``double``, which
         rounds.
     :param time_precision_mode: ``adaptive`` (default): dates in days, times and timestamps without zone in microseconds, or in
-        milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: the same, but times always in
-        microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
+        milliseconds where the column has a precision up to 3; ``adaptive_time_microseconds``: as ``adaptive``, but times always
+        in microseconds; ``connect``: milliseconds. Timestamps with zone are ISO 8601 texts in UTC either way.
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.
@@ -127,14 +127,14 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         return Endpoint({**location, **({SERVER_ID: identity} if identity else {})}, details)
 
     def exclusive(self, origin: Endpoint) -> str:
-        """Return the slot: a second pipeline would not get the changes that the first one has advanced it over."""
+        """Return the slot. A second pipeline would not get the changes over which the first one has advanced it."""
         location = origin.place
         if "slot" not in location:
             return ""  # of another source, which the pipeline had before
         return f"slot {location.get(SERVER_ID) or location[SERVER]}/{location['database']}/{location['slot']}"
 
     def validate(self) -> list[Problem]:
-        """Return all that is wrong with options, connection, server, slot, publication, tables and their keys."""
+        """Return the problems of options, connection, server, slot, publication, tables and their keys."""
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
 
@@ -148,14 +148,14 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Decide the next window's end: the end of the log, or ``max_wal_bytes`` behind the last window.
+        """Decide the next window's end: the end of the log, or ``max_wal_bytes`` after the last window.
 
         Creates the slot for the first window if it is missing, and advances it to ``position``, whose window is complete. See
         :meth:`RowSource.freeze`.
 
         :raises SourceUnavailable: the server does not answer, or another program uses the slot.
-        :raises SourceRejected: the slot no longer has the log behind ``position``: it is gone, lost, or was advanced; or the
-            server is another one, or was failed over.
+        :raises SourceRejected: the slot no longer has the log after ``position``, because it is gone, lost, or was advanced; or
+            the server is another one, or was failed over.
         """
         return self._windows().freeze(position)
 

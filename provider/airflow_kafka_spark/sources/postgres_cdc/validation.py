@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.hooks.databases import SEES_LAG, PostgresServer, choose_action
+from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, PostgresServer, choose_action
 from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
@@ -15,7 +15,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, d
 if TYPE_CHECKING:
     import psycopg
 
-OLDEST = 12
 WAITING = tuple(Unchecked(f"source.{name}", "source.conn_id") for name in ("slot", "publication", "tables"))
 """The checks that need the server."""
 
@@ -57,7 +56,7 @@ class CdcServerValidation:
 
     :param options: the source's options.
     :param server: host, database and login.
-    :param wrong: the options that are invalid by themselves, as users know them. What depends on them is not checked.
+    :param wrong: the options that are already known to be invalid, as users know them. Checks that depend on them are left out.
     """
 
     options: PostgresCdcOptions
@@ -65,7 +64,7 @@ class CdcServerValidation:
     wrong: frozenset[str] = frozenset()
 
     def find_problems(self) -> list[Problem]:
-        """Return all that would keep windows from being frozen and read."""
+        """Return all problems that would prevent windows from being frozen and read."""
         slot = SlotServer(self.server, self.options.slot)
         try:
             with slot.session("checking the server") as connection:
@@ -88,8 +87,8 @@ class CdcServerValidation:
 
     def _find_server_problems(self, connection: psycopg.Connection[Any]) -> Iterator[Problem]:
         version = connection.info.server_version // 10_000
-        if version < OLDEST:
-            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST} or later")
+        if version < OLDEST_POSTGRES:
+            yield Problem("source.conn_id", f"the server is PostgreSQL {version}; expected {OLDEST_POSTGRES} or later")
             return
         level = _read_setting(connection, "wal_level")
         if level != "logical":
@@ -210,7 +209,7 @@ class CdcServerValidation:
     def _find_partition_problems(
         self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]
     ) -> Iterator[Problem]:
-        """Yield the first partition whose log does not hold the key of its root: each has a replica identity of its own."""
+        """Yield the first partition whose log does not hold the key of its root. Each partition has its own replica identity."""
         for schema, name, identifying in connection.execute(_PARTITIONS, table):
             if missing := [column for column in key if column not in (identifying or ())]:
                 shown = f"{schema}.{name}"
@@ -255,7 +254,7 @@ class CdcServerValidation:
 def _find_key_problems(
     shown: str, identity: str, columns: list[str], identifying: list[str], given: tuple[str, ...] | None
 ) -> Iterator[Problem]:
-    """Yield what keeps events of a table from having a key.
+    """Yield the reasons why events of a table would have no key.
 
     :param identity: the replica identity.
     :param identifying: the columns of the replica identity's index; of the primary key if it is the whole row.

@@ -1,10 +1,10 @@
-"""Windows of the log: their end, the slot, how tasks read them, and how tables are cut into the chunks of a snapshot.
+"""Windows of the log: their ends, the slot, their readers in tasks, and the chunks of a snapshot into which tables are cut.
 
 A window is a range of LSNs, ``[start, end)``. A transaction is in the window that holds the LSN at which the record of its commit
-begins. This is the server's own rule: it hands out the transactions whose commit begins at the slot's LSN or later. So
+begins. This is the server's own rule: it sends the transactions whose commit begins at the slot's LSN or later. So
 each transaction is in one window, complete, wherever windows are cut; one that is open at the end is in a later window.
 
-The slot is advanced to the end of a window behind its COMPLETE record only: then by the attempt itself, or, if that has died,
+The slot is advanced to the end of a window only after its COMPLETE record: by the attempt itself, or, if the attempt has died,
 before the next window is frozen. So until a window is complete each attempt reads the same changes.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions, names: Iterable[TableName]) -> SnapshotState:
-    """Return the state of a snapshot of which nothing is read.
+    """Return the state of a new snapshot.
 
     :param names: the tables; those that do not exist are left out.
     """
@@ -84,9 +84,9 @@ def _leave_out_unwanted(
 
 
 def _refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -> None:
-    """Make sure that a table of which the catalog does not have the name was dropped.
+    """Refuse a snapshot whose table was renamed. A table whose name is not in the catalog has to have been dropped.
 
-    :raises SourceRejected: it has another name now.
+    :raises SourceRejected: the table has another name now.
     """
     found = connection.execute(
         "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -172,7 +172,7 @@ class PostgresLogWindowPlanner:
         return SlotServer(self.server, self.options.slot)
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
-        """Return the window behind ``position``; see :meth:`RowSource.freeze`."""
+        """Return the window after ``position``; see :meth:`RowSource.freeze`."""
         slot = self.slot
         with slot.session("freezing a window of the log") as connection:
             if position is not None and position.get("finished"):
@@ -230,9 +230,9 @@ class PostgresLogWindowPlanner:
     def _find_usable_position(
         self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Return the position if the slot has the log behind it; None if the snapshot has to begin, or to begin again.
+        """Return the position if the slot has the log after it; None if the snapshot has to begin, or to begin again.
 
-        :raises SourceRejected: the slot has not, and ``snapshot`` is not ``when_needed``.
+        :raises SourceRejected: the slot does not have that log, and ``snapshot`` is not ``when_needed``.
         """
         start, log_of = (parse_lsn(position["lsn"]), dict(position["log"])) if position else (2**64, {})
         found = self.slot.state(connection)
@@ -250,7 +250,7 @@ class PostgresLogWindowPlanner:
     def _chunks(
         self, connection: psycopg.Connection[Any], start: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState
     ) -> FrozenWindow:
-        """Return a window of the next chunks of the snapshot. The log stays where it is."""
+        """Return a window of the next chunks of the snapshot. The position in the log does not move."""
         bounds = {"start": format_lsn(start), "log": dict(identity)}
         most = self.options.snapshot_chunks_per_window
         chunks = PostgresChunkPlanner(most=most, bounds=bounds, connection=connection, options=self.options)
@@ -266,13 +266,13 @@ class PostgresLogWindowPlanner:
         """
         end = flushed
         if first is not None:
-            # A window holds one transaction at least, so that windows always get on.
+            # A window has at least one transaction, so that windows always make progress.
             end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
         bounds: dict[str, Any] = {"start": format_lsn(start), "end": format_lsn(end), "log": dict(identity)}
         if snapshot.filter:
             bounds["snapshot"] = snapshot.filter
         if behind := flushed - end:
-            log.info("%s bytes of the log lie behind this window", f"{behind:,}")
+            log.info("%s bytes of the log lie after this window", f"{behind:,}")
         after = snapshot.after_log(end, parse_lsn)
         remaining = behind > 0 or bool(after.tables)
         return FrozenWindow(
@@ -288,15 +288,15 @@ class PostgresLogWindowPlanner:
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position behind a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
+        """Return the position after a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
         return advance_snapshot(position, splits, tokens, parse_lsn)
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
-        """Return the bytes of the log behind a window. See :meth:`RowSource.count_bytes_behind`."""
+        """Return the bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
         if position.get("finished"):
             return 0
         start = parse_lsn(position["lsn"])
-        with self.slot.session("asking how long the log is") as connection:
+        with self.slot.session("reading the length of the log") as connection:
             self.slot.refuse_other(connection, start, dict(position["log"]))
             return max(0, _read_flushed_lsn(connection) - start)
 
@@ -313,7 +313,7 @@ class PostgresLogWindowPlanner:
                 self.slot.release(connection)
                 self._advance(connection, start)
         except KafkaSparkError as error:
-            log.warning("The slot `%s` stays where it was until the next window: %s", self.options.slot, error)
+            log.warning("The slot `%s` is not advanced before the next window: %s", self.options.slot, error)
 
     def _create_slot(self, connection: psycopg.Connection[Any]) -> None:
         """Create the slot if it is missing."""
@@ -329,8 +329,8 @@ class PostgresLogWindowPlanner:
     def _drop_slot(self, connection: psycopg.Connection[Any], found: SlotState | None) -> None:
         """Drop the slot, whose log is not needed or not complete any more, if it is there.
 
-        :param found: the slot as it was when that was decided. A newer attempt, which does not know of this one, may have
-            created another one since, at a later LSN: that one stays.
+        :param found: the slot as it was when that was decided. Meanwhile a newer attempt may have created another slot of
+        this name, at a later LSN, which is kept.
         """
         if found is None:
             return
@@ -373,7 +373,7 @@ class PostgresLogWindowPlanner:
         return begin.commit_lsn if begin.commit_lsn < end else None
 
     def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
-        """Return how tasks read these splits."""
+        """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
         from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader

@@ -5,9 +5,9 @@ writer's types by their encoding: enums and ints are longs, booleans are single 
 longs, maps are arrays of key and value. Arrow and NumPy convert them to columns by the rules of :mod:`.avro.tasks.row_decode`;
 a value that might have another result there raises :class:`.NeedsRowWise`.
 
-Why row n holds exactly value n: after every value stands a nonce of 8 random bytes, created after the values, and the file's
-schema ends in a field for it. Every row has to end in the nonce. There are as many rows as nonces, and rows follow each other
-without a gap, so each row ends exactly where its value does.
+Row n holds exactly value n for this reason: every value is followed by a nonce of 8 random bytes, created after the values, and
+the file's schema ends in a field for it. Every row has to end in the nonce. There are as many rows as nonces, and rows follow
+each other without a gap, so each row ends exactly where its value does.
 
 polars does not check the branch numbers of unions: it takes anything but 0 for the second branch. If a schema has optional
 fields, the positions of these numbers are computed from the sizes of the values before them, and the numbers are compared.
@@ -85,7 +85,7 @@ class AvroDecoder(BatchDecoder):
     batches can be read.
 
     :param reader: the schema of the columns.
-    :param writers: by id, the schema of a writer, or why it cannot be used; without the wire format only id 0.
+    :param writers: by id, the schema of a writer, or the reason why it cannot be used; without the wire format only id 0.
     :param framed: True if values begin with a header.
     :param known: ids, subjects and versions of the schemas, for messages.
     :param few: up to this many values are read row by row, which is faster.
@@ -260,7 +260,7 @@ class BatchReader:
         return f"N{self._names}"
 
     def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
-        """Return how the writer's type is read as the reader's."""
+        """Return the reading of the writer's type as the reader's."""
         if isinstance(writer, AvroUnion):
             return self._optional(writer, reader)
         if isinstance(reader, AvroUnion):
@@ -350,7 +350,7 @@ class BatchReader:
     def _fields(
         self, writer: AvroRecord, reader: AvroRecord
     ) -> tuple[list[tuple[FieldReader, AvroField | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
-        """Return how the writer's fields are read, and the function that builds the reader's columns from them."""
+        """Return the reading of the writer's fields, and the function that builds the reader's columns from them."""
         steps: list[tuple[FieldReader, AvroField | None]] = []
         for written in writer.fields:
             field = find_reader_field(written, writer, reader)

@@ -446,7 +446,7 @@ def _make_decimal_encoder(logical: AvroLogicalType, size: int) -> WriteParts:
 
 
 def _count_needed_bytes(numbers: np.ndarray) -> np.ndarray:
-    """Return how many of 16 bytes a number needs: without those that only repeat its sign, and at least one."""
+    """Return the number of bytes that a number needs, of its 16: without those that only repeat its sign, and at least one."""
     bare = numbers ^ np.where(numbers[:, :1] > 127, 255, 0).astype(np.uint8)
     first = np.where(bare.any(axis=1), (bare != 0).argmax(axis=1), 15)
     # The first remaining bit has to be the sign.

@@ -45,7 +45,7 @@ from airflow_kafka_spark.formats.text_values import (
     shorten,
     to_decimal,
 )
-from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, to_arrow_schema, to_arrow_type
+from airflow_kafka_spark.formats.types import INTEGER_BITS, Column, DataType, Decimal, Text, to_arrow_schema, to_arrow_type
 
 FromText = Callable[[pa.Array], pa.Array]
 """Converts a column of texts to the column's own type; raises :class:`.NeedsRowWise` if the result might differ from the row-wise
@@ -236,7 +236,6 @@ def _convert_instants(array: pa.Array) -> pa.Array:
 
 _integer = re.compile(r"[-+]?[0-9]+", re.A).fullmatch
 _number = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.A).fullmatch
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 class CsvRowReader:
@@ -327,7 +326,7 @@ def make_field_reader(data_type: DataType, timestamp_format: str | None = None) 
     if isinstance(data_type, Decimal):
         return lambda found: to_decimal(found, data_type)
     name = str(data_type)
-    if name in _BITS:
+    if name in INTEGER_BITS:
         return _make_whole_reader(name)
     if name in ("float", "double"):
         return _make_float_reader(name)
@@ -354,7 +353,7 @@ def _make_text_reader(data_type: Text) -> FromField:
 
 
 def _make_whole_reader(name: str) -> FromField:
-    low, high = -(1 << _BITS[name] - 1), (1 << _BITS[name] - 1) - 1
+    low, high = -(1 << INTEGER_BITS[name] - 1), (1 << INTEGER_BITS[name] - 1) - 1
 
     def convert(found: str) -> int:
         if not _integer(found):

@@ -97,5 +97,5 @@ def _describe_wrong_operation(op: str | None, value: bytes | None) -> str:
     if op == "d":
         return "`before` is null in a delete event; expected the row that was deleted, or the mode `tombstone`"
     if op == "t":
-        return 'it says that the table was truncated, which no sink repeats; empty the target, then set truncates="ignore"'
+        return 'it is a truncate of the table, which no sink repeats; empty the target, then set truncates="ignore"'
     return f"`op` is {op!r}; expected c, u, r, d, t or m"

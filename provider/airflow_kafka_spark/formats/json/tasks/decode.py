@@ -1,7 +1,7 @@
 """JSON decoded in tasks: whole batches with Arrow, everything else row by row.
 
-Why a batch that Arrow reads holds one row per record: the records are joined by newlines, and two things are checked on the
-bytes: the only newlines are those between records, and each stands between ``}`` and ``{``. A string cannot contain a raw
+A batch that Arrow reads holds one row per record for this reason. The records are joined by newlines, and two facts are checked
+on the bytes: the only newlines are those between records, and each is between ``}`` and ``{``. A string cannot contain a raw
 newline, and inside a JSON document ``}`` is never followed by ``{``; so every newline is outside of all documents, and no
 record can end in another one. Hence each record is one or more whole documents, and if there are as many rows as records it is
 exactly one. This needs no guard column or key that a record might forge.
@@ -62,6 +62,7 @@ from airflow_kafka_spark.formats.text_values import (
     decode_base64,
 )
 from airflow_kafka_spark.formats.types import (
+    INTEGER_BITS,
     Array,
     Column,
     DataType,
@@ -127,7 +128,7 @@ class JsonDecoder(BatchDecoder):
             self._plans[as_numbers] = _ArrowReader(self._wire_columns, as_numbers)
         try:
             table = self._plans[as_numbers].read(buffer, len(records))
-            # Behind Arrow, which has refused records whose maps are no objects, or are there twice.
+            # After Arrow, which has refused records whose maps are no objects, or occur twice.
             arrays = {**table, **self._maps.read(records, table)}
             return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
         except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
@@ -198,7 +199,7 @@ def _has_negative_exponent(buffer: bytes) -> bool:
     """Return True if there may be a number like ``1e-400``, also as a string: for a decimal, Arrow then reads foreign memory."""
     if b"\\" in buffer and _escaped_number(buffer):
         return True
-    # Searched as single bytes, which is faster than searching two consecutive ones.
+    # Searched as single bytes, which is faster than a search for two consecutive ones.
     view = np.frombuffer(buffer, np.uint8)
     minus = np.flatnonzero(view == ord("-"))
     for at in minus[(view[minus - 1] | 0x20) == ord("e")].tolist():
@@ -322,7 +323,7 @@ def _make_careful_decoder(msgspec: ModuleType, kind: Any) -> Callable[[Sequence[
     return read
 
 
-# --- reading, and what is checked afterwards -----------------------------------------------------------------------------
+# --- reading, and the checks afterwards -----------------------------------------------------------------------------------
 
 
 class _ArrowReader:
@@ -428,7 +429,7 @@ def _check_digits(array: pa.Array) -> pa.Array:
 
 
 def _make_logical_conversion(kind: LogicalType, number: bool) -> tuple[pa.DataType, ArrayFunction]:
-    """Return how Arrow reads a logical type, and the conversion to the column."""
+    """Return the type as which Arrow reads a logical type, and the conversion to the column."""
     wanted = to_arrow_type(kind.of)
     if kind.unit == "unscaled":
         assert isinstance(kind.of, Decimal)
@@ -485,7 +486,7 @@ def _convert_seconds(array: pa.Array) -> pa.Array:
 
 
 def _check_finite(array: pa.Array) -> pa.Array:
-    # Arrow reads numbers that are too large as infinite, like those that are written so.
+    # Arrow reads numbers that are too large as infinite, like written infinities.
     if pc.any(pc.is_inf(array)).as_py():
         raise NeedsRowWise
     return array
@@ -507,7 +508,6 @@ _READ_AS: dict[str, tuple[pa.DataType, ArrayFunction]] = {
 # --- which records are probably bad ---------------------------------------------------------------------------------------
 
 
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _31 = r"(?:0[1-9]|[12][0-9]|3[01])"
 _DAY = rf"[0-9]{{4}}-(?:(?:0[13578]|1[02])-{_31}|(?:0[469]|11)-(?!31){_31}|02-(?!3){_31})"
 _CLOCK = r"[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6}0*)?)?)?"
@@ -623,8 +623,8 @@ def _find_checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
         return Annotated[str, most] | int | float | bool | list | dict
     if isinstance(data_type, Decimal):
         return decimal.Decimal
-    if data_type.name in _BITS:
-        limit = 1 << _BITS[data_type.name] - 1
+    if data_type.name in INTEGER_BITS:
+        limit = 1 << INTEGER_BITS[data_type.name] - 1
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
     return {
         "boolean": bool,

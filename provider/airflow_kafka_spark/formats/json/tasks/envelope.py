@@ -207,7 +207,7 @@ def _check_null(plan: _PayloadReader) -> None:
 
 
 def _find_reason(value: bytes | None, reason: str) -> str:
-    """Return why a record is bad; a problem of its envelope comes first."""
+    """Return the reason why a record is bad. A problem of its envelope comes first."""
     try:
         split_envelope(value or b"")
     except BadValue as e:
@@ -296,7 +296,7 @@ class EnvelopeEncoder(Encoder):
         # Rounded towards the past, as Spark does; a remainder is refused below.
         whole = array.view(pa.timestamp("us")).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         if pc.any(pc.not_equal(pc.multiply(whole, 1000), plain)).as_py():
-            raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp has not")
+            raise ValueError(f"Column `{name}` holds microseconds, which Connect's Timestamp cannot hold")
         return whole
 
 

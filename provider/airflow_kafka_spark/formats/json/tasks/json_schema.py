@@ -44,7 +44,7 @@ class RegisteredJsonDecoder(Decoder):
 
     :param wire_columns: the columns with their logical types.
     :param known: the schemas that records may have, by id; for values without a header that of id 0.
-    :param unusable: ids whose schema cannot be used, and why.
+    :param unusable: ids whose schema cannot be used, and the reasons.
     :param span: ids, subjects and versions of the schemas, for messages.
     :param framed: True if values begin with a header.
     :param checks: True if values are checked against the schema they were written with.
@@ -241,7 +241,7 @@ def _make_writer(data_type: DataType, path: str) -> _Write:
 def _make_nullable_writer(write: _Write, nullable: bool) -> _Write:
     def text(value: object) -> str:
         if value is None and not nullable:
-            raise ValueError("it holds a null, and the schema has none there")
+            raise ValueError("it holds a null, which the schema does not allow there")
         return "null" if value is None else write(value)
 
     return text
@@ -259,7 +259,7 @@ def _write_integer(value: int, limit: int) -> str:
 
 def _write_double(value: float) -> str:
     if not math.isfinite(value):
-        raise ValueError(f"found {value}, which JSON has not")
+        raise ValueError(f"found {value}, which JSON cannot hold")
     return repr(float(value))
 
 
@@ -301,7 +301,7 @@ def _make_millis_writer(_: LogicalType) -> _Write:
     def text(value: int) -> str:
         _write_clock(value, "")
         if value % 1000:
-            raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp have not")
+            raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp cannot hold")
         return str(value // 1000)
 
     return text

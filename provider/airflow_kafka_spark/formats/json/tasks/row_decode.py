@@ -4,7 +4,7 @@ Plain Python, without Arrow. :class:`JsonRowReader` returns one Python value per
 ``pyarrow.array(values, type)`` takes, or raises :class:`.BadValue` with the reason. The table of meanings is in
 :class:`.Json`. The readers of values take the record's text and the index at which a value begins; at the end of the text they
 raise IndexError, which :meth:`JsonRowReader.read` expects. msgspec is no replacement: it accepts other notations of dates and
-numbers, keeps the last of two equal names, and its errors do not say what was found.
+numbers, keeps the last of two equal names, and its errors do not name the value that was found.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OTHER_BEGINNINGS = {
     "\x00": "it looks like Confluent's wire format, which formats with `registry=` read",
     "\ufeff": "a byte order mark, which JSON does not have",
 }
-"""Beginnings of values that are no JSON, and what they are."""
+"""Beginnings of values that are no JSON, and their descriptions."""
 skip_space = re.compile(r"[ \t\n\r]*").match
 _number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").match
 match_integer = re.compile(r"-?(?:0|[1-9][0-9]*)(?![.eE0-9])").match

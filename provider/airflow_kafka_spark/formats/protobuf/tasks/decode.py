@@ -23,14 +23,13 @@ from airflow_kafka_spark.formats import types
 from airflow_kafka_spark.formats.protobuf.schema import FieldLayout, make_pool
 from airflow_kafka_spark.formats.registry import HEADER_BYTES, describe_unknown_schema_id, read_schema_id
 from airflow_kafka_spark.formats.tasks.base import BatchDecoder, DecodedPart
-from airflow_kafka_spark.formats.text_values import MAX_SECOND, MIN_SECOND, BadValue
+from airflow_kafka_spark.formats.text_values import EPOCH_ORDINAL, MAX_SECOND, MIN_SECOND, BadValue
 from airflow_kafka_spark.formats.types import Struct, to_arrow_schema, to_arrow_type
 
 Path = tuple[int, ...]
 Writers = Mapping[int, Mapping[Path, str]]
 """Reason why a message cannot be read, by schema id and message indexes; empty if it can be read."""
 
-_EPOCH = datetime.date(1970, 1, 1).toordinal()
 _ONE_PATH = b"\0"
 _NO_VALUES: Mapping[int, str] = {}
 
@@ -63,7 +62,7 @@ class ProtobufDecoder(BatchDecoder):
     :param files: the descriptor set of the reader's message.
     :param layout: the message's columns.
     :param writers: the messages that records may have; None if values have no header.
-    :param unusable: ids whose schema cannot be used, and why.
+    :param unusable: ids whose schema cannot be used, and the reasons.
     :param known: ids, subjects and versions of the schemas, for messages.
     :param cut_nanoseconds: True if digits beyond the microsecond are cut off; False: they make a record bad.
     """
@@ -120,7 +119,7 @@ class ProtobufDecoder(BatchDecoder):
         path, at = read_message_indexes(record, HEADER_BYTES)
         wrong = paths.get(path)
         if wrong is None:
-            raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} has not")
+            raise BadValue(f"found message indexes {list(path)}, which the schema of id {number} does not have")
         if wrong:
             raise BadValue(f"found schema id {number}: {wrong}")
         if record[HEADER_BYTES : HEADER_BYTES + 1] == _ONE_PATH:
@@ -349,7 +348,7 @@ _CONVERT: Mapping[str, Callable[[_SecondsAndNanos, bool], int]] = {"timestamp": 
 
 def _convert_date(value: _Date) -> int:
     try:
-        return datetime.date(value.year, value.month, value.day).toordinal() - _EPOCH
+        return datetime.date(value.year, value.month, value.day).toordinal() - EPOCH_ORDINAL
     except (ValueError, OverflowError):
         raise BadValue(f"found year {value.year}, month {value.month}, day {value.day}, expected a day of the calendar") from None
 

@@ -21,9 +21,9 @@ from airflow_kafka_spark.formats.tasks.base import (
     to_java_big_integer,
     to_unscaled,
 )
+from airflow_kafka_spark.formats.text_values import EPOCH_ORDINAL
 
-_EPOCH = datetime.date(1970, 1, 1).toordinal()
-_MIN_DAY, _MAX_DAY = 1 - _EPOCH, datetime.date.max.toordinal() - _EPOCH
+_MIN_DAY, _MAX_DAY = 1 - EPOCH_ORDINAL, datetime.date.max.toordinal() - EPOCH_ORDINAL
 T = TypeVar("T")
 _Set = Callable[[Any], Any]
 """Returns the argument of a message's constructor for a column's value; raises the errors that _UNFIT lists."""
@@ -70,7 +70,7 @@ class ProtobufEncoder(RowEncoder):
                 value = row.get(name)
                 if value is None:
                     if name in row and not nullable:
-                        raise ValueDoesNotFit.of(place, "it is null, and its field has no null")
+                        raise ValueDoesNotFit.of(place, "it is null, and its field cannot be null")
                     continue
                 try:
                     found[name] = convert(value)
@@ -80,7 +80,7 @@ class ProtobufEncoder(RowEncoder):
                 there = [name for name in members if name in found]
                 if len(there) > 1:
                     raise ValueDoesNotFit.of(
-                        path + there[1], f"it is there beside `{there[0]}`, and of the oneof `{choice}` only one can be"
+                        path + there[1], f"it is set beside `{there[0]}`, and only one field of the oneof `{choice}` can be"
                     )
             if not row.keys() <= names:
                 raise ValueDoesNotFit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
@@ -174,7 +174,7 @@ def _convert_duration(micros: int) -> dict[str, int]:
 
 
 def _convert_date(day: int) -> dict[str, int]:
-    date = datetime.date.fromordinal(_check_within(day, _MIN_DAY, _MAX_DAY) + _EPOCH)
+    date = datetime.date.fromordinal(_check_within(day, _MIN_DAY, _MAX_DAY) + EPOCH_ORDINAL)
     return {"year": date.year, "month": date.month, "day": date.day}
 
 
@@ -203,7 +203,7 @@ def make_message_header(prefix: bytes, path: Sequence[int]) -> bytes:
 
 
 def _encode_varint(number: int) -> bytes:
-    number <<= 1  # zigzag, of what is never below 0
+    number <<= 1  # zigzag of numbers that are never negative
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)

@@ -74,7 +74,7 @@ def is_attached() -> bool:
     return _attached is not None
 
 
-def open_session(settings: WarmSettings, name: str) -> SparkSession:
+def open_warm_session(settings: WarmSettings, name: str) -> SparkSession:
     """Return the session of this process in the warm process with these settings, which is started if it does not run.
 
     :param settings: settings of the warm process.
@@ -199,7 +199,7 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 def _start(files: ProcessFiles, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
     if (others := open_sockets(files.directory, files.socket)) >= MAX_PROCESSES:
-        raise WarmUnavailable(f"{others} warm processes with other settings run already, which is the most of one user on a host")
+        raise WarmUnavailable(f"{others} warm processes with other settings run already, the maximum for one user on a host")
     if find_available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)

@@ -218,7 +218,7 @@ class Server:
         try:
             send(client.connection, answer)
         except OSError:
-            write_line(f"task {client.number} has not waited")
+            write_line(f"task {client.number} left before it was accepted")
         return gateway
 
     def _wait_for_leftovers(self, client: Client) -> str:

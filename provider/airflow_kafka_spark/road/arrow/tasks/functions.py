@@ -462,13 +462,13 @@ def float_of_text(kind: pa.DataType, text: Value) -> Value:
 
 
 def _parse_float(text: str) -> float | None:
-    """Return the double that Java's ``Double.valueOf`` makes of a text, or that Spark makes of the words for special values."""
+    """Return the double of a text by the rules of Java's ``Double.valueOf``, and of Spark for the words of special values."""
     stripped = text.strip(_JAVA_SPACE)
     if _FLOAT_TEXT.fullmatch(stripped):
         return float(stripped.rstrip("fFdD"))
     if _HEX_TEXT.fullmatch(stripped):
         try:
-            # Here "d" and "f" are digits before the exponent, and a suffix behind it.
+            # Here "d" and "f" are digits before the exponent, and a suffix after it.
             return float.fromhex(stripped.rstrip("fFdD"))
         except OverflowError:
             return float(f"{stripped[0] if stripped[0] == '-' else ''}inf")
@@ -517,7 +517,7 @@ def _parse_decimal(text: str, kind: pa.DataType) -> Decimal | None:
 
 
 def _make_case_change(ascii_only: Callable[[Value], Value], convert: Callable[[str], str]) -> Function:
-    """Return a function that changes the case of letters. Letters that Python's Unicode does not have stay as they are."""
+    """Return a function that changes the case of letters. Letters that Python's Unicode does not have are unchanged."""
 
     def function(kind: pa.DataType, text: Value) -> Value:
         if isinstance(text, pa.Scalar):

@@ -64,7 +64,7 @@ def rename_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     if batch.schema.equals(schema):
         return batch
-    # A view has the values of an array, whatever the members of structures are called.
+    # A view keeps the values of an array under other names of the members of structures.
     columns = [c if c.type.equals(f.type) else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -95,7 +95,7 @@ class GeneratedColumn:
     :param field: the column.
     :param source: the other column.
     :param form: ``date``, ``part``, ``format`` or ``text``.
-    :param options: what the function gets: the part, the format, or the first character and their number.
+    :param options: the arguments of the function: the part, the format, or the first character and the number of characters.
     """
 
     field: pa.Field
@@ -132,7 +132,7 @@ class GeneratedColumn:
         return pa.types.is_string(self.field.type) if self.form == "format" else pa.types.is_integer(self.field.type)
 
     def compute(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return its values; a null where the other column is null."""
+        """Return the column's values; null where the other column is null."""
         values = batch.column(self.source)
         if self.form == "text":
             start, length = self.options

@@ -87,7 +87,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         return DeltaDataFile(self.target, path)
 
     def _with_origin(self, rows: Rows) -> Rows:
-        """Return rows with the columns that say where they came from, and those that the table computes."""
+        """Return rows with the columns of their origin, and those that the table computes."""
         rows = super()._with_origin(rows)
         names, columns = list(rows.batch.schema.names), list(rows.batch.columns)
         for column in self.target.generated:
@@ -125,7 +125,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
 
 # --- statistics, from the footers of files ----------------------------------------------------------------------------
 
-# Readers skip files by them, so a bound that is not sure is left out, or widened.
+# Readers skip files by them, so an uncertain bound is left out, or widened.
 
 LONGEST_TEXT = 32
 """Characters of a text that are kept, as Spark does."""
@@ -204,7 +204,7 @@ Statistic: TypeAlias = str | int | float | None
 
 
 def _format_bounds(kind: pa.DataType, found: Iterable[Any]) -> tuple[Statistic, Statistic]:
-    """Return the bounds of a column as JSON has them; None for one that is not sure."""
+    """Return the bounds of a column as values of JSON; None for an uncertain bound."""
     if pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_large_binary(kind):
         return None, None
     if pa.types.is_decimal(kind) and kind.precision > _EXACT_DIGITS:
@@ -254,7 +254,7 @@ def _format_plain(value: object) -> Statistic:
 
 
 def list_skipping_columns(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
-    """Return the columns that have statistics, as the table's properties say; the first 32 by default.
+    """Return the columns that have statistics by the table's properties; the first 32 by default.
 
     :param schema: the table's columns without those it is partitioned by.
     :param configuration: the table's properties.
@@ -345,9 +345,9 @@ def list_small_files(store: TableStore, table: DeltaTable) -> tuple[list[list[De
 
 
 def _find_candidates(actions: pa.Table, upsert: Upsert, physical: Mapping[str, str]) -> np.ndarray:
-    """Return which files may hold a key. A file without a bound may, and so may one whose bound is not exact.
+    """Return the files that may hold a key, files without a bound or with an inexact bound included.
 
-    deltalake's own filter passes over the files that have no bound for a column that has one in others.
+    deltalake's own filter ignores files that have no bound for a column which has a bound in other files.
 
     :param physical: the names that the table's columns have in files and statistics.
     """

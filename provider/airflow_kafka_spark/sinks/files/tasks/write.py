@@ -42,7 +42,7 @@ class FilesTarget:
     :param window: the window, for messages.
     :param schema: the rows' schema.
     :param partition_by: columns that become directories.
-    :param spec: how files are written.
+    :param spec: the form of the files.
     """
 
     sink: str
@@ -75,7 +75,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
     """Writes one split into a directory of this task attempt alone. Other task attempts at the same split write into directories
     of their own; the driver takes the files of the attempt whose result Spark returns.
 
-    :param target: where and how to write.
+    :param target: the attempt that the split belongs to.
     """
 
     def __init__(self, target: FilesTarget) -> None:
@@ -165,7 +165,7 @@ class ObjectsTarget(StoreTarget):
     """The part of an attempt that tasks need. Files leave out the columns that become directories.
 
     :param directories: these columns.
-    :param attempt_id: the part of a file's name that says which attempt has written it.
+    :param attempt_id: the part of a file's name that identifies its attempt.
     """
 
     directories: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
         return self.open_new_file(f"{directory}/{name}")
 
     def describe(self, file: ObjectT, key: PartitionKey) -> Mapping[str, Any]:
-        """Return nothing more: the directories of a file hold its partition values."""
+        """Return no further facts, because the directories of a file hold its partition values."""
         return {}
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
@@ -265,7 +265,7 @@ def make_directory_names(column: str, values: pa.Array) -> tuple[list[str], np.n
 
 
 def find_misplaced_reason(key: PartitionKey) -> str:
-    """Return why there can be no file below these directories; "" if there can."""
+    """Return the reason why there can be no file below these directories; "" if there can."""
     return next((_describe_too_long(name) for name in key if len(name.encode()) > LONGEST_NAME), "")
 
 

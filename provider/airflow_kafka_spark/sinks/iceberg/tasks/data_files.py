@@ -46,8 +46,8 @@ class ColumnMetrics:
 
     :param field_id: the column's id.
     :param kind: its type as Iceberg's metadata has it, without precision or length.
-    :param scale: of a decimal: digits behind the point.
-    :param counts: True if values and nulls are counted.
+    :param scale: decimal places of a decimal.
+    :param counts: True if its values and nulls are counted.
     :param bounds: True if there are a lower and an upper bound.
     :param length: the characters of a text, or the bytes of a binary, that a bound keeps; None for all.
     """
@@ -152,7 +152,7 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
         return super()._group_rows(batch, stored, offsets)
 
     def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
-        """Return the partition values as Iceberg's metadata has them."""
+        """Return the partition values in the form of Iceberg's metadata."""
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
 
@@ -168,10 +168,10 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 def collect_file_statistics(footer: pyarrow.parquet.FileMetaData, metrics: Mapping[str, ColumnMetrics]) -> dict[str, Any]:
-    """Return counts and bounds of a file's columns, as JSON has them: column ids are texts, and bounds are hexadecimal.
+    """Return counts and bounds of a file's columns, as values of JSON: column ids are texts, and bounds are hexadecimal.
 
     :param footer: the file's footer.
-    :param metrics: which of them each column has, by its path in Parquet's schema.
+    :param metrics: the metadata that each column has, by its path in Parquet's schema.
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in (*COUNTS, *BOUNDS)}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -239,7 +239,7 @@ def _find_next_bytes(value: bytes) -> bytes | None:
 
 
 def to_unscaled(value: Decimal, scale: int) -> int:
-    """Return a decimal as a number of its smallest unit."""
+    """Return the unscaled value of a decimal."""
     return int(value.scaleb(scale, _EXACT))
 
 
@@ -255,7 +255,7 @@ def _begin_of(chunk: pyarrow.parquet.ColumnChunkMetaData) -> int:
 
 
 def partition_to_json(values: Sequence[Any]) -> list[Any]:
-    """Return partition values as JSON has them."""
+    """Return partition values as values of JSON."""
     return [{"decimal": str(v)} if isinstance(v, Decimal) else {"bytes": v.hex()} if isinstance(v, bytes) else v for v in values]
 
 

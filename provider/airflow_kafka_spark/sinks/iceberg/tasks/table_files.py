@@ -1,5 +1,5 @@
-"""Data files of an Iceberg table on the driver: how tasks write them, how a commit names them, and reading those that may hold a
-key."""
+"""Data files of an Iceberg table on the driver: their layout for tasks, their entries in a commit, and reading those that may
+hold a key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile,
 
 
 def describe_layout(table: Table, columns: Schema) -> dict[str, Any]:
-    """Return the parameters of an :class:`.IcebergTarget` that say how the table's files are written.
+    """Return the parameters of an :class:`.IcebergTarget` that describe the table's files.
 
     :param columns: the files' columns with the table's ids.
     """
@@ -64,8 +64,8 @@ def make_column_metrics(columns: Schema, properties: Mapping[str, str]) -> dict[
     """Return the metadata that files have for each column, by its path in Parquet's schema.
 
     :param columns: the files' columns with the table's ids.
-    :param properties: the table's properties, which say which columns have bounds (``write.metadata.metrics``). If they cannot be
-        understood, no column has.
+    :param properties: the table's properties, which select the columns with bounds (``write.metadata.metrics``). If they are
+    invalid, no column has bounds.
     """
     try:
         plan = compute_statistics_plan(columns, dict(properties))
@@ -97,7 +97,7 @@ def _partition_from_json(values: Sequence[Any]) -> list[Any]:
 def make_data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFile:
     """Return the data file that a token names.
 
-    :param path: its path as Iceberg's metadata has it.
+    :param path: its path in Iceberg's metadata.
     :param spec_id: the partition spec that the task wrote for.
     """
     statistics = value["statistics"]
@@ -124,7 +124,7 @@ def make_data_file(value: Mapping[str, Any], path: str, spec_id: int) -> DataFil
 
 
 class IcebergFile(TableFile):
-    """A data file of an Iceberg table, without the rows that delete files take from it.
+    """A data file of an Iceberg table, without the rows that delete files remove from it.
 
     :param table: the table as it was loaded.
     :param task: the file, and its delete files.

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import TooManyDeadLetters, TooManyRouted
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS, extend_headers
-from airflow_kafka_spark.windows.dead_letters import Runs, group_into_runs
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, Runs, group_into_runs
 from airflow_kafka_spark.windows.model import OUTPUT, BadRecord, TopicPartition
 
 SCHEMA = pa.schema(
@@ -35,7 +35,6 @@ ROUTED = SCHEMA.append(pa.field("to", pa.string()))
 LIMIT_BYTES = 64 << 20
 """Maximum size of a window's dead letters, and of its routed records, because they pass through the driver."""
 
-PREFIX = "__connect.errors."
 ROUTED_PREFIX = "__kafka_spark.routed."
 ROW_PREFIX = "__kafka_spark.errors."
 EXCEPTION = "airflow_kafka_spark.errors.BadRecords"
@@ -159,12 +158,12 @@ class Envelope:
         return _make_records(letters, self._context if self.with_context else None)
 
     def make_origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the headers that say where the record of a letter was read.
+        """Return the headers with the place at which the record of a letter was read.
 
         :param row: the columns of a batch of letters.
         :return: header name -> an array, or one value for all letters.
         """
-        return {PREFIX + name: value for name, value in locate_record(row).items()}
+        return {CONNECT_ERROR_PREFIX + name: value for name, value in locate_record(row).items()}
 
     def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
         stages, reasons = row["stage"].dictionary_encode(), _shorten(row["reason"])
@@ -178,7 +177,7 @@ class Envelope:
             "exception.message": reasons,
             "exception.stacktrace": pc.binary_join_element_wise(f"{EXCEPTION}:", reasons, " "),
         }
-        return self.make_origin_headers(row) | {PREFIX + name: value for name, value in facts.items()}
+        return self.make_origin_headers(row) | {CONNECT_ERROR_PREFIX + name: value for name, value in facts.items()}
 
 
 @dataclass(frozen=True)

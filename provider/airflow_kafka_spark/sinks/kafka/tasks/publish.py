@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,11 +35,14 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, describe_identity, make_admin_config
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
+from airflow_kafka_spark.hooks.kafka.requests import describe_topics
 from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
-    describe,
+    describe_producer_error,
     find_fatal_error,
     is_fatal,
     is_fenced,
@@ -48,7 +51,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
 )
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import LedgerClaim, read_to
+from airflow_kafka_spark.ledger.topic import AwaitedRecords, LedgerClaim, LedgerSpan, read_span
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
@@ -86,7 +89,8 @@ class ClaimedWindow:
     def read_on(self, read: ReadFrom, end: int) -> None:
         """Read the records since the last call. Begin again at the claim if the log has changed.
 
-        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It is not
+        Reading continues at the last known record of this window, which has to be unchanged, leader epoch included. It differs,
+        or is missing,
 
         - in a log that has lost its end, even if it has grown again, and in a ledger that was created again;
         - after the window was closed or given up, if compaction has removed a record of that transaction: it has the tombstones
@@ -118,6 +122,8 @@ class ClaimedWindow:
 
 
 _kept: OrderedDict[LedgerClaim, ClaimedWindow] = OrderedDict()
+_named_topics: OrderedDict[LedgerClaim, dict[str, str]] = OrderedDict()
+"""By the claim of an attempt, the topics that records have named, with their ids before the attempt has sent records to them."""
 
 
 def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int) -> Memory:
@@ -133,6 +139,28 @@ def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int
     while len(_kept) > KEPT:
         _kept.popitem(last=False)
     return window.memory(split)
+
+
+def read_topic_ids(config: Mapping[str, Any], topics: Sequence[str], conn_id: str) -> dict[str, str]:
+    """Return the present ids of topics; "" if the brokers have no ids, or do not know a topic.
+
+    :param config: the configuration of a client.
+    :param topics: their names.
+    :param conn_id: the connection, for messages.
+    :raises KafkaSparkError: the brokers refuse, or do not answer.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    def make(events: ClientEvents) -> AdminClient:
+        settings = {**ALL_BROKERS, **make_admin_config(config, **{"error_cb": events.on_error})}
+        return AdminClient(settings, logger=events)
+
+    calls = KafkaCalls(make, ClientEvents(), conn_id=conn_id, identity=describe_identity(config), timeout=FENCE_SECONDS)
+    try:
+        found = describe_topics(calls, topics)
+        return {topic: found[topic].topic_id if topic in found else "" for topic in topics}
+    finally:
+        calls.discard_client()
 
 
 class Rejected(Exception):
@@ -257,9 +285,9 @@ class BadRecordPolicy:
 class Publisher:
     """Publishes splits of one window.
 
-    :param config: the producer's configuration. Travels to the executors inside the pickled task only.
+    :param config: the producer's configuration. It is sent to the executors within the pickled task only.
     :param reading: the configuration of a consumer, to read the ledger with.
-    :param ledger: the claimed window in the ledger, where the markers go.
+    :param ledger: the claimed window in the ledger, to which the markers are written.
     :param prefix: the beginning of the splits' transactional ids; the split's index follows.
     :param topic: the topic of records that do not name their own.
     :param partitions: the number of partitions of each known topic, which decides where keys go.
@@ -268,6 +296,7 @@ class Publisher:
     :param bad_record_policy: handling of bad records; None: a split with a bad record is not published.
     :param conn_id: the connection, for messages.
     :param routes: topics that only transforms route records to. Their records are counted apart.
+    :param topic_ids: ids of the dead letter topic and of ``routes``, as they were before the attempt has sent records to them.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -281,6 +310,7 @@ class Publisher:
     bad_record_policy: BadRecordPolicy | None = None
     conn_id: str = ""
     routes: frozenset[str] = frozenset()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def publish(self, split: int, records: RecordBatches) -> Marker:
         """Publish a split, or find that it is published, and return its marker.
@@ -344,7 +374,7 @@ class Publisher:
         )
 
         def read(start: int) -> Iterator[LedgerRecord]:
-            return read_to(config, tp, start, high, mine, on_open_transaction=self._end)
+            return read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))
 
         return read_claimed_window(self.ledger, split, read, high)
 
@@ -370,7 +400,8 @@ class Publisher:
             routed = tuple(part for part in landed if part.topic in self.routes)
             seconds = time.monotonic() - begun
             result = records.make_timed_result(seconds, seconds - arriving.seconds)
-            marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed)
+            ids = self._list_topic_ids({part.topic for part in (*landed, *dead)})
+            marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed, ids)
             with self._writing(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
             faults.reached("publish.marked")
@@ -420,7 +451,24 @@ class Publisher:
         self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
     ) -> Sender:
         patience = self.transaction_timeout
-        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, self.ledger.topic)
+        ledger = self.ledger.topic
+        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, ledger, self._find_topic_ids)
+
+    def _find_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """Return the ids that topics had before this attempt has sent records to them, as far as this process knows; "" for an
+        unknown id. If a topic is created again meanwhile, records of the attempt's earlier splits are gone."""
+        named = _named_topics.setdefault(self.ledger, {})
+        while len(_named_topics) > KEPT:
+            _named_topics.popitem(last=False)
+        known = {**named, **self.topic_ids}
+        if new := [topic for topic in topics if topic not in known]:
+            named |= read_topic_ids(self.reading, new, self.conn_id)
+        return {topic: {**named, **known}[topic] for topic in topics}
+
+    def _list_topic_ids(self, topics: Set[str]) -> dict[str, str]:
+        """Return the known ids of topics that records were sent to, without that of the window's target."""
+        ids = self._find_topic_ids(sorted(topics - {self.topic}))
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id}
 
     def _consume(self, producer: Producer, split: int) -> None:
         if self.consumed is None or split not in self.consumed.offsets:
@@ -429,7 +477,7 @@ class Publisher:
         send_offsets(producer, self.reading, self.consumed.group_id, offsets, self.transaction_timeout)
 
     def _mark(self, producer: Producer, marker: Marker) -> None:
-        # The marker goes last: until its transaction ends, no reader gets past it in the ledger's partition.
+        # The marker is written last, because no reader passes it in the ledger's partition before its transaction ends.
         record = make_marker_record(self.ledger.pipeline, marker)
         producer.produce(self.ledger.topic, record.value, record.key, self.ledger.partition)
         if producer.flush(self.transaction_timeout):
@@ -459,7 +507,7 @@ class Publisher:
             failure = self._unavailable(error, self._doing(split))
         else:
             failure = self._make_failure(error, self._doing(split))
-            # Fencing this task's own id ends the transaction in doubt: afterwards it is either committed or aborted.
+            # Fencing this task's own id ends the uncertain transaction: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
             except KafkaException:
@@ -489,7 +537,7 @@ class Publisher:
         return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
 
     def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
-        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe(error))
+        return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe_producer_error(error))
 
 
 def publish_split(publisher: Publisher | None, split: int, records: RecordBatches) -> pa.RecordBatch:

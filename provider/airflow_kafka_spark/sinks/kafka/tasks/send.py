@@ -55,6 +55,7 @@ class Sender:
     :param called: the word for a row in messages.
     :param conn_id: the connection, for messages.
     :param ledger: the ledger topic, to which no row may be sent; "" (default) if none can name it.
+    :param on_new_topics: called with the names of topics that are not in ``partitions``, before records are sent to them.
     """
 
     producer: Producer
@@ -65,6 +66,7 @@ class Sender:
     called: str = "row"
     conn_id: str = ""
     ledger: str = ""
+    on_new_topics: Callable[[Sequence[str]], object] | None = None
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
@@ -101,6 +103,9 @@ class Sender:
             self._send_to(self.topic, columns, range(batch.num_rows))
         else:
             topics = names.to_pylist()
+            new = [topic for topic in dict.fromkeys(topics) if topic and topic not in self.partitions]
+            if new and self.on_new_topics is not None:
+                self.on_new_topics(new)
             for topic in dict.fromkeys(topics):
                 rows = [at for at, name in enumerate(topics) if name == topic]
                 self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
@@ -205,7 +210,7 @@ class Sender:
             found = f"it asks for partition {column[at].as_py()}, and topic `{topic}` has partitions 0 to {count - 1}"
             raise RowRejected(self._row(rows[at]), found, "Correct its partition, or add partitions to the topic")
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
-        # All of a copy's records name one; their keys need no hash then.
+        # All records of a copy name a partition, so that their keys need no hash.
         return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
 
     def _noting(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
@@ -257,17 +262,17 @@ _REMEDIES = {
     "_INVALID_DIFFERENT_RECORD": _VALIDATES,
     "POLICY_VIOLATION": _VALIDATES,
 }
-"""Kafka's name of an error -> what to do."""
+"""Kafka's name of an error -> the action."""
 
 RETRY_HINT = "The task may then be retried: it goes on with the same window"
 
 
 def describe_remedy(code: str, topic: str, keyless: str = "") -> str:
-    """Return what to do about records that the brokers refuse.
+    """Return the action for records that the brokers refuse.
 
     :param code: Kafka's name of the error.
     :param topic: the topic, as a noun.
-    :param keyless: the first row that was sent without a key; "" if every row has one, or it is not known.
+    :param keyless: the first row that was sent without a key; "" if every row has a key, or if it is unknown.
     """
     first = f" ({keyless} is the first without one)" if keyless else ""
     return _REMEDIES[code].format(topic=topic, keyless=first)
@@ -280,7 +285,7 @@ def find_refusal(
 
     :param error: the client's ``KafkaError``.
     :param called: the word for the rows in messages, in the plural.
-    :param topic: their topic; None if it is not known.
+    :param topic: their topic; None if unknown.
     :param keyless: the first row that was sent without a key; "" if every row has one.
     """
     rights = [Right("topic", "Write", topic or "")]

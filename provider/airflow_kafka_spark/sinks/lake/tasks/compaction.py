@@ -1,4 +1,4 @@
-"""Compaction of a lake table on the driver: which files are joined, and the files that hold their rows."""
+"""Compaction of a lake table on the driver: the selection of files, and writing the files that replace them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.storage.attempts import TableAttempt
 
 _SMALL = 0.75
-"""A file below this part of the target size is joined with others, as Spark's rewrite_data_files does it."""
+"""Files smaller than this share of the target size are joined, as Spark's rewrite_data_files does."""
 
 FileT = TypeVar("FileT")
 
@@ -56,9 +56,9 @@ def group_small_files(
 def run_compaction(attempt: TableAttempt, **facts: object) -> Iterator[None]:
     """Begin the attempt of a compaction, and finish it once its commit has succeeded.
 
-    The next attempt at a window removes what one that failed has left.
+    The next attempt at a window removes the files of a failed compaction.
 
-    :param facts: further facts for the attempt's note.
+    :param facts: further facts for the attempt's record.
     """
     try:
         attempt.begin(**facts)
@@ -74,8 +74,8 @@ def join_files(
 ) -> Sequence[Mapping[str, Any]]:
     """Write the rows of files into one file.
 
-    :param rows: the number of rows that they have; None if it is not known.
-    :param window: the number of the window behind which it is done, for the file's name.
+    :param rows: the number of rows that they have; None if unknown.
+    :param window: the number of the window after which it is done, for the file's name.
     :return: the files, as the writer describes them.
     :raises ValueError: another number of rows was read.
     :raises OSError: the store did not answer.

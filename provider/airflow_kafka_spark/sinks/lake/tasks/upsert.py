@@ -154,11 +154,11 @@ class Upsert:
 
     :param window: the window.
     :param key: the columns of the key.
-    :param guarded: True if rows hold their offsets, so that an older one never overwrites a newer one.
-    :param store: where staged files lie.
+    :param guarded: True if rows hold their offsets, so that an older row never overwrites a newer one.
+    :param store: the store of the staged files.
     :param results: the results of the tasks.
     :param splits: the window's splits.
-    :param writer: returns a writer of data files; it gets None for the columns of the rows, else what :meth:`merge` gets.
+    :param writer: returns a writer of data files for the columns that :meth:`merge` gets, or for the columns of the rows (None).
     """
 
     window: Window
@@ -244,7 +244,7 @@ class Upsert:
         there = list(files)
         self._match([file for file in there if file.identity not in self._matches])
         found = [(file, self._matches[file.identity]) for file in there]
-        # An event that meets a newer row in the table changes nothing.
+        # An event with a newer row of its key in the table has no effect.
         lost = np.zeros(self.rows, bool)
         for _, matches in found:
             lost[matches.row[matches.newer]] = True
@@ -324,7 +324,7 @@ class Upsert:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
-        """Write the rows of a file that stay."""
+        """Write the rows of a file that are kept."""
         kept = np.ones(rows, bool)
         kept[gone] = False
         digest = np.packbits(kept).tobytes()

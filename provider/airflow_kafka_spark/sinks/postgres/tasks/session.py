@@ -1,7 +1,7 @@
 """Loading Arrow batches into a PostgreSQL table, in one transaction of one session.
 
-ADBC's binary COPY is the fastest way and needs no encoder of our own. If ADBC is not installed, or its release is too old to be
-correct, psycopg does the same at half the rate.
+ADBC's binary COPY is the fastest way, and needs no encoder here. If ADBC is not installed, or its release is too old to be
+correct, psycopg loads at half the rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, quote
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, make_settings, quote
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.server import SinkServer
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ADBC = (1, 12)
-"""The first release whose decimals are right: 1.11 writes -6998001000.00 for -6998000000.10, and says nothing."""
+"""The first release whose decimals are correct: 1.11 writes -6998001000.00 for -6998000000.10, without an error."""
 ADBC_ARRAYS = (1, 13)
 """The first release that keeps a NULL inside of an array: 1.12 writes 0, false or an empty text."""
 
@@ -68,6 +68,10 @@ class LoadSession(ABC):
         """Commit the transaction."""
 
     @abstractmethod
+    def rollback(self) -> None:
+        """Roll back the transaction."""
+
+    @abstractmethod
     def close(self) -> None:
         """Roll back the transaction and close the session. Never raises."""
 
@@ -79,11 +83,12 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     :param durable: False if a commit may be lost in a crash of the server, because that is detected and repaired.
     :param arrays: True if any column is an array.
     """
-    # The connection string is the same for all pipelines, so that they share one ADBC database. Until the session has its name it
-    # does nothing: one of an overtaken attempt then finds the attempt's place gone, like a task that begins late.
+    # All pipelines use one connection string, so that they share one ADBC database. A session does nothing before it has its
+    # name: # a session of an overtaken attempt then finds the attempt's tables gone, like a task that begins late.
     session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
-        session.rows(sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name))
+        settings = sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name)
+        make_settings(settings, session.run, session.rows, session.rollback)
         session.commit()
     except BaseException:
         session.close()
@@ -140,8 +145,11 @@ class AdbcSession(LoadSession):
     def commit(self) -> None:
         self._connection.commit()
 
+    def rollback(self) -> None:
+        self._connection.rollback()
+
     def close(self) -> None:
-        for step in (self._connection.rollback, self._cursor.close, self._connection.close):
+        for step in (self.rollback, self._cursor.close, self._connection.close):
             with suppress(Exception):
                 step()
 
@@ -201,8 +209,11 @@ class PsycopgSession(LoadSession):
     def commit(self) -> None:
         self._connection.commit()
 
+    def rollback(self) -> None:
+        self._connection.rollback()
+
     def close(self) -> None:
-        for step in (self._connection.rollback, self._connection.close):
+        for step in (self.rollback, self._connection.close):
             with suppress(Exception):
                 step()
 
@@ -213,7 +224,7 @@ def _remove_modifier(kind: str) -> str:
 
 
 class Abandoned(Exception):
-    """Ends a COPY whose task has given up its split."""
+    """Raised to end a COPY whose task has given up its split."""
 
 
 class Stream:
@@ -237,7 +248,7 @@ class Stream:
         self._thread.start()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Hand over a batch. Waits while the server is behind. Raises the error that ended the COPY."""
+        """Pass a batch to the COPY. Waits while the server is slower than the task. Raises the error that ended the COPY."""
         self._put(batch)
 
     def finish(self) -> int:

@@ -112,7 +112,7 @@ class _OpenSplit:
     """The state of one split that is being written.
 
     :param there: the token of a split that is written or deferred already: its rows are only counted.
-    :param seen: how many rows were handed over.
+    :param seen: number of rows that were passed on.
     :param recent: number of the first row, and offsets, of the batches sent last.
     """
 
@@ -153,7 +153,7 @@ class CopyWriter(SplitWriter):
     def _end(self, session: LoadSession, rows: int) -> Mapping[str, Any]:
         """Commit, when everything is loaded, and return the token.
 
-        :param rows: how many rows the COPY took.
+        :param rows: number of rows that the COPY has loaded.
         """
 
     def _encode(self, rows: Rows) -> pa.RecordBatch:
@@ -322,7 +322,7 @@ class CopyWriter(SplitWriter):
 @dataclass
 class StageWriter(CopyWriter):
     """Loads a split into a stage of its own and enters it into the attempt's registry. The first task attempt at a split wins;
-    the others leave nothing behind.
+    the others leave nothing.
 
     :param schema: the schema of stages.
     :param attempt: the beginning of the names of this attempt's tables.
@@ -334,7 +334,7 @@ class StageWriter(CopyWriter):
     registry: Name
     _stage: Name | None = field(default=None, init=False, repr=False)
 
-    # A crash of the server empties stages anyway, which the driver notices, since it counts their rows before it commits.
+    # A crash of the server empties stages anyway. The driver detects this, because it counts their rows before it commits.
     durable = False
 
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
@@ -410,7 +410,7 @@ def _list_checks(column: pa.Array, of_key: bool) -> Iterator[tuple[Any, str]]:
 
 
 def _find_nul_lists(lists: pa.ListArray) -> pa.BooleanArray:
-    """Return which lists hold a text with a NUL character."""
+    """Return a boolean per list: True if it holds a text with a NUL character."""
     texts = pc.list_flatten(lists)
     wrong = pc.match_substring(texts, NUL).fill_null(False)
     parents: Mapping[int, None] = dict.fromkeys(pc.list_parent_indices(lists).filter(wrong).to_pylist())

@@ -188,7 +188,7 @@ class OrcFile(FileWriter):
         # A stripe is kept in memory until it is full, and a partitioned task has many files open.
         options = {"stripe_size": (4 if spec.partitioned else 64) << 20, **spec.format_options}
         self.writer = pyarrow.orc.ORCWriter(stream, compression=spec.codec, **options)
-        # So that a file without rows has a schema, too.
+        # A file without rows then has a schema, too.
         self.writer.write(schema.empty_table())
 
     def write(self, table: pa.Table) -> None:

@@ -117,7 +117,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
     def open_file(self, key: PartitionKey, part: int) -> FileT:
         """Open a file.
 
-        :param part: how many files of this key were opened before.
+        :param part: number of files of this key that were opened before.
         """
 
     @abstractmethod
@@ -133,7 +133,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """Return the error to raise for an error of the file system."""
 
     def misplaced(self, key: PartitionKey) -> str:
-        """Return why no file can have this key; "" if a file can."""
+        """Return the reason why no file can have this key; "" if a file can."""
         return ""
 
     def write(self, rows: Rows) -> None:
@@ -158,7 +158,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
             self._finish(next(iter(self.files)))
 
     def drop_all(self) -> None:
-        """Close all files without what is buffered for them."""
+        """Close all files without their buffered rows."""
         for file in self.files.values():
             file.drop()
         self.files.clear()
@@ -267,15 +267,15 @@ class StoreTarget:
     """The part of an attempt that tasks need.
 
     :param uri: the sink's URI, for messages.
-    :param store: where data files lie.
-    :param home: the table's location, below which attempts are noted.
+    :param store: the store of data files.
+    :param home: the table's location, below which attempts are recorded.
     :param attempt: the name of the attempt's directory of data files.
     :param marker: the name of the attempt below ``_airflow/attempts``. It is removed when the attempt has ended.
     :param pipeline: the pipeline's name.
     :param window: the window, for messages.
     :param file_schema: the files' columns.
-    :param spec: how files are written.
-    :param offset_columns: True: rows get topic, partition and offset.
+    :param spec: the form of the files.
+    :param offset_columns: True if rows get topic, partition and offset.
     :param window_column: the column that gets the window's name; None if the table has no such column.
     """
 
@@ -370,7 +370,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         super().write(self._with_origin(rows))
 
     def _with_origin(self, rows: Rows) -> Rows:
-        """Return rows with the columns that say where they came from."""
+        """Return rows with the columns of their origin."""
         target, range, count = self.target, self.split.range, rows.batch.num_rows
         names, columns = list(rows.batch.schema.names), list(rows.batch.columns)
         if target.offset_columns:
@@ -464,7 +464,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             there = target.home.exists(ATTEMPTS)
         except OSError as error:
             raise SinkUnavailable(target.uri, self._doing, error) from error
-        # An object store has no directories: if the note is gone, the attempt was removed.
+        # An object store has no directories: if the attempt's record is gone, the attempt was removed.
         if there or not target.home.location.is_local:
             raise Fenced(target.pipeline, self._doing)
         shared = "the Airflow worker and all of Spark's executors must share the file system"

@@ -133,7 +133,7 @@ class TableWriter(ABC):
         return [at[name] for name in given if name in at]
 
     def refuse_missing_keys(self) -> None:
-        """Make sure that the table has the columns of its key.
+        """Refuse a table without the columns of its key.
 
         :raises SourceRejected: a column is missing.
         """
@@ -279,7 +279,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     """Converts changes of rows to events.
 
     :param form: their form.
-    :param connector: the name of Debezium's connector, as it stands in ``source``.
+    :param connector: the name of Debezium's connector, which is written to ``source``.
     """
 
     def __init__(self, form: EventForm, connector: str) -> None:
@@ -322,14 +322,14 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         """Yield the events of rows that were read from a table.
 
         :param position: at which they were read.
-        :param pieces: some rows each: per column, its values as JSON.
+        :param pieces: the rows, in parts: per column, its values as JSON.
         """
         key_form, row_form = table.make_templates()
         for columns in pieces:
             rows = map(row_form.__mod__, zip(*columns, strict=True))
             key_columns = [columns[at] for at in table.key_indexes]
             keys = map(key_form.__mod__, zip(*key_columns, strict=True)) if key_columns else repeat("")
-            # All but the rows is equal for all of them.
+            # Only the rows differ between these events.
             event = self._format(table, position, "r", "null", "\0")
             before, after = event.split("\0")
             for key, row in zip(keys, rows, strict=False):
@@ -348,7 +348,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         return None if found is None else replace(found, counts=dict(found.counts))
 
     def restore_transaction(self, counts: TransactionCounts | None) -> None:
-        """Set the counts of the transaction to earlier ones: changes behind them were rolled back."""
+        """Set the counts of the transaction to earlier ones, because later changes were rolled back."""
         self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
 
     def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -404,7 +404,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         if self.is_included(table, new, old):
             return
         if op == "u" and old is not None and self.is_included(table, old):
-            op = "c"  # the chunk of the old row was read behind the update, so that the row was not published
+            op = "c"  # the chunk of the old row was read after the update, so that the row was not published
         if op not in self.form.skipped:
             before = table.row(old) if op == "u" and old is not None else "null"
             yield self.event(table, position, op, table.key_of(new), before, table.row(new))

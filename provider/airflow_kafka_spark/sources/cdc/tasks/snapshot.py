@@ -38,7 +38,7 @@ class TableSnapshot:
 
     :param table: its schema and name.
     :param key: the columns whose values order its rows; empty: the table is one chunk.
-    :param done: the last key whose chunks the log has caught up with: all events behind that are published. None: no key.
+    :param done: the last key whose chunk the log has caught up with, so that all later events are published; None without one.
     :param read: chunks that the log has not caught up with.
     :param types: per column of ``key``, the type by which its values are compared.
     :param id: the server's id of the table, which it keeps under another name; 0 if the server has none.
@@ -93,7 +93,7 @@ class TableSnapshot:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableSnapshot:
-        """Return what :meth:`to_json` has written."""
+        """Return the progress that :meth:`to_json` has written."""
         schema, table = value["table"]
         done = value.get("done")
         read = tuple(ReadChunk(c["upto"] and tuple(c["upto"]), c["seen"]) for c in value.get("read", ()))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -14,12 +15,12 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate_texts
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message, make_settings
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
 BATCH_BYTES = 2 << 20
-"""Bytes, roughly, that are read ahead of what is sent."""
+"""Approximate number of bytes that are read ahead."""
 
 _BATCH_SIZE_OPTION = "adbc.postgresql.batch_size_hint_bytes"
 _DECIMAL_CHARACTERS = b"0123456789.-"
@@ -46,8 +47,7 @@ class PostgresSplitReader(SplitReader):
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         with self._translate_source_errors(f"reading split {split}"), self._cursor() as cursor:
-            cursor.execute(self.session)
-            cursor.fetchall()
+            make_settings(self.session, cursor.execute, partial(_fetch_all, cursor), cursor.connection.rollback)
             for statement in self.waiting:
                 cursor.execute(statement)
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
@@ -73,7 +73,7 @@ class PostgresSplitReader(SplitReader):
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch under the columns' own names.
 
-        :raises SourceRejected: a decimal is NaN, for which Spark has nothing.
+        :raises SourceRejected: a decimal is NaN, which Spark's decimals cannot hold.
         """
         for (name, kind), column in zip(self.columns, batch.columns, strict=True):
             if kind in ("decimal", "fine decimal") and concatenate_texts(column).to_pybytes().translate(
@@ -96,6 +96,11 @@ class PostgresSplitReader(SplitReader):
         return SourceUnavailable(self.server.where, doing, detail)
 
 
+def _fetch_all(cursor: adbc.Cursor, query: str) -> list[tuple]:
+    cursor.execute(query)
+    return cursor.fetchall()
+
+
 def _read_batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
     """Return the batches of a result. An error in the middle has its SQLSTATE in ADBC's own reader, but not in pyarrow's."""
     own = getattr(getattr(cursor, "_results", None), "reader", None)
@@ -103,7 +108,7 @@ def _read_batches(cursor: adbc.Cursor) -> Iterable[pa.RecordBatch]:
 
 
 def extract_server_message(error: BaseException) -> str:
-    """Return the server's message, which ADBC puts between its own words and the whole statement."""
+    """Return the server's message from an error of ADBC, without ADBC's own text and the statement."""
     text = str(error)
     found = re.search(r"(?:ERROR|FATAL):\s+(.*)", text)
     return " ".join((found[1] if found else text.partition("Query was:")[0]).split())

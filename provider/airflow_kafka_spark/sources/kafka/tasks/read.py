@@ -25,8 +25,8 @@ from airflow_kafka_spark.windows.model import Gap, OffsetRange
 BATCH_RECORDS = 20_000
 BATCH_BYTES = 32 << 20
 CONSUMED_RECORDS = 2_000
-"""Records that are taken from the client at once. Their parts are read while they are in the processor's cache. With 20,000 at
-once, the reader took a tenth more time."""
+"""Number of records that are taken from the client at once. Their parts are read while they are in the processor's cache. With
+20,000 at once, the reader took a tenth more time."""
 POLL_SECONDS = 0.05
 
 TUNING: Mapping[str, Any] = {
@@ -109,7 +109,8 @@ class KafkaSplitReader:
 
     :param config: a consumer configuration (:func:`airflow_kafka_spark.hooks.kafka.config.make_consumer_config`).
     :param range: the offsets to read.
-    :param skip_lost: pass over records that were deleted or cut off meanwhile, and note them in ``gaps``; else they are an error.
+    :param skip_lost: True to skip records that were deleted or cut off meanwhile, and to record them in ``gaps``; False to raise
+        an error.
     :param with_headers: True if headers are wanted.
     :param with_keys: True if keys are wanted.
     :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.originals`.
@@ -209,7 +210,7 @@ class KafkaSplitReader:
         gap.
 
         :param position: where the first of these was expected.
-        :raises LogTruncated: lost records are not passed over.
+        :raises LogTruncated: lost records are not to be skipped.
         :raises KafkaUnavailable: the log that was planned is back: two unclean elections, one after the other.
         """
         tp, end = self.range.topic_partition, self.range.end
@@ -376,7 +377,7 @@ class _Events:
 def read_spark_records(batches: Iterator[pa.RecordBatch]) -> Iterator[KafkaRecords]:
     """Yield the rows of Spark's own Kafka source, one task's partition, as :class:`KafkaRecords`.
 
-    :raises RowsCutOff: the source has failed in the middle.
+    :raises RowsCutOff: the source has failed before its last row.
     """
     for batch in chain.from_iterable(_slice_batch(b) for b in require_end_of_stream(batches)):
         column = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}

@@ -32,7 +32,7 @@ _U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
 
 
 class LogUnreadable(ValueError):
-    """Raised for bytes of a log that are not understood."""
+    """Raised for bytes of a log that cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class LogEvent:
     :param kind: its type.
     :param seconds: the time in its header, seconds since 1970.
     :param server_id: of the server that has made it.
-    :param log_pos: the position behind it in its file, modulo 2^32; 0: it is in no file.
-    :param body: what follows the header, without the checksum.
+    :param log_pos: the position after it in its file, modulo 2^32; 0 if it is in no file.
+    :param body: the bytes after the header, without the checksum.
     """
 
     kind: int
@@ -74,12 +74,12 @@ def parse_event(data: bytes, checked: bool) -> LogEvent:
 
 
 def has_checksums(body: bytes) -> bool:
-    """Return True if the events behind a FORMAT event end with checksums."""
+    """Return True if the events after a FORMAT event end with checksums."""
     return body[-1] == 1
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:
-    """Return the file and the position with which the log goes on behind a ROTATE event."""
+    """Return the file and the position at which the log continues after a ROTATE event."""
     return body[8:].decode(), int(_U64.unpack_from(body)[0])
 
 
@@ -103,7 +103,7 @@ def parse_gtid(event: LogEvent) -> str:
 
 
 class Transactions:
-    """Knows, event by event, whether a transaction is open.
+    """Tracks, event by event, whether a transaction is open.
 
     :ivar is_open: True between the first and the last event of a transaction.
     """
@@ -201,7 +201,9 @@ class LogTable:
 
     @property
     def visible(self) -> int:
-        """The number of columns that users see. Behind them MariaDB has one for each unique key of long texts or bytes."""
+        """The number of columns that users see. MariaDB has further ones after them, one for each unique key of long texts or
+        bytes.
+        """
         count = len(self.columns)
         while count and _HIDDEN.fullmatch(self.columns[count - 1].name):
             count -= 1
@@ -285,7 +287,7 @@ def parse_table_map(body: bytes, is_mariadb: bool) -> LogTable:
 def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa: C901 - one branch for each kind of part
     """Add names, signs, character sets, values and the key to a table's columns."""
     columns = table.columns
-    # MariaDB counts geometries as texts here.
+    # MariaDB treats geometries as texts here.
     texts = [c for c in columns if c.kind in (STRING, VAR_STRING, VARCHAR, BLOB, 140, 141) or (is_mariadb and c.kind == GEOMETRY)]
     chosen = [c for c in columns if c.kind in (ENUM, SET)]
     while data.at < len(data.data):
@@ -325,9 +327,9 @@ def parse_rows_table(body: bytes) -> int:
 
 
 def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
-    """Return the body of an event of rows, and where its first row begins.
+    """Return the body of an event of rows, and the index of its first row.
 
-    :param columns: how many columns the table has.
+    :param columns: the number of columns of the table.
     :raises LogUnreadable: rows do not have all columns.
     """
     data = _Bytes(event.body)

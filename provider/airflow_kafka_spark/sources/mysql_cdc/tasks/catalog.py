@@ -62,7 +62,7 @@ class MySqlTableShape:
     :param source: its name for a ``FROM`` clause.
     :param key: the columns by which its rows are cut into chunks: those of a unique key; empty if it has none that can be
         compared.
-    :param types: per column of the key, how :class:`MysqlDialect` writes and compares its values.
+    :param types: per column of the key, the form in which :class:`MysqlDialect` writes and compares its values.
     """
 
     table: LogTable
@@ -85,9 +85,9 @@ class MySqlTableShape:
         )
 
     def refuse_other_key(self, key: tuple[str, ...], types: tuple[str, ...]) -> None:
-        """Make sure that the key is the one by which the table was cut so far.
+        """Refuse a key that is not the key by which the table was cut so far.
 
-        :raises SourceRejected: it is not.
+        :raises SourceRejected: the table has another key.
         """
         if (self.key, self.types) != (key, types):
             found, planned = (
@@ -172,5 +172,5 @@ _ESCAPED = {"''": "'", r"\n": "\n", r"\r": "\r", r"\0": "\0"}
 
 
 def _unescape(text: str) -> str:
-    """Return a value of an ENUM or SET that the catalog shows in the declaration of its column."""
+    """Return a value of an ENUM or SET from the declaration of its column in the catalog."""
     return re.sub(r"''|\\(.)", lambda found: _ESCAPED.get(found[0], found[1]), text)

@@ -36,18 +36,18 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
 )
 
 HELD_BYTES = 16 << 20
-"""Bytes of a transaction that are held back until its end is seen."""
+"""Maximum number of bytes of a transaction that are held until its end is read."""
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL")
 _CALLS = re.compile(r"(?:SELECT|DO)\b", re.IGNORECASE)
-"""Calls of functions, which are logged as statements if they change rows: it is not known of which tables."""
+"""Calls of functions, which are logged as statements if they change rows. The tables are unknown."""
 
 
 @dataclass(frozen=True)
 class MysqlEventForm(EventForm):
-    """The form of events, and which tables are taken.
+    """The form of events, and the tables that are captured.
 
-    :param tables: the tables whose changes are taken; None: all of ``database``.
+    :param tables: the tables whose changes are captured; None for all of ``database``.
     :param values: the form of values.
     :param unreadable: per table, the columns whose values the log does not describe, and their type.
     """
@@ -59,7 +59,7 @@ class MysqlEventForm(EventForm):
     is_mariadb: bool = True
 
     def takes(self, table: TableName) -> bool:
-        """Return True if the changes of a table are taken."""
+        """Return True if the changes of a table are captured."""
         return table in self.tables if self.tables is not None else table[0] == self.database
 
 
@@ -79,7 +79,7 @@ def _make_schema(is_mariadb: bool) -> dict[str, object]:
 class RowPosition(NamedTuple):
     """A row of the log.
 
-    :param position: where its event begins.
+    :param position: the position at which its event begins.
     :param row: its number within the event.
     """
 
@@ -128,7 +128,7 @@ class LogTableWriter(TableWriter):
                 found = read_column(column, form.values)
             except ColumnRefused as error:
                 shown = f"column `{column.name}` cannot be read: {error}"
-                action = "Change the column's type, or leave the table out. The log behind this change needs a new pipeline"
+                action = "Change the column's type, or leave the table out. The log after this change needs a new pipeline"
                 raise SourceRejected(".".join(name), shown, action) from None
             self._columns.append(found)
             columns.append(EventColumn(column.name, found.schema, column.is_nullable))
@@ -230,14 +230,14 @@ class _Savepoint(NamedTuple):
 class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
-    Events of a transaction are held until its end is seen, up to :data:`HELD_BYTES`: one that the server has not finished,
-    because it crashed, is left out.
+    Events of a transaction are held until its end is read, up to :data:`HELD_BYTES`, because a transaction that the server has
+    not finished after a crash is left out.
 
     The events of the log are passed to :meth:`parse`, and then to :meth:`write`; some may be parsed ahead.
 
     :param server: for messages.
     :param form: their form.
-    :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
+    :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     """
 
     def __init__(self, server: LogServer, form: MysqlEventForm, filter: BinlogFilter | None = None) -> None:
@@ -265,7 +265,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         return self._gtid
 
     def parse(self, located: Located) -> ParsedRows | None:
-        """Return the rows of an event of the log; None if it has none of a table that is taken.
+        """Return the rows of an event of the log; None if it has no rows of a captured table.
 
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
@@ -280,9 +280,9 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         return None
 
     def write(self, located: Located, parsed: ParsedRows | None) -> Iterator[Event]:
-        """Yield events of changes that are certain once this event of the log is read.
+        """Yield the events of changes that are committed once this event of the log is read.
 
-        :param parsed: what :meth:`parse` has returned for it.
+        :param parsed: the result of :meth:`parse` for the event.
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
         event = located.event
@@ -331,8 +331,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         return held
 
     def _go_back(self, name: str, located: Located) -> None:
-        """Leave out the changes behind a savepoint, which were rolled back: the log has them if the transaction has also changed
-        a table without transactions.
+        """Leave out the changes after a savepoint, which were rolled back. The log contains them if the transaction has also
+        changed a table without transactions.
 
         :raises SourceRejected: some of them are published already.
         """
@@ -401,7 +401,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             yield from self.change(parsed.table, position, old, new, is_insert=old is None)
 
     def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
-        """Return True if a chunk of a snapshot includes the change of a row, or will."""
+        """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         assert isinstance(values, LogRow)
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
@@ -415,7 +415,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     ) -> Iterator[Event]:
         """Yield the events of rows that were read from a table.
 
-        :param pieces: the results of a query for its columns, some rows at a time.
+        :param pieces: the results of a query for its columns, in parts of several rows.
         :param coordinates: the coordinates in the log at which they were read.
         :param server_id: of the server.
         :param now_us: the time at which they were read, microseconds since 1970.
@@ -472,7 +472,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
 
 
 def _get_size(event: Event) -> int:
-    """Return about how many bytes an event takes."""
+    """Return the approximate size of an event in bytes."""
     return len(event.value or b"") + 100
 
 
@@ -485,14 +485,14 @@ class _Truncated(LogTableWriter):
 
 
 def find_truncated_table(body: bytes, form: MysqlEventForm) -> TableName | None:
-    """Return the table whose truncation a QUERY event is, if it is published; else None."""
+    """Return the table that a QUERY event truncates, if truncates of it are published; else None."""
     database, text = binlog.parse_query(body)
     table = parse_truncate(text, database)
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
 def is_change(body: bytes, form: MysqlEventForm) -> bool:
-    """Return True if a QUERY event may have changed rows of a table that is taken: it should have been logged as rows."""
+    """Return True if a QUERY event may have changed rows of a captured table, which should have been logged as rows."""
     database, text = binlog.parse_query(body)
     text = remove_prefixes(text)
     if _CALLS.match(text):

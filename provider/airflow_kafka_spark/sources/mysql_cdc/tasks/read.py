@@ -18,7 +18,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Lo
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, make_chunk_token, open_chunk, read_chunk_rows
 
 PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
-"""Events, and bytes of them, whose keys are looked up at once."""
+"""Maximum number of events whose keys are looked up at once, and their maximum size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BinlogReader(EventReader):
 
     :param server: the server.
     :param form: the form of events.
-    :param limit: how far replicas may be behind when a chunk is read.
+    :param limit: the maximum lag of replicas when a chunk is read.
     """
 
     server: LogServer
@@ -64,7 +64,7 @@ class BinlogReader(EventReader):
         self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **again}
 
     def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
-        """Yield the events of a window of the log, some at a time, and note where its last transaction ends."""
+        """Yield the events of a window of the log, several at a time, and record the end of its last transaction."""
         start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
         transactions, created, piece, size = Transactions(), 0, list[Located](), 0
         coordinates = start

@@ -1,7 +1,7 @@
 """Sessions of the server: positions of its binary log, and the stream of its events.
 
-The stream is the protocol's ``COM_BINLOG_DUMP`` over PyMySQL, from a file and a position on. It does not block: it ends where the
-log ends.
+The stream is the protocol's ``COM_BINLOG_DUMP`` over PyMySQL, from a file and a position on. It does not block, but ends at the
+end of the log.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class LogCoordinates(NamedTuple):
 
 
 class Located(NamedTuple):
-    """An event, and where it is.
+    """An event and its place in the log.
 
-    :param start: where it begins.
-    :param end: where the next one begins.
+    :param start: its beginning.
+    :param end: the beginning of the next event.
     """
 
     event: LogEvent
@@ -84,7 +84,7 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True)
 class LogServer:
-    """A server whose log is read. Travels to tasks, with the password.
+    """A server whose log is read. It is sent to the tasks, with the password.
 
     :param server: its address and login.
     """
@@ -98,7 +98,7 @@ class LogServer:
 
     @contextmanager
     def session(self, doing: str) -> Iterator[Any]:
-        """Open a session, and give its connection (PyMySQL).
+        """Open a session, and yield its connection (PyMySQL).
 
         :raises SourceUnavailable: the server does not answer, or ends the session.
         :raises LogLost: the server no longer has the part of the log that is asked for.
@@ -125,9 +125,10 @@ class LogServer:
             raise SourceUnavailable(self.where, doing, detail) from cause
 
     def events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
-        """Yield the events from ``start`` on, up to the end of the log. The connection can be used for nothing else from then on.
+        """Yield the events from ``start`` on, up to the end of the log. Afterwards, the connection cannot be used for anything
+        else.
 
-        Events of the server's own that are in no file have ``start`` and ``end`` where the log is read at that moment.
+        Events of the server that are in no file have the present position of the reader as ``start`` and ``end``.
 
         :raises SourceRejected: an event cannot be read.
         """
@@ -181,7 +182,7 @@ class LogServer:
             time.sleep(0.05)
 
     def unreadable(self, coordinates: LogCoordinates, error: LogUnreadable) -> SourceRejected:
-        """Return the error of a part of the log that is not understood."""
+        """Return the error for a part of the log that cannot be decoded."""
         return SourceRejected(self.where, f"the log at {coordinates} cannot be read: {error}", NEW_PIPELINE)
 
     # --- positions ---
@@ -212,7 +213,7 @@ class LogServer:
         return dict(zip(names, found, strict=True))
 
     def created(self, file: str) -> int:
-        """Return when a file of the log was begun, seconds since 1970. Together with its name it identifies the file.
+        """Return the time at which a file of the log was begun, in seconds since 1970. With its name, it identifies the file.
 
         :raises LogLost: the server does not have the file.
         """
@@ -223,11 +224,11 @@ class LogServer:
         raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
 
     def refuse_other(self, connection: Connection, start: LogCoordinates, log: dict[str, Any]) -> list[LogCoordinates]:
-        """Make sure that the server has the log from ``start`` on, and return its files.
+        """Return the files of the log, after a check that the server has the log from ``start`` on.
 
         :param log: the identity of the log for which ``start`` was recorded.
         :raises SourceRejected: it is another server.
-        :raises LogLost: its log does not have ``start``: it was purged, reset, or lost its end.
+        :raises LogLost: the log no longer contains ``start``, because it was purged, was reset, or has lost its end.
         """
         found = self.identity(connection)
         for name, value in found.items():
@@ -255,9 +256,9 @@ class LogServer:
         return files
 
     def refuse_other_file(self, file: str, log: dict[str, Any]) -> None:
-        """Make sure that a file of the log is the one that was read before.
+        """Refuse a file of the log that is not the file that was read before.
 
-        :raises LogLost: it is another one of this name.
+        :raises LogLost: it is another file of this name.
         """
         known = log.get("created")
         if known is not None and known != self.created(file):
@@ -314,7 +315,7 @@ class ReplicaLag:
     """The distance that replicas may be behind.
 
     :param replicas: the replicas.
-    :param seconds: how many seconds each may be behind.
+    :param seconds: maximum lag of each of them, in seconds.
     """
 
     replicas: tuple[LogServer, ...] = ()
@@ -333,8 +334,8 @@ class ReplicaLag:
 
 
 def read_replica_lag(replica: LogServer, connection: Connection) -> float:
-    """Return how many seconds a replica is behind, the most of its channels; infinity if the replication of one has stopped, or
-    is not connected.
+    """Return the lag of a replica in seconds, the largest one of its channels; infinity if the replication of a channel has
+    stopped, or is not connected.
 
     :raises SourceRejected: the server is no replica.
     """

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
 
 OPEN_SECONDS = 60.0
-"""Seconds for which a snapshot is taken again, if the table was changed meanwhile or the last transactions are not visible."""
+"""Maximum seconds for taking a snapshot repeatedly, while the table is changed or the last transactions are not visible."""
 
 KEYS_AT_ONCE = 2000
-"""Keys in a query that compares them with the ends of chunks."""
+"""Maximum number of keys in a query that compares them with the ends of chunks."""
 
 SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -65,8 +65,8 @@ def take_snapshot(connection: Connection) -> LogCoordinates:
 def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
     """Take the snapshot in which a chunk is read.
 
-    The snapshot is taken again if the table was changed before the transaction has used it: from then on the server keeps its
-    definition. It is also taken again if it does not include all that windows of the log have left to the chunk.
+    The snapshot is taken again if the table was changed before the transaction has read it; afterwards the server keeps its
+    definition. It is also taken again if it does not include all changes that windows of the log have left to the chunk.
 
     :param chunk: a split.
     :raises SourceRejected: the table is gone, or has another key.
@@ -137,7 +137,7 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
 def read_chunk_rows(
     connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
 ) -> Iterator[Sequence[tuple[bytes | None, ...]]]:
-    """Yield the rows of a chunk, some at a time: bytes, of texts in the character set of their column."""
+    """Yield the rows of a chunk, several at a time: bytes, of texts in the character set of their column."""
     from pymysql.cursors import SSCursor
 
     key = [DIALECT.quote(column) for column in shape.key]
@@ -150,14 +150,14 @@ def read_chunk_rows(
     fetch_rows(connection, "SET SESSION character_set_results = NULL")
     with connection.cursor(SSCursor) as cursor:
         cursor.execute(f"SELECT {shape.expressions} FROM {shape.source}{where}")
-        # The values as they come: the driver would decode and convert them.
+        # The raw values, because the driver would decode and convert them.
         cursor._result.converters = [(None, None)] * len(cursor._result.converters)
         while found := cursor.fetchmany(1000):
             yield found
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
-    """Return what the source has to know of a chunk that is read.
+    """Return the token of a chunk that was read.
 
     :param coordinates: of its snapshot in the log.
     """
@@ -167,13 +167,13 @@ def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
 def format_literals(types: Sequence[str], key: Key) -> list[str]:
     """Return the values of a key as SQL.
 
-    :param types: how each is written and compared.
+    :param types: the forms in which values of each column are written and compared.
     """
     return [DIALECT.literal(make_typed_column(kind), value) for kind, value in zip(types, key, strict=True)]
 
 
 def make_typed_column(kind: str) -> SourceColumn:
-    """Return a column whose values are written and compared in a way."""
+    """Return a column whose values are written and compared in this form."""
     return SourceColumn(name="", type="", nullable=False, literal=kind)
 
 
@@ -196,7 +196,7 @@ class BinlogFilter(ChunkFilter):
             fetch_rows(self.connection, statement)
 
     def enter(self, coordinates: LogCoordinates) -> None:
-        """Note where the event of the log is whose changes come next."""
+        """Record the place of the event of the log whose changes come next."""
         self._at = coordinates.order
 
     def has_seen(self, seen: str) -> bool:
@@ -217,7 +217,7 @@ class BinlogFilter(ChunkFilter):
                     self._find(table, keys_of[at : at + KEYS_AT_ONCE])
 
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
-        """Note how many ends of chunks lie before each key."""
+        """Record the number of ends of chunks before each key."""
         names = [f"c{number}" for number in range(len(table.key))]
         values = ", ".join(f"({n}, {', '.join(format_literals(table.types, key))})" for n, key in enumerate(keys))
         before = " + ".join(f"({DIALECT.after(names, format_literals(table.types, end))})" for end in table.bounds)

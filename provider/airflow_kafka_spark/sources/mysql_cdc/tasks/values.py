@@ -70,9 +70,9 @@ class ReadColumn:
     :param read: reads a value of the log.
     :param schema: the Connect schema of its JSON.
     :param of_query: returns a value of a query's result as JSON: texts in the character set of the column.
-    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None: rows
-        are not cut into chunks by the column.
-    :param compared: how the server compares such values, for a column that has ``key``.
+    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None if
+    rows are not cut into chunks by the column.
+    :param compared: the form in which the server compares such values, for a column that has ``key``.
     """
 
     read: Read
@@ -83,7 +83,7 @@ class ReadColumn:
 
 
 def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
-    """Return how a column's values are read.
+    """Return the reading of a column's values.
 
     :raises ColumnRefused: they cannot be read.
     """
@@ -249,7 +249,7 @@ def _make_bits_column(length: int) -> ReadColumn:
 
 
 def _make_sized_reader(prefix: int, text: Callable[[bytes], str]) -> Read:
-    """Return how values with their length before them are read.
+    """Return the reading of values that follow their length.
 
     :param prefix: bytes of the length.
     """
@@ -295,7 +295,7 @@ def _make_characters_column(column: LogColumn, form: ValueForm) -> ReadColumn:
 
 
 def make_decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
-    """Return how texts of a collation are decoded.
+    """Return the function that decodes texts of a collation.
 
     :raises ColumnRefused: its character set is not known.
     """
@@ -322,7 +322,7 @@ def _decode_latin1(raw: bytes) -> str:
 
 
 def _make_choice_column(column: LogColumn, form: ValueForm) -> ReadColumn:
-    """Return how an ENUM (the number of its value) or a SET (a bit for each of its values) is read."""
+    """Return the reading of an ENUM (the number of its value) or a SET (a bit for each of its values)."""
     size = column.meta[1]
     decode = (lambda raw: raw.decode("latin1")) if column.collation == BINARY else make_decoder(column.collation, form)
     values = [decode(raw) for raw in column.values]
@@ -370,7 +370,7 @@ _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 _PARTS_OF_TIME = (slice(0, 4), slice(5, 7), slice(8, 10), slice(11, 13), slice(14, 16), slice(17, 19))
-"""The numbers of a date and time as the server shows it; behind them is the fraction."""
+"""The numbers of a date and time as the server shows it, before the fraction."""
 
 
 def _read_clock_micros(raw: bytes) -> int:
@@ -445,7 +445,7 @@ def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
 
 
 def _make_duration_reader(fraction: int, unit: int) -> Callable[[bytes, int], int]:
-    """Return how the microseconds of a TIME are read, which may be negative."""
+    """Return the reading of the microseconds of a TIME, which may be negative."""
     size, bits = 3 + fraction, 8 * fraction
 
     def micros(data: bytes, at: int) -> int:
@@ -542,7 +542,9 @@ _SAVEPOINT = re.compile(rf"(SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO(?:\s+SAVEPOINT)?
 
 
 def parse_savepoint(text: str) -> tuple[bool, str] | None:
-    """Return whether a statement goes back to a savepoint (else it sets one), and its name; None if it is no such statement."""
+    """Return True and the name of the savepoint to which a statement rolls back, False and the name if it sets one; None for
+    other statements.
+    """
     found = _SAVEPOINT.match(remove_prefixes(text))
     if found is None:
         return None
@@ -550,7 +552,7 @@ def parse_savepoint(text: str) -> tuple[bool, str] | None:
 
 
 def _get_names(found: re.Match[str], first: int) -> list[str]:
-    """Return the names that a match of :data:`_NAME` has, from a group on."""
+    """Return the names in a match of :data:`_NAME`, from a group on."""
     parts = found.groups()[first - 1 :]
     return [
         (ticked.replace("``", "`") if ticked else quoted.replace('""', '"') if quoted else plain or "")

@@ -39,7 +39,7 @@ class EventOptions(EventForm):
     """The form of events; options have Debezium's names.
 
     :param database: the database.
-    :param tables: the tables whose changes are taken; None: all that the publication has.
+    :param tables: the tables whose changes are captured; None for all of the publication.
     :param primary_keys: the columns of primary keys in their order, which the log does not name.
     """
 
@@ -87,7 +87,7 @@ class _RelationWriter(TableWriter):
         self.source = format_json({"schema": relation.schema, "table": relation.table})[1:-1]
 
     def refuse_missing_values(self, old: Tuple | None, is_full: bool) -> None:
-        """Make sure that the log holds the key of a row before its change.
+        """Refuse a change if the log does not hold the key of the row before the change.
 
         :param old: None if the log does not hold it, because its replica identity has not changed.
         :param is_full: True if it should have all columns. That of a partition which is published as its root may not have them.
@@ -162,10 +162,10 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
 
     :param options: their form.
     :param start: the window's first LSN. A transaction is in the window if the record of its commit begins at it or later.
-    :param end: the LSN behind the window: that record begins before it.
+    :param end: the window's end: that record begins before it.
     :param user_types: types that are not built in, by OID.
-    :param filter: leaves out what the chunks of a snapshot include; None: nothing is left out.
-    :param money_digits: digits behind the point of `money`.
+    :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
+    :param money_digits: number of decimal places of `money`.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
 
     @property
     def is_past(self) -> bool:
-        """Return True once a transaction behind the window has begun: transactions come in the order of their commits."""
+        """Return True once a transaction after the window has begun. Transactions come in the order of their commits."""
         return self._begin is not None and self._begin.commit_lsn >= self._end
 
     def write(self, lsn: int, message: Message) -> Iterator[Event]:
@@ -214,7 +214,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         """Yield the events of rows that were read from a table.
 
         :param relation: the table.
-        :param pieces: the rows, some at a time.
+        :param pieces: the rows, in parts of several rows.
         :param lsn: the LSN at which they were read.
         :param now_us: the time at which they were read, microseconds since 1970.
         :raises SourceRejected: a value cannot be written.
@@ -256,7 +256,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
-        """Return True if a chunk of a snapshot includes the change of a row, or will."""
+        """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 
     def _truncate(self, lsn: int, truncate: TruncateMessage) -> Iterator[Event]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 POSTGRES_EPOCH_US = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, where PostgreSQL's clock begins."""
+"""Microseconds from 1970 to 2000, the origin of PostgreSQL's clock."""
 
 UNCHANGED = object()
 """A value that the server has not sent: it is stored out of line (TOAST), and the update has not changed it."""
@@ -43,7 +43,7 @@ class RelationColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class RelationMessage:
-    """A table, as it was when the changes behind this message were made.
+    """A table, as it was when the changes after this message were made.
 
     :param oid: its OID, by which changes name it.
     :param identity: its replica identity: ``d`` (default), ``n`` (nothing), ``f`` (full), ``i`` (index).
@@ -60,7 +60,7 @@ class RelationMessage:
 class BeginMessage:
     """The beginning of a transaction.
 
-    :param commit_lsn: where the record of its commit begins.
+    :param commit_lsn: the LSN at which the record of its commit begins.
     :param commit_us: the time of its commit, microseconds since 1970.
     :param xid: its 32-bit id.
     """
@@ -152,7 +152,7 @@ def _read_oid(data: bytes, at: int) -> int:
 
 
 def _read_tuple(data: bytes, at: int) -> tuple[Tuple, int]:
-    """Return the values of a row, and where they end."""
+    """Return the values of a row, and the index after them."""
     count = data[at] << 8 | data[at + 1]
     at += 2
     values: Tuple = []

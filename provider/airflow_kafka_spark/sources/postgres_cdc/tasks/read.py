@@ -32,7 +32,7 @@ PEEK = (
 class CdcReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
-    The token of a chunk is its snapshot. That of a window of the log names the tables whose snapshot has to begin again.
+    The token of a chunk is its snapshot. The token of a window of the log names the tables whose snapshot has to begin again.
 
     :param server: the server and the slot.
     :param publication: the publication.
@@ -83,7 +83,9 @@ class CdcReader(EventReader):
         )
 
     def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
-        """Yield LSN and message, some at a time. The server keeps the result, in a file if it is large, and hands out pieces."""
+        """Yield LSNs and messages, several at a time. The server keeps the result, in a file if it is large, and sends it in
+        parts.
+        """
         refuse_missing_publication = self.server.watch_publication(connection, self.publication)
         with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
             cursor.execute(PEEK, [self.server.slot, end, format_publication_names(self.publication)])
@@ -92,7 +94,7 @@ class CdcReader(EventReader):
                 refuse_missing_publication()
                 yield list(self._decoded(found))
                 average = sum(len(data) for _, data in found) / len(found)
-                # Grows slowly: behind small messages there may be large ones.
+                # The size grows slowly, because large messages may follow small ones.
                 count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
             refuse_missing_publication()
 
@@ -122,7 +124,7 @@ def decode_message(where: str, lsn: str, data: bytes) -> Message | None:
     """Return a message of the log; None if it changes no row.
 
     :param where: the server, for messages.
-    :raises SourceRejected: it is not understood.
+    :raises SourceRejected: the message cannot be decoded.
     """
     try:
         return decode(data)
@@ -143,7 +145,7 @@ def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
 
 
 def read_money_digits(connection: psycopg.Connection[Any]) -> int:
-    """Return the digits behind the point that `money` has in the locale of the database."""
+    """Return the number of decimal places that `money` has in the locale of the database."""
     return len(re.sub(r"\D", "", fetch_rows(connection, "SELECT 1::int4::money::text")[0][0])) - 1
 
 

@@ -14,6 +14,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
+    make_settings,
     read_system_identifier,
 )
 
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
     import psycopg
 
 SESSION = (
-    "SELECT set_config(name, value, false) FROM (VALUES ('TimeZone', 'UTC'), ('DateStyle', 'ISO, MDY'), "
-    "('IntervalStyle', 'iso_8601'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), ('xmlbinary', 'base64'), "
-    "('client_min_messages', 'warning'), ('statement_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), "
-    "('search_path', 'pg_catalog'), ('row_security', 'off'), ('default_transaction_isolation', 'read committed')) "
-    "AS s(name, value)"
+    "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
+    "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'iso_8601'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
+    "('xmlbinary', 'base64'), ('client_min_messages', 'warning'), ('statement_timeout', '0'), ('transaction_timeout', '0'), "
+    "('idle_in_transaction_session_timeout', '0'), ('idle_session_timeout', '0'), ('search_path', 'pg_catalog'), "
+    "('row_security', 'off'), ('default_transaction_isolation', 'read committed')) v(name, value) ON v.name = s.name"
 )
-"""Gives every session the same settings: values of the log cross it as text. Row security would hide rows from a snapshot that
-the log has; if it is off, the server refuses the statement."""
+"""Gives all sessions equal settings, because values of the log are transferred as text. Row security would hide rows from a
+snapshot that the log has; if it is off, the server refuses the statement.
+"""
 
 RELEASE_SECONDS = 30.0
 """Seconds that a session which was ended may take to give the slot back."""
@@ -43,7 +45,7 @@ class SlotState:
 
     :param confirmed: the LSN up to which it was advanced.
     :param wal_status: ``lost`` if WAL that it needs was removed; "" before PostgreSQL 13.
-    :param pid: of the session that uses it now; None: none.
+    :param pid: process of the session that uses it now; None without one.
     :param application: the name of that session.
     :param two_phase: True if it decodes prepared transactions before they are committed.
     """
@@ -76,7 +78,7 @@ def make_session_name(slot: str) -> str:
 
 @dataclass(frozen=True)
 class SlotServer:
-    """A server and one of its slots. Travels to tasks.
+    """A server and one of its slots. It is sent to the tasks, with the password.
 
     :param server: host, database and login, with the password.
     :param slot: the name of the slot.
@@ -97,7 +99,7 @@ class SlotServer:
         try:
             conninfo = f"{self.server.named(make_session_name(self.slot))} client_encoding=UTF8"
             with psycopg.connect(conninfo, autocommit=True) as connection:
-                connection.execute(SESSION)
+                make_settings(SESSION, connection.execute, connection.execute)
                 yield connection
         except psycopg.Error as error:
             raise self._error(error, doing) from self.server.cause(error)
@@ -107,7 +109,7 @@ class SlotServer:
         # 55006: another session uses the slot; it may end.
         if error.sqlstate == _UNDEFINED and "publication" in text:
             return SourceRejected(
-                self.server.where, f"{doing}: {text}, when changes behind the last window were made", NO_PUBLICATION
+                self.server.where, f"{doing}: {text}, when changes after the last window were made", NO_PUBLICATION
             )
         if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
             return SourceRejected(self.server.where, f"{doing}: {text}")
@@ -131,7 +133,7 @@ class SlotServer:
         return SlotState(plugin or "", database or "", lsn, status or "", temporary, pid, application or "", two_phase)
 
     def watch_publication(self, connection: psycopg.Connection[Any], publication: str) -> Callable[[], None]:
-        """Return a function that makes sure that the log which was read so far names all changes.
+        """Return a function that checks that the log which was read so far contains all changes.
 
         From PostgreSQL 18 on, a publication that does not exist when a change was made is a warning, and the change is left out.
         Before, it is an error.
@@ -148,7 +150,7 @@ class SlotServer:
             :raises SourceRejected: it has.
             """
             if warned:
-                found = f"publication `{publication}` did not exist when changes behind the last window were made"
+                found = f"publication `{publication}` did not exist when changes after the last window were made"
                 raise SourceRejected(self.server.where, found, NO_PUBLICATION)
 
         connection.add_notice_handler(note)
@@ -186,10 +188,10 @@ class SlotServer:
         }
 
     def refuse_other(self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any]) -> SlotState:
-        """Make sure that the slot still has the log from an LSN on.
+        """Refuse a slot that no longer has the log from an LSN on.
 
         :param planned: the identity of the log for which the LSN was recorded.
-        :raises LogLost: it has not: a failover, a slot that is gone, lost or was advanced.
+        :raises LogLost: the log is missing after a failover, or the slot is gone, is lost or was advanced.
         :raises SourceRejected: it is another server.
         """
         if connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
@@ -240,5 +242,5 @@ NO_PUBLICATION = f"It was dropped and created again, and changes in between are 
 
 
 def describe_foreign_use(slot: str, state: SlotState) -> str:
-    """Return that another program uses the slot."""
+    """Return a text that names the other program which uses the slot."""
     return f"process {state.pid} ({state.application or 'without a name'}) uses it; one slot serves one pipeline"

@@ -40,7 +40,7 @@ _HALF, _WHOLE = 1 << 31, 1 << 32
 class VisibleTransactions:
     """The transactions that a snapshot includes: those before ``end``, except the ``running`` ones.
 
-    :param end: the first 64-bit transaction id that was not given out.
+    :param end: the first 64-bit transaction id that was not assigned.
     :param running: the ids below it that were not complete.
     """
 
@@ -78,8 +78,8 @@ class KeyColumn:
     :param name: its name.
     :param type: the name of its type, for a cast.
     :param collation: ``COLLATE ...`` if it has another one than the database.
-    :param operators: how ``<``, ``<=``, ``>`` and ``>=`` of its order are written if they are not those of ``pg_catalog``, as for
-        ``citext``, which `>` without its schema would compare as a text.
+    :param operators: the spelling of ``<``, ``<=``, ``>`` and ``>=`` of its order if they are not those of ``pg_catalog``, as for
+    ``citext``, which `>` without its schema would compare as a text.
     """
 
     name: str
@@ -153,10 +153,10 @@ class PostgresTableShape:
         return f"({condition})"
 
     def refuse_other_key(self, planned: Sequence[str], orders: Sequence[str]) -> None:
-        """Make sure that the key is the one by which the table was cut so far.
+        """Refuse a key that is not the key by which the table was cut so far.
 
         :param orders: the kinds of the orders of its columns; empty in a snapshot of an earlier release.
-        :raises SourceRejected: it is not.
+        :raises SourceRejected: the table has another key.
         """
         if self.key_names != tuple(planned) or (orders and self.orders != tuple(orders)):
             now, was = (
@@ -213,7 +213,7 @@ def read_table_shape(connection: psycopg.Connection[Any], publication: str, tabl
 
 
 FIRST_USER_OID = 16384
-"""The first OID of what is not built in."""
+"""The first OID of types that are not built in."""
 
 _OPERATORS = (
     "WITH RECURSIVE base AS ("
@@ -231,7 +231,7 @@ _STRATEGIES = {1: "<", 2: "<=", 4: ">=", 5: ">"}
 
 
 def _read_operators(connection: psycopg.Connection[Any], types: Sequence[int]) -> dict[int, dict[str, str]]:
-    """Return how operators of the order of some types are written, for those types whose operators are not built in."""
+    """Return the operators of the order of some types, for those types whose operators are not built in."""
     own = sorted({oid for oid in types if oid >= FIRST_USER_OID})
     operators: dict[int, dict[str, str]] = {}
     for oid, strategy, operator in connection.execute(_OPERATORS, [own]).fetchall() if own else ():
@@ -262,7 +262,7 @@ class PostgresOpenChunk:
 
     :param shape: the table.
     :param seen: the transactions that the rows include, as PostgreSQL writes a snapshot.
-    :param lsn: an LSN behind the commits of all these transactions.
+    :param lsn: an LSN after the commits of all these transactions.
     :param now_us: the time of the snapshot, microseconds since 1970.
     """
 
@@ -295,26 +295,26 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
 
 
 PAGE_HEADER = 40
-"""The most bytes of a header of a page of the log."""
+"""Maximum size in bytes of the header of a page of the log."""
 
 
 def _compute_end(lsn: int, block: int) -> int:
     """Return the end of the last record before the LSN at which the next record is inserted.
 
-    At the beginning of a page, that LSN is behind the page's header, where the log does not get before the next record.
+    At the beginning of a page, that LSN lies after the page's header, which the log reaches with the next record only.
     """
     into = lsn % block
     return lsn - into if into <= PAGE_HEADER else lsn
 
 
 PIECE_ROWS, PIECE_BYTES = 1000, 1 << 20
-"""Rows, and bytes of them, that are converted at once."""
+"""Maximum number of rows that are converted at once, and their maximum size in bytes."""
 
 
 def read_chunk_rows(
     connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
 ) -> Generator[list[Tuple], None, None]:
-    """Yield the rows of a chunk, some at a time, with values as PostgreSQL writes them."""
+    """Yield the rows of a chunk, several at a time, with values as PostgreSQL writes them."""
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
     conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
     if shape.row_filter:
@@ -429,7 +429,7 @@ class SnapshotFilter(ChunkFilter):
         return tuple(key)
 
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
-        """Note how many ends of chunks lie before each key."""
+        """Record the number of ends of chunks before each key."""
         shape = read_table_shape(self.connection, self.publication, table.table)
         if shape is None:
             found = "it is no table of the publication any more, and its snapshot is not complete"
@@ -450,11 +450,11 @@ class SnapshotFilter(ChunkFilter):
     # --- transactions ---
 
     def enter(self, begin: BeginMessage) -> None:
-        """Note the transaction whose changes come next."""
+        """Record the transaction whose changes come next."""
         self._xid, self._is_visible = begin.xid, False
 
     def includes(self, relation: RelationMessage, values: Tuple, old: Tuple | None = None) -> bool:
-        """Return True if the chunk of a row includes the change of this transaction, or will: it is not read yet.
+        """Return True if the chunk of a row includes the change of this transaction, or is not read yet and will include it.
 
         :param values: the row.
         :param old: the old row, for a key that is stored out of line.
@@ -472,9 +472,9 @@ class SnapshotFilter(ChunkFilter):
     def _wait_until_visible(self) -> None:
         """Wait until sessions see this transaction, so that chunks which are read later include it.
 
-        Its commit is in the log, so that this is a matter of moments, unless it waits for a synchronous standby.
+        Its commit is in the log, so this takes moments only, unless the commit waits for a synchronous standby.
 
-        :raises SourceUnavailable: it lasts.
+        :raises SourceUnavailable: the transaction is not visible after :data:`VISIBLE_SECONDS`.
         """
         deadline = time.monotonic() + VISIBLE_SECONDS
         while not self._is_visible:
@@ -488,7 +488,7 @@ class SnapshotFilter(ChunkFilter):
 
 
 def make_chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
-    """Return what the source has to know of a chunk that is read."""
+    """Return the token of a chunk that was read."""
     return {"seen": opened.seen, "behind": format_lsn(opened.lsn)}
 
 

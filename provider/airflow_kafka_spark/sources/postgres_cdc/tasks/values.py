@@ -63,7 +63,7 @@ class UserType:
 
 @dataclass(frozen=True)
 class Converted:
-    """A converter and the Connect schema of what it writes."""
+    """A converter, and the Connect schema of its results."""
 
     convert: Convert
     schema: Mapping[str, Any]
@@ -76,7 +76,7 @@ class ValueTypes:
     :param decimals: Debezium's ``decimal.handling.mode``.
     :param times: Debezium's ``time.precision.mode``.
     :param user_types: types that are not built in, by OID.
-    :param money_digits: digits behind the point of `money`, which the server writes as its locale does.
+    :param money_digits: number of decimal places of `money`, which depends on the locale of the server.
     """
 
     decimals: DecimalHandling = "precise"
@@ -265,7 +265,7 @@ def _convert_millis(raw: bytes) -> str:
 
 
 def _convert_zoned(raw: bytes, digits: int) -> str:
-    """Return an instant, with as many digits behind the seconds as its column has."""
+    """Return an instant, with as many digits after the seconds as its column has."""
     if raw[4] == raw[7] == 45 and raw[-3:] == b"+00":  # a year of four digits, in UTC
         text = raw.decode()
         day, clock, part = text[:10], text[11:19], text[20:-3]
@@ -337,7 +337,7 @@ _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
 
 def _convert_array(text: str, convert: Convert) -> str:
     """Return an array literal (``{1,NULL,"a b"}``) as JSON."""
-    at = text.index("{")  # behind bounds, as in [0:1]={1,2}
+    at = text.index("{")  # after bounds, as in [0:1]={1,2}
     out = []
     while at < len(text):
         mark = text[at]
