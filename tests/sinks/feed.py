@@ -179,12 +179,12 @@ class Feed:
     def next(self, *counts: int, batch_rows: int = 16, values: Any = row) -> Job:
         """Return the next window.
 
-        :param counts: rows of each split: one split per topic partition. Default: 18, 5 and 9.
+        :param counts: rows of each split: one split per topic partition. Default: 40, 25 and 33.
         :param values: makes a row from an id.
         """
         self.number += 1
         splits, data = [], {}
-        for index, (place, count) in enumerate(zip(self.places, counts or (18, 5, 9), strict=True)):
+        for index, (place, count) in enumerate(zip(self.places, counts or (40, 25, 33), strict=True)):
             start = self.positions.get(place, 0)
             # Every tenth offset is a transaction's marker or was compacted away: a split has fewer rows than offsets.
             offsets = [start + i + i // 9 for i in range(count)]

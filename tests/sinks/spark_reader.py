@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def main() -> None:
 
     requests, settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']} {QUICK_JVM}")
+    builder = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']}")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
