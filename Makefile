@@ -47,7 +47,7 @@ test: install ## run all tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist load $(AGAIN) $(ARGS)
 
 # The tests of values and pure functions: no server, no JVM.
-QUICK := tests/windows tests/formats tests/transforms tests/road tests/support
+QUICK := tests/windows tests/formats tests/transforms tests/jobs tests/support
 
 test-quick: install ## run the tests that need no server, in about a minute
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" $(QUICK) $(ARGS)

@@ -64,7 +64,7 @@ def run() -> None:
 
 
 def _measure(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, rows: int, step: str, shown: str, every: float) -> None:
-    pids = (postgres.pid, kafka._started()[0].pid)
+    pids = (postgres.pid, kafka._get_brokers()[0].pid)
     begun, servers = time.monotonic(), [_cpu(pid) for pid in pids]
     watched, kills = Tree(), 0
     while not watched.attempt(step, every):

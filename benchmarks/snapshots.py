@@ -1,60 +1,95 @@
-"""The rows of a PostgreSQL table -> Kafka, exactly once: the snapshot of a PostgresCdcSource against a bulk JdbcSource."""
+"""The rows of a table -> Kafka, exactly once: snapshots of change data capture against a bulk JdbcSource."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
+from airflow_kafka_spark.testing import EmbeddedPostgres
 from benchmarks.capture import start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
 NAMES = ("JdbcSource", "snapshot")
+DATABASES = {"MariaDB": "shop", "PostgreSQL": "public"}
+"""The databases, and what tables' names are preceded by in topics."""
+
+_COLUMNS = "n AS id, {customer} AS customer, CAST(n % 100000 / 100.0 AS decimal(12,2)) AS amount, now() AS at"
 
 
 def run(records: int, rounds: int) -> None:
-    """Print seconds, CPU seconds and rates of both, in turns.
+    """Print seconds, CPU seconds and rates of both, in turns, for each database.
 
     :param records: rows of the table.
     """
-    with start_servers() as (kafka, postgres):
-        for topic in ("rows", "log.public.orders", "log.public.few"):
-            kafka.create_topic(topic, 2)
-        columns = "n AS id, 'customer-' || n % 10000 AS customer, (n % 100000 / 100.0)::numeric(12,2) AS amount, now() AS at"
-        with postgres.connect(autocommit=True) as connection:
-            for table, size in (("few", min(records, 20_000)), ("orders", records)):
-                connection.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM generate_series(1, {size}::bigint) n".encode())
-                connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)".encode())
-                connection.execute(f"VACUUM ANALYZE {table}".encode())
-            connection.execute("CREATE PUBLICATION orders FOR TABLE orders, few")
+    sizes = {"few": min(records, 20_000), "orders": records}
+    with ExitStack() as stack:
+        kafka, postgres = stack.enter_context(start_servers())
+        kafka.create_topic("rows", 2)
         meter = SparkCpuMeter()
-        for turn in range(rounds + 1):
-            for name in NAMES:
-                table, size = ("orders", records) if turn else ("few", min(records, 20_000))
-                with Stopwatch(meter.seconds) as watch:
-                    assert _publish(name, table, turn) == size
-                rate, core = size / watch.seconds / 1000, watch.cpu / size * 1e6
-                found = f"{watch.seconds:.2f} s, {rate:,.0f} k rows/s, {core:.1f} microseconds of a core a row"
-                print_turn(name, found, warming_up=not turn)
+        for database in _fill(stack, postgres, sizes):
+            for table in sizes:
+                kafka.create_topic(f"log.{DATABASES[database]}.{table}", 2)
+            for turn in range(rounds + 1):
+                table = "orders" if turn else "few"
+                for name in NAMES:
+                    with Stopwatch(meter.seconds) as watch:
+                        assert _publish(database, name, table, turn) == sizes[table]
+                    rate, core = sizes[table] / watch.seconds / 1000, watch.cpu / sizes[table] * 1e6
+                    found = f"{watch.seconds:.2f} s, {rate:,.0f} k rows/s, {core:.1f} microseconds of a core a row"
+                    print_turn(f"{database}, {name}", found, warming_up=not turn)
 
 
-def _publish(name: str, table: str, turn: int) -> int:
+def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -> Iterator[str]:
+    """Create the tables in each database, and yield its name. MariaDB is the first one: Spark starts with its driver."""
+    from tests.sources.mysql_cdc.kit import LOG
+    from tests.support.mariadb import EmbeddedMariaDB, missing
+
+    if not missing():
+        server = stack.enter_context(EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0"))
+        os.environ["AIRFLOW_CONN_MARIADB"] = server.connection_uri()
+        columns = _COLUMNS.format(customer="CONCAT('customer-', n % 10000)")
+        with server.connect() as connection, connection.cursor() as cursor:
+            for table, size in sizes.items():
+                cursor.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM (SELECT seq AS n FROM seq_1_to_{size}) AS s")
+                cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+                cursor.execute(f"ANALYZE TABLE {table}")
+        yield "MariaDB"
+    columns = _COLUMNS.format(customer="'customer-' || n % 10000")
+    with postgres.connect(autocommit=True) as connection:
+        for table, size in sizes.items():
+            connection.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM generate_series(1, {size}::bigint) n".encode())
+            connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)".encode())
+            connection.execute(f"VACUUM ANALYZE {table}".encode())
+        connection.execute("CREATE PUBLICATION orders FOR TABLE orders, few")
+    yield "PostgreSQL"
+
+
+def _publish(database: str, name: str, table: str, turn: int) -> int:
     """Publish all rows of a table by a new pipeline, and return their number."""
     from airflow_kafka_spark.formats import Json, Raw, String
     from airflow_kafka_spark.operators import SourceToKafkaOperator
     from airflow_kafka_spark.sinks import KafkaSink
-    from airflow_kafka_spark.sources import JdbcSource, PostgresCdcSource
+    from airflow_kafka_spark.sources import JdbcSource, MySqlCdcSource, PostgresCdcSource
     from tests.support.runs import context
 
-    options: dict[str, Any]
+    is_postgres, options = database == "PostgreSQL", dict[str, Any]()
     if name == "snapshot":
         events = KafkaSink(topic_column="topic", key="key", key_format=Raw(), value_columns=["value"], value=Raw())
-        log = PostgresCdcSource("shop", "orders", f"slot_{turn}", "log", tables=[table], snapshot="only")
+        log: Any = (
+            PostgresCdcSource("shop", "orders", f"slot_{turn}", "log", tables=[table], snapshot="only")
+            if is_postgres
+            else MySqlCdcSource("mariadb", topic_prefix="log", tables=[f"shop.{table}"], snapshot="only")
+        )
         options = {"source": log, "sink": events}
     else:
         rows = KafkaSink("rows", value=Json(), key="id", key_format=String())
-        options = {"source": JdbcSource("shop", table, mode="bulk"), "sink": rows}
+        options = {"source": JdbcSource("shop" if is_postgres else "mariadb", table, mode="bulk"), "sink": rows}
+    pipeline = f"{database}-{name}-{turn}"
     count = 0
     for number in range(100):
-        operator = SourceToKafkaOperator(task_id="bench", pipeline=f"{name}-{turn}", ledger_topic="ledger-snapshots", **options)
+        operator = SourceToKafkaOperator(task_id="bench", pipeline=pipeline, ledger_topic="ledger-snapshots", **options)
         report = operator.execute(context(f"run-{number}"))
         count += report["records_written"]
         if not report.get("source_remaining"):

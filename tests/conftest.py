@@ -64,9 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
     from airflow_kafka_spark.ledger import topic as ledger_topic
 
-    # A lone broker knows at once what there is not. Every new ledger is such a topic, and each was asked for over two seconds.
+    # A single broker knows at once which topics are missing. Every new ledger is missing at first, and was asked for over two
+    # seconds.
     kafka_requests.SPREAD_SECONDS = 0.2
-    # Hundreds of tests have a ledger of their own. Each partition costs the broker files, and each look of a reader a request.
+    # Hundreds of tests have a separate ledger. Each partition costs the broker files, and each read a request.
     ledger_topic.PARTITIONS = 2
 
     # Nothing that is imported for the tests is garbage, and looking for some takes a fifth of the time of collecting them.
@@ -180,7 +181,7 @@ def several_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the whole run, without autovacuum: it might hold a lock when a test expects none."""
-    # Slots of tests end with them; a slot that is left would keep all WAL.
+    # Tests drop their slots; a slot that remains would keep all WAL.
     log = {"wal_level": "logical", "max_replication_slots": 20, "max_wal_senders": 5, "max_prepared_transactions": 5}
     with EmbeddedPostgres(settings={"autovacuum": False, **log}) as server:
         yield server

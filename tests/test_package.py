@@ -56,7 +56,7 @@ FLOORS = {
     "transforms": 20,
     "triggers": 20,
     "bad_records": 25,
-    "road": 30,
+    "jobs": 30,
     "verification": 30,
     "operators": 40,
     "plugins": 40,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,17 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.cli.definition import COMMANDS, main
+from airflow_kafka_spark.cli.definition import COMMANDS, main, make_parser
+from airflow_kafka_spark.errors import (
+    FollowedMismatch,
+    GroupOwned,
+    IntervalsLost,
+    KafkaSparkError,
+    LedgerBehind,
+    PipelineInOtherLedger,
+    PipelineRenamed,
+    SourceOwned,
+)
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
@@ -71,7 +83,7 @@ def line(kafka, capsys):
     def run(*argv: str) -> tuple[int, str]:
         code = main([*argv, "--bootstrap-servers", kafka.bootstrap_servers])
         said = capsys.readouterr()
-        # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+        # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
         wait_stable(kafka.connection_extra(), LEDGER)
         return code, said.err if code else said.out
 
@@ -202,3 +214,23 @@ def test_airflow_has_the_same_commands(kafka, hook, name, capsys):
     assert ended.value.code == 1
     group = cli_parser.ALL_COMMANDS_DICT["kafka-spark"]
     assert [command.name for command in group.subcommands] == [command.name for command in COMMANDS]
+
+
+SUGGESTED = [
+    GroupOwned("my pipe", "g's", "the owner's"),
+    GroupOwned("my pipe", "g's", "the owner's", "windows"),
+    SourceOwned("my pipe", "postgres://x", "the owner's", "windows"),
+    PipelineInOtherLedger("my pipe", "windows", "others"),
+    PipelineRenamed("my pipe", "its name", "ann", "2026"),
+    LedgerBehind("my pipe", "g's", 3, 1, "windows", '{"orders": {"0": 7}}', ["orders", "sold"]),
+    IntervalsLost("my pipe", "g's", "2026", "2026", "orders-0", 1, 2, "windows"),
+    FollowedMismatch("my pipe#1", "other", 1, 2),
+]
+
+
+@pytest.mark.parametrize("error", SUGGESTED, ids=lambda error: type(error).__name__)
+def test_commands_that_errors_suggest_can_be_pasted_into_a_shell(error: KafkaSparkError) -> None:
+    commands = re.findall(r"`airflow kafka-spark ([^`]+)`", str(error))
+    parsed = [make_parser().parse_args(shlex.split(command)) for command in commands]
+    assert parsed and {args.pipeline for args in parsed} <= {"my pipe", "the owner's"}
+    assert {args.group_id for args in parsed if getattr(args, "group_id", None)} <= {"g's", "others.my pipe"}

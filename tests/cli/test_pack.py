@@ -51,7 +51,7 @@ def test_an_archive_gives_a_bare_python_this_package_and_the_packages_of_this_on
         "import airflow_kafka_spark.hooks.spark.tasks.executor_check, confluent_kafka, msgspec;"
         "print(confluent_kafka.__version__, msgspec.__version__, msgspec.__file__)"
     )
-    # An interpreter that has none of them.
+    # An interpreter without any of these packages.
     bare = {"PATH": "/usr/bin:/bin", "AIRFLOW_KAFKA_SPARK_PYTHON": sys._base_executable}
     done = subprocess.run(
         [tmp_path / "environment/bin/python", "-c", code], env=bare, capture_output=True, text=True, check=False

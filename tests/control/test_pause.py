@@ -152,7 +152,7 @@ def test_killed_inside_its_transaction_a_pause_has_not_happened_and_delays_no_at
     dead = victim(moved, tmp_path, "control.in_transaction")
     assert dead.wait() != 0 and dead.fired
     assert not read_pipeline(moved.hook, moved.name, moved.ledger_topic).memory.is_paused
-    # Whoever looks in earnest meets the open transaction, and ends it.
+    # An attempt finds the open transaction, and ends it.
     with moved.ledger() as ledger:
         assert not ledger.memory.is_paused
         ledger.plan(moved.window(ledger, 12, 12))

@@ -54,7 +54,7 @@ def ask(piped):
 def test_what_a_pipeline_is_bound_to_is_seen_through_every_short_cut_and_after_a_reset(piped, kept):
     move(piped, 5, 5, binding=bound_to("a"), keep_windows=kept)
     for end in (6, 7, 8):
-        # A window of a release that knows nothing of it.
+        # A window of a release without bindings.
         move(piped, end, end, keep_windows=kept)
         with piped.ledger() as ledger:
             assert ledger.hint is not None and ledger.memory.binding == bound_to("a")
@@ -71,7 +71,7 @@ def test_it_counts_until_a_window_is_bound_anew(piped, ask):
     again = ask()
     assert (again.change, again.changed) == (1, False) and "already" in again.warnings[0]
     for _ in range(3):
-        # However much is forgotten meanwhile.
+        # Even if much is forgotten meanwhile.
         move(piped, *([piped.stands()[0] + 1] * 2), keep_windows=1)
     with piped.ledger() as ledger:
         assert ledger.memory.find_rebind_after(ledger.memory.binding).number == 1

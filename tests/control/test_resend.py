@@ -132,7 +132,7 @@ def test_a_resend_is_remembered_as_long_as_its_window_however_many_changes_follo
         moved.settle()
     memory = moved.memory
     assert len(memory.controls) == 3 and [c.window for c in memory.counted_resends] == [2]
-    # What an attempt reads begins no later than with that record.
+    # An attempt begins to read at that record or before it.
     assert memory.oldest_offset <= memory.counted_resends[0].offset
     assert not ask().changed and len(came_back(moved)) == 1
 

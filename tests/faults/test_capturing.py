@@ -59,7 +59,7 @@ def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_noth
     assert victim.wait() == -9 and victim.fired, victim.tail()
     taken = there.rows()
     assert len(taken) == COUNT // every and flow.rows() == [], "the operator's own sink took the window first"
-    # Another condition would lose records, or bring them twice; so would none.
+    # Another condition, or no condition, would lose records or move them twice.
     there.take(every * 2)
     with pytest.raises(ValidationError, match="Set the transforms and formats back"):
         flow.run("run1")

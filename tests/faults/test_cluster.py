@@ -166,10 +166,10 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
     driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once), spark=connection(master, **eager))
     stopped = wait_stopped(once, os.getpid())
     heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
-    # It sleeps in the middle of its split: that the window completes all the same is the other copy's doing.
+    # It sleeps in the middle of its split, so the other copy completes the window.
     report = driver.result()
     wake(stopped)
-    # The third is that of the JVM for the Python of its own task. Another process may have taken a port since it was chosen.
+    # The third port is the JVM's port for the Python of its own task. Another process may have taken a port since it was chosen.
     assert all(heard & set(range(first, first + NEXT_PORTS + 1)) for first in (port, blocks)) and len(heard) == 3, heard
     check(orders, report)
 
@@ -256,7 +256,7 @@ def test_copies_of_a_split_that_run_side_by_side_publish_it_once(kafka, unique):
 
     def half_by_half(split, middle):
         yield rows(split).slice(0, ROWS // 2)
-        # A copy that finds the split published, or is refused, does not come here: the others go on without it.
+        # A copy that finds the split published, or is refused, does not come here: the others continue without it.
         with contextlib.suppress(threading.BrokenBarrierError):
             middle.wait(1)
         yield rows(split).slice(ROWS // 2)

@@ -74,7 +74,7 @@ def test_records_of_committed_splits_that_retention_deletes_are_no_gap(flow, kin
     flow.produce(120)
     before = by_place(flow)
     there = died_between_splits(flow)
-    # The first split that is there, and half of the one behind it.
+    # The first split of the table, and half of the next split.
     partition, start = min(there)
     low = min(start + 15, sum(p == partition for p, _ in before))
     place = TopicPartition(flow.topic, partition, low)

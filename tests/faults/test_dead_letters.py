@@ -74,7 +74,7 @@ def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_lett
     victim = flow.victim("run1", fault=point)
     assert victim.wait() == -9 and victim.fired, victim.tail()
     assert flow.rows() == [], "the sink took something before it was decided what it does not get"
-    # Whatever went elsewhere stays there: the retry would let half of it pass.
+    # Records of the other sink stay there: the filter of the retry would keep half of them.
     flow.options["transforms"] = [Filter(predicate=Condition("id % 20 <> 0"), negate=True, to=away)]
     report = flow.run("run1")
     routed = [row_of(value) for _, value, *_ in letters(flow.kafka.connection_extra(), away)]
@@ -108,7 +108,7 @@ def test_killed_with_rows_that_the_table_refuses_each_record_is_in_the_table_or_
     # All refused rows are in partition 1, all other bad records in partition 2.
     others = {number for number in range(300) if number % 3 == 0} if kind == "postgres-split" else set()
     assert {row[0] for row in flow.rows()} == others, "the table took something before it was decided what it does not get"
-    # What was sent stays dead, though the table would take it now. What was not sent is not left out.
+    # A sent record stays a dead letter, although the table would take it now. A record that was not sent is not left out.
     with flow.postgres.connect(autocommit=True) as connection:
         connection.execute(f'ALTER TABLE "{flow.place}" DROP CONSTRAINT few')
     report = flow.run("run1")

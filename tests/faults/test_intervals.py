@@ -26,7 +26,7 @@ def test_an_interval_whose_attempt_was_killed_is_moved_once_and_the_group_follow
     first = intervals.run(0)
     victim = intervals.victim(1, fault=point)
     assert (victim.wait(), victim.fired) == (-9, True), victim.tail()
-    # Somebody else's interval does not wait for it.
+    # The interval of another run does not wait for it.
     third = intervals.run(2)
     second = intervals.run(1)
     assert "replay" not in second
@@ -42,7 +42,7 @@ def test_a_replay_that_was_killed_has_replaced_all_rows_of_the_window_or_none(in
     group = intervals.pipeline.committed()
     victim = intervals.victim(0, fault=point, cleared=1)
     assert (victim.wait(), victim.fired) == (-9, True), victim.tail()
-    # A reader sees each row once, at whatever moment it died.
+    # A reader sees each row once, no matter when the attempt died.
     assert intervals.check(reports) >= 10
     again = intervals.run(0, cleared=1)
     assert again["replay"] == 1, "a retry goes on with the replay that is open"

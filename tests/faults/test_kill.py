@@ -11,11 +11,11 @@ import pytest
 from airflow_kafka_spark import faults
 
 IN_A_TASK = ("split.mid", "split.flushed")
-# The next window, too, is moved where brokers or a table hold something of the dead attempt. That it follows a kill after any
-# step of the ledger says tests/windows/test_ledger_model.py.
+# The next window is moved, too, if brokers or a table have something of the dead attempt. tests/windows/test_ledger_model.py
+# shows that it follows a kill after any step of the ledger.
 IN_A_TRANSACTION = ("split.flushed", "sink.in_transaction", "close.in_transaction")
-# One sink stands for all where only the ledger decides. Each sink by itself dies at each of its points in
-# tests/sinks/test_contract.py; here it dies once where its own commit decides.
+# If only the ledger decides, one sink represents all. tests/sinks/test_contract.py kills each sink at each of its points;
+# here each sink is killed once, at the point where its own commit decides.
 CASES = [
     *(("files", point) for point in faults.POINTS if point not in ("split.flushed", "sink.staged", "sink.in_transaction")),
     ("postgres", "sink.in_transaction"),

@@ -20,7 +20,7 @@ from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 from tests.support.waiting import eventually
 
 IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
-# What happens to the ledger alone is tested with a sink (test_kill.py).
+# Faults of the ledger alone are tested with a sink (test_kill.py).
 POINTS = ("publish.mid", "publish.marked", "publish.committed", "job.done")
 
 

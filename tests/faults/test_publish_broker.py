@@ -115,7 +115,7 @@ def test_a_split_that_outlives_its_transaction_is_not_published_and_the_error_sa
     once, attempts = tmp_path / "fired", 0
     with ThreadPoolExecutor(1) as pool:
         with fault_in_tasks("publish.marked:stop", once):
-            # On a machine that is busy enough it does so before it gets there.
+            # On a busy machine it does so before that point.
             for seconds in (SECONDS, 10 * SECONDS, 100 * SECONDS):
                 attempts += 1
                 attempt = pool.submit(orders.run, "run1", transaction_timeout=seconds)
@@ -137,7 +137,7 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
 
         def slow():
             yield rows(0).slice(0, ROWS // 2)
-            # The transaction has begun at the brokers, and ends there: its records stay, and an end of it behind them.
+            # The brokers have the transaction, and end it: its records stay, followed by a marker of its end.
             assert wait_until(lambda: any(o.high for o in made.hook.offsets([made.reader.topic]).values()), 120)
             made.wait_settled(120)
             yield rows(0).slice(ROWS // 2)

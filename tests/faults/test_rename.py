@@ -49,7 +49,7 @@ def test_a_pipeline_that_is_renamed_with_an_open_window_is_refused_until_that_is
         ask(flow, rename, old, new)
     assert len(flow.rows()) == moved + 30
     if gives_up:
-        # What the sink has taken of it stays there.
+        # The rows that the sink has taken stay there.
         assert [window.number for window in ask(flow, skip, old, running=False).given_up] == [2]
     else:
         assert flow.run("run2", **before)["attempts"] == 2

@@ -45,7 +45,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
             assert hook.offsets([topic]) == {TopicPartition(topic, n): PartitionOffsets(0, 0, 0) for n in range(6)}
         partition = TopicPartition(topics[0], 0)
         hook.alter_committed(group, {partition: 3})
-        # The one that librdkafka would go on asking.
+        # The broker that librdkafka would continue to ask.
         killed = hook.get_conn.list_topics(timeout=60).controller_id - 1
         three.kill(killed)
         try:
@@ -172,7 +172,7 @@ def test_three_brokers_survive_the_kill_and_the_pause_of_one(three, unique):
         produce(three, topic, expected[-100:], **IMPATIENT)
         end(number)
     assert wait_until(lambda: in_sync(three, topic), 180)
-    # All at once, as when the power fails: the first to come back is no cluster yet, and restart does not wait for one.
+    # All at the same time, like a power failure: the first broker alone is no cluster, and restart does not wait for one.
     for number in range(3):
         three.kill(number)
     for number in range(3):

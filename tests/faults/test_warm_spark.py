@@ -108,7 +108,7 @@ def test_the_jobs_of_a_killed_task_are_cancelled_before_its_retry_begins(files, 
     assert 0 < log.index("TaskKilled") < log.index("1 of its jobs were cancelled") < log.rindex(" begins, after")
     files.reports.append(retry.result())
     assert files.check() == 300
-    # What was stopped in the middle of a split ends instead of going on with it.
+    # A worker that was stopped in the middle of a split ends instead of continuing with it.
     workers.wake(worker)
     assert wait_until(lambda: not warm.is_running(worker), 180)
     assert files.check() == 300

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-# Each sink by itself sleeps at each of its points in tests/sinks/test_contract.py.
+# tests/sinks/test_contract.py pauses each sink at each of its points.
 CASES = [
     *(("files", point) for point in ("fenced", "planned", "split.mid", "close.in_transaction")),
     ("postgres", "sink.in_transaction"),
     ("postgres-split", "split.mid"),
 ]
-# Here the JVM is one of its own; elsewhere an engine is stopped and woken with it (tests/support/engine.py).
+# Here the attempt has its own JVM; elsewhere an engine is stopped and continued with it (tests/support/engine.py).
 WITH_JVM = [("files", "split.mid")]
 
 

@@ -4,11 +4,14 @@ Airflow's UI.
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -112,7 +115,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
         if isinstance(extra := facts.get("extra"), dict):
             facts["extra"] = json.dumps(extra)
         connection = Connection(conn_id="tested", **facts)
-        # By its address, as the button hands it on.
+        # As a URI, like the button of the page.
         monkeypatch.setenv("AIRFLOW_CONN_TESTED", connection.get_uri())
         begun = time.monotonic()
         done, told = connection.test_connection()
@@ -180,7 +183,7 @@ def test_problems_of_a_kafka_connection_are_reported(
 
 
 def test_a_schema_registry_that_is_down_is_reported_at_once(tested: Any) -> None:
-    # One that answers, and one that refuses a password: test_schema_registry.py.
+    # test_schema_registry.py has a registry that answers, and one that refuses a password.
     done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
     assert not done
     assert "Connection refused" in told
@@ -210,3 +213,64 @@ def test_a_database_that_answers_and_one_that_does_not_or_refuses_the_password_a
     for kind in ("postgres", "mysql"):
         done, told = tested(conn_type=kind, host="127.0.0.1", port=1, login="me", password="s3cr3t", schema="shop")
         assert not done and "127.0.0.1:1" in told and "refused" in told
+
+
+# --- connections that lead to another kind of server ---
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    server_version = "Shop/1.0"
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def others(kafka: Any, postgres: Any) -> Iterator[dict[str, int]]:
+    """Ports of servers, by kind; that of ``silent`` accepts connections, and answers nothing."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as web, socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        of_kafka = int(kafka.bootstrap_servers.rpartition(":")[2])
+        yield {"http": web.server_port, "silent": silent.getsockname()[1], "kafka": of_kafka, "postgres": postgres.port}
+        web.shutdown()
+
+
+FOUND = {
+    "http": r"an HTTP server \(Shop/1.0\)",
+    "silent": "a server that accepts connections and does not answer",
+    "kafka": "a Kafka broker",
+    "postgres": "PostgreSQL",
+}
+WRONG = {
+    "kafka": ("http", "silent", "postgres"),
+    "postgres": ("http", "silent", "kafka"),
+    "mysql": ("http", "silent", "kafka", "postgres"),
+    "schema_registry": ("silent", "kafka", "postgres"),
+    "iceberg": ("silent", "kafka", "postgres"),
+    "spark": ("http", "silent", "kafka", "postgres"),
+    "spark_connect": ("http", "silent", "kafka", "postgres"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_another_kind_of_server_is_named_within_seconds(
+    tested: Any, others: dict[str, int], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for module in ("hooks.kafka.hook", "hooks.schema_registry", "sources.jdbc.hooks", "sinks.iceberg.hooks"):
+        monkeypatch.setattr(f"airflow_kafka_spark.{module}.TEST_SECONDS", 1.0)
+    monkeypatch.setattr("airflow_kafka_spark.hooks.servers.ANSWER_SECONDS", 0.5)
+    for other in WRONG[kind]:
+        address: dict[str, Any] = {"host": "127.0.0.1", "port": others[other]}
+        if kind == "kafka":
+            address = {"extra": {"bootstrap.servers": f"127.0.0.1:{others[other]}"}}
+        elif kind == "iceberg":
+            address = {"host": f"http://127.0.0.1:{others[other]}", "extra": {"type": "rest"}}
+        elif kind == "spark":
+            address["host"] = "spark://127.0.0.1"
+        begun = time.monotonic()
+        done, told = tested(conn_type=kind, **address)
+        assert not done and re.search(rf"127.0.0.1:{others[other]} (there )?is {FOUND[other]}", told), (other, told)
+        assert time.monotonic() - begun < 30, told

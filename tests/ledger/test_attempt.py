@@ -340,7 +340,7 @@ def test_the_open_transaction_of_an_own_dead_split_delays_no_failure_and_a_hidde
         ledger.plan(window(pipeline, topic, 1))
         own = open_split(pipeline, 1, 0)
         ledger.verify()
-        # Had it been waited for, it would be aborted by now.
+        # If the reader had waited for it, it would be aborted by now.
         own.commit_transaction(60)
         open_split(unique("other"), 1, 0)
         with attempt() as newer:
@@ -451,11 +451,15 @@ def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partition
             ledger.refuse_taken()
 
 
-def test_a_ledger_topic_that_is_not_compacted_is_refused(attempt, kafka, unique):
+def test_a_ledger_topic_that_is_not_compacted_or_takes_small_records_only_is_refused(attempt, hook, kafka, unique):
     name = unique("plain")
     kafka.create_topic(name, 1, {"cleanup.policy": "delete"})
     with pytest.raises(LedgerUnreadable, match="cleanup.policy"), attempt(topic=name):
         pass
+    hook.create_topic(tiny := unique("tiny"), 1, 1, {"cleanup.policy": "compact", "max.message.bytes": "200"})
+    with pytest.raises(LedgerUnreadable, match="its max.message.bytes is 200.*at least 16,384") as caught, attempt(topic=tiny):
+        pass
+    assert not caught.value.retryable
 
 
 def test_old_windows_are_forgotten(attempt, pipeline, topic):

@@ -131,7 +131,7 @@ class TestArchives:
         assert singles <= 7
         assert sum(archives) + singles == 30
         assert topic.settled() == before
-        # One that is decided late stays between its neighbours, in an archive or not.
+        # A boundary that is decided late stays between its neighbours, in an archive or not.
         assert topic.decide(*before, 11, 59) == {**before, 11: {0: 11, 1: 11}, 59: {0: 59, 1: 59}}
         topic.hook.delete_records({topic.tp(0): 40, topic.tp(1): 40})
         topic.decide(61, 63)

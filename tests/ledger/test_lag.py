@@ -119,7 +119,7 @@ def test_offsets_that_a_group_has_in_an_open_transaction_count_only_once_it_is_c
     member = Consumer({**kafka.connection_extra(), "group.id": topic})
     with transaction(kafka, topic, 1) as producer:
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 5)], member.consumer_group_metadata(), 30)
-        # Whoever waited for the transaction would be told after the hook's time that it is open.
+        # A reader that waits for the transaction would get an error after the hook's timeout.
         assert measured(hook, topic, topic)[0].committed == 1
         producer.commit_transaction(60)
     eventually(lambda: measured(hook, topic, topic)[0].committed == 5)

@@ -113,7 +113,7 @@ class Checkout:
         # First of all, and inherited by every process that a test starts, Spark's Python workers among them.
         path = os.pathsep.join([str(package.parent), str(scratch / "plugin")])
         env = {**os.environ, "PYTHONPATH": path, plugin.COPY: str(package), plugin.RESULT: str(result)}
-        # Examples that fail because of a mutant are of no use to anybody else.
+        # Examples that fail because of a mutant are of no use elsewhere.
         env["HYPOTHESIS_STORAGE_DIRECTORY"] = str(scratch / "hypothesis")
         began = time.monotonic()
         with open(log, "wb") as output:

@@ -388,7 +388,7 @@ _OF_PUBLISHING = (
     ),
     Mutant(
         name="kafka-to-kafka-nothing-is-an-empty-split",
-        path="road/tasks/publish.py",
+        path="jobs/tasks/publish.py",
         old="            if self.result is None:\n                raise RowsCutOff\n",
         new="            self.result = self.result or account.result()\n",
         breaks="A split of which nothing arrives, not even its account, is not published as an empty one.",

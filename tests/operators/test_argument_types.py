@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk import literal
 
 from airflow_kafka_spark import formats, sinks, sources, transforms
 from airflow_kafka_spark.errors import Problem, ValidationError
@@ -75,7 +76,8 @@ def test_a_template_that_is_not_rendered_is_named_where_it_stands():
     rendered = "Write the value itself; PostgresSink renders templates in conn_id, table"
     assert told["sink.mode"].startswith(f"`{{{{ mode }}}}` is a template, and this argument renders none. {rendered}")
     assert told["transforms[0] Filter.predicate.sql"] == (
-        "`{{ ds }}` is a template, and this argument renders none. Write the value itself"
+        "`{{ ds }}` is a template, and this argument renders none. Write the value itself. If it is no template: "
+        "`airflow.sdk.literal(...)`"
     )
     assert {"spark_conf", "transforms[0] Filter.to.partition_by", "transforms[1] Sql.columns"} <= set(told)
     assert not {"sink.table", "sink.conn_id", "transforms[0] Filter.to.path"} & {
@@ -91,6 +93,26 @@ def test_a_template_that_is_not_rendered_is_named_where_it_stands():
     nested = json.dumps({"type": "object", "properties": {"id": {"type": "integer", "description": "as {{id}}"}}})
     assert [p for p in complaints(to_sink(value=JsonSchema(schema=nested))) if p.where.startswith("value")] == []
     assert "{{ schema }}" in next(p.what for p in complaints(to_sink(value=Json("{{ schema }}"))) if p.where == "value.schema")
+
+
+def test_a_text_with_braces_that_is_no_template_is_wrapped_in_a_literal():
+    chain = [
+        Filter(predicate=Condition(literal("day = '{{ ds }}'")), to=FilesSink("/x", partition_by=[literal("{{ day }}")])),
+        Sql({"a": literal("'{%x%}'")}),
+    ]
+    operator = to_sink(transforms=chain, value=Json(literal("id bigint, `{{ a }}` string")))
+    assert [p for p in complaints(operator) if "template" in p.what] == []
+    condition, sql = operator.transforms
+    assert (condition.predicate.sql, condition.to.partition_by, sql.columns) == (
+        "day = '{{ ds }}'",
+        ("{{ day }}",),
+        {"a": "'{%x%}'"},
+    )
+    assert [column.name for column in operator.value.columns] == ["id", "{{ a }}"]
+    # Airflow itself removes it where templates are rendered.
+    operator = to_sink(sink=PostgresSink("w", literal('"{{ t }}"')))
+    operator.render_template_fields({})
+    assert operator.sink.table == '"{{ t }}"'
 
 
 def test_a_sink_of_another_operator_is_named_with_those_that_take_it():

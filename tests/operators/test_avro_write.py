@@ -96,7 +96,7 @@ def test_windows_are_read_by_confluents_deserializer_also_after_a_change_of_the_
     }]  # fmt: skip
     rows = [{"note": None, **row} for _, row in found]
     assert same_multiset(map(items, table(orders)), map(items, rows)) == 301
-    # The registry does not take this one: nothing is published.
+    # The registry refuses this schema: nothing is published.
     hook.client.set_compatibility(subject, "BACKWARD")
     execute(orders, "ALTER TABLE {table} ALTER customer TYPE bigint USING 1")
     execute(orders, "INSERT INTO {table} VALUES (2000, 1, 1, now())")
@@ -153,7 +153,7 @@ def test_another_format_alone_writes_all_columns_anew_and_not_bytes_that_are_not
         topics.run(output_value=AVRO)
     topics.records_in([(b"customer-1", None, None)])
     topics.run(value=Json(schema=SCHEMA), output_value=AVRO)
-    # A schema that the registry does not take is found before a window is planned: the next window has both records.
+    # A schema that the registry refuses is found before a window is planned: the next window has both records.
     SchemaRegistryHook().client.set_compatibility(f"{topics.output}-value", "BACKWARD")
     topics.send(1)
     with pytest.raises(ValidationError, match="does not take .*`id` was long, is string"):

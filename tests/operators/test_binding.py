@@ -222,7 +222,7 @@ def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_contin
     assert len(table.rows()) == there
     assert table.run("run1", sink=sink)["records_read"] == 60
     assert table.check() == 60
-    # As the refusals say: once the window is complete, both may change.
+    # As the error messages say: once the window is complete, both may change.
     table.produce(20)
     assert table.run("run2", sink=replace(sink, atomic="window"), split_records=4)["records_read"] == 20
     assert table.check() == 80
@@ -286,7 +286,7 @@ def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
         table.run("run2")
     table.run("run1", transforms=rare("one"))
     same_multiset(orders(table), [*table.rows(), *files_rows(str(tmp_path / "one"))])
-    # Once somebody says so, it goes into another one, though the ledger knows what the first one was to get.
+    # After a rebind, it goes into another table, although the ledger knows the first one.
     table.produce(50)
     dies(table, "run3", point="dead.committed", transforms=rare("one"))
     decide(table, running=False)
@@ -590,7 +590,7 @@ def test_another_deployment_does_not_take_windows_whatever_its_runs_are_called(f
             files.run(run, sink=elsewhere)
         assert refused.value.differences == (("deployment", "one", "two"),)
         assert "[kafka_spark] deployment = one" in str(refused.value)
-    # Not told its name, a worker is one of the same.
+    # A worker without a deployment name belongs to the same deployment.
     deployment("")
     files.produce(10)
     assert files.run("run2", sink=FilesSink(path=mine))["records_read"] == 10
@@ -868,7 +868,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
         intervals.run(0, cleared=1, sink=sink, **few)
     with postgres.connect(autocommit=True) as connection:
         assert connection.execute(f'SELECT count(*) FROM "{elsewhere}"').fetchone() == (7,)
-    # One that was moved since is replayed where it is.
+    # A window that was moved since is replayed in its own place.
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
 
 

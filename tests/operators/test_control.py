@@ -26,7 +26,7 @@ def sunk(request):
 def control(pipeline, **options):
     """Run a task of PipelineOffsetsOperator; return its XCom value."""
     given = {"pipeline": pipeline.name, "ledger_topic": f"ledger-{pipeline.name}", **options}
-    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
     wait_stable(pipeline.kafka.connection_extra(), given["ledger_topic"])
     found = PipelineOffsetsOperator(task_id="offsets", **given).execute(context("manual", task_id="offsets"))
     json.dumps(found)
@@ -65,7 +65,7 @@ def test_moved_back_records_come_twice_moved_forward_they_are_skipped_and_a_jump
     assert sunk.run("run4")["records_read"] == 20
     newest = {row for *_, row in values(sunk)} - set(expected) - skipped
     assert Counter(sunk.rows()) == expected + Counter(newest) and (len(skipped), len(newest)) == (60, 20)
-    # The position is moved behind the ledger's back, as a ledger restored from a backup would: the sink does not take it.
+    # The position is changed without a command, like that of a ledger restored from a backup: the sink refuses the window.
     sunk.produce(30)
     with KafkaHook() as hook, ChangeLedger(hook, sunk.name, "backup", topic=f"ledger-{sunk.name}") as ledger:
         known = ledger.memory.position
@@ -94,7 +94,7 @@ def test_an_open_window_is_refused_until_its_task_has_run_again_or_it_is_given_u
     assert sunk.check() == 60
     control(sunk, action="reset", to="earliest", why="x")
     fail_once_the_sink_has_it("run2")
-    # Given up: the sink has taken it, and takes what comes next all the same.
+    # The window is given up although the sink has taken it. The sink takes the next window nevertheless.
     done = control(sunk, action="reset", to="earliest", why="x", discard_open=True, group_id=sunk.name)
     assert [w["number"] for w in done["given_up"]] == [2]
     report = sunk.run("run3")

@@ -112,7 +112,7 @@ def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window
         files.run("run1", **tolerant(dead, max_errors=0.09))
     assert raised.value.count == bad and len(raised.value.samples) == 5
     check_nothing_was_sent()
-    # What may pass through the driver is counted over all splits: each has less.
+    # The limit of what may pass through the driver counts all splits: each split has less.
     monkeypatch.setattr(dead_letters, "LIMIT_BYTES", 300)
     with pytest.raises(TooManyDeadLetters, match=dead):
         files.run("run1", **tolerant(dead))
@@ -179,12 +179,12 @@ def test_without_a_topic_bad_records_are_left_out_when_that_is_said_and_the_ledg
     with pytest.raises(RuntimeError):
         files.run("run1", **skip)
     assert remembered() == bad
-    # What is bad is decided anew as long as the sink has nothing.
+    # As long as the sink has nothing, each attempt decides which records are bad.
     with pytest.raises(RuntimeError):
         files.run("run1", **skip, value=Lenient(SCHEMA))
     assert remembered() == 0
     monkeypatch.undo()
-    # Once the sink has the others, nothing but the ledger knows of them.
+    # Once the sink has the other records, only the ledger has the number of the bad ones.
     fail_at(monkeypatch, "close.begin")
     with pytest.raises(RuntimeError):
         files.run("run1", **skip)

@@ -116,7 +116,7 @@ def test_change_events_of_debezium_make_a_table_equal_to_their_source(table: Pip
     if how == "transformed avro":
         options |= {"value": Debezium(avro), "key": avro, "transforms": [ReplaceField(exclude="more")]}
     wire = {part: serializer(registry.url, schema, part) for part, schema in (("key", ROW_KEY), ("value", EVENT))}
-    # In this order, whatever has to be sent twice.
+    # Idempotent: the order stays even if a batch is sent twice.
     producer, state = Producer({**table.kafka.connection_extra(), "enable.idempotence": True}), {}
 
     def send(op: str, number: int, amount: str | None = None) -> None:

@@ -65,7 +65,7 @@ def test_in_whatever_order_intervals_are_moved_they_tile_the_log_and_the_group_f
     reports: dict[int, dict] = {}
     for number in (3, 0, 5, 1, 4, 2):
         reports[number] = intervals.run(number)
-        # Between two runs something comes late.
+        # Between two runs a late record arrives.
         intervals.produce(5, 200, partition=number % 3)
         missing = next(n for n in range(HOURS + 1) if n not in reports)
         stands = ends(reports[missing - 1]) if missing else dict.fromkeys(range(3), -1001)
@@ -89,7 +89,7 @@ def test_a_record_at_the_end_of_an_interval_belongs_to_the_next(intervals):
 def test_records_outside_of_their_interval_are_counted_with_the_largest_distance_and_can_fail_it_before_anything_is_committed(
     intervals,
 ):
-    # The record of 59.9 is late: it lies behind that of the next hour. That of 130 is not, it ends the interval.
+    # The record of 59.9 is late: it comes after a record of the next hour. The record of 130 is not late, it ends the interval.
     intervals.produce(0, 59, 61, 10, 59.9, 130, partition=0)
     for partition in (1, 2):
         intervals.produce(130, partition=partition)
@@ -120,7 +120,7 @@ def test_a_boundary_beyond_the_newest_record_is_decided_only_after_grace(interva
     report = intervals.pipeline.run("run-a", facts={"interval": (BEGIN, now)}, grace=grace)
     assert datetime.now(timezone.utc) >= now + grace
     assert report["records_read"] == 1
-    # Decided: what comes later, though its timestamp is older, belongs to the next interval.
+    # The boundary is decided: a record that comes later belongs to the next interval, even if its timestamp is older.
     intervals.produce(1, 2)
     assert intervals.pipeline.run("run-b", facts={"interval": (now, now + grace)}, grace=0)["records_read"] == 2
 
@@ -327,7 +327,7 @@ def test_an_interval_that_retention_has_removed_in_part_is_replayed_with_what_it
     again = [in_table.run(0, cleared=number, **given) for number, given in ((1, {}), (2, {"data_loss": "skip"}))]
     assert [(r["records_read"], r["replay"]) for r in again] == [(4, 1), (4, 2)]
     assert by_interval(in_table) == rows
-    # One that is wholly gone, between others: skipped once, and cleared it has nothing to replace.
+    # All records of an interval between others were deleted: it is skipped once, and after a clear it has nothing to replace.
     in_table.run(1)
     later = in_table.run(3)
     delete_below(in_table.pipeline, {r["partition"]: r["start"] for r in later["ranges"]})
@@ -384,7 +384,7 @@ def test_a_topic_created_again_with_records_that_were_not_read_is_refused_until_
     assert len(made.rows()) == moved and made.committed() == dict.fromkeys(range(3), -1001)
     report = intervals.run(2, data_loss="skip")
     assert report["records_read"] == 6
-    # It was decided for this topic: once is enough.
+    # The boundary of this topic is decided already.
     following = intervals.run(3)
     assert following["records_read"] == 6
     assert len(made.rows()) == moved + 12

@@ -146,7 +146,7 @@ def test_bad_records_are_named_and_their_partition_is_not_published(orders):
     with pytest.raises(BadRecords, match="2 bad records|2 records"):
         orders.run(**options)
     assert all(r.value == b'{"id": 1}' for r in orders.read(orders.output))
-    # The window stays; read otherwise it goes through, and what was published stays as it is.
+    # The window stays open. With other options it succeeds, and published records are not changed.
     assert orders.run()["records_read"] == 3
     assert orders.check() == 3
 
@@ -203,6 +203,16 @@ def test_sql_that_spark_refuses_is_named_before_a_window_is_planned(orders, uniq
         assert target not in kafka.list_topics()
     # Spark's own log of such errors is a Java stack trace.
     assert not logging.getLogger("SQLQueryContextLogger").isEnabledFor(logging.ERROR)
+
+
+def test_records_without_a_key_are_not_copied_to_a_compacted_topic_which_is_named_before_a_window_is_planned(orders, unique):
+    orders.kafka.create_topic(compacted := unique("compacted"), 2, config={"cleanup.policy": "compact"})
+    orders.records_in([(b"k", b"{}", None), (None, b"{}", None)])
+    told = rf"sink.key: topic `{compacted}` is compacted .* without a key, as {orders.topic}-\d@\d is"
+    with pytest.raises(ValidationError, match=told):
+        orders.run(topic=compacted)
+    report = orders.run(topic=compacted, value=Json(schema="id bigint"), filter="id > 1")
+    assert (report["window"], report["attempts"], report["records_filtered"]) == ("0000000001", 1, 2), "no other was planned"
 
 
 def test_a_text_with_the_word_over_is_no_window_function(orders):

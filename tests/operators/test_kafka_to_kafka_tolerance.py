@@ -131,7 +131,7 @@ def test_what_is_published_keeps_its_dead_letters_when_the_format_is_mended_befo
     with pytest.raises(RuntimeError, match="close.begin"):
         orders.run("run1", **FILTER, **tolerant(dead))
     monkeypatch.undo()
-    # A format to which nothing is bad.
+    # A format that accepts every value.
     report = orders.run("run1", **{**FILTER, "value": Lenient(SCHEMA)}, **tolerant(dead))
     assert orders.check_sorted_out(dead) == (60, bad)
     assert (report["records_rejected"], report["dead_letters"][0]["records"]) == (bad, bad)
@@ -244,7 +244,7 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
         with pytest.raises(RowRejected, match=why):
             orders.run("run2", **options)
     assert len(orders.read(orders.output)) == 61 - 15
-    # Nobody knows what a function changes; what still is one column of bytes stays bytes.
+    # The effect of a function is unknown; a column that is still bytes keeps its bytes.
     assert orders.run("run2", transforms=[lambda frame: frame])["records_written"] == 1
     assert [r.value for r in orders.read(orders.output) if r.key == b"x"] == [b'{"id": 1}']
 
@@ -260,7 +260,7 @@ def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_erro
         Filter(predicate=Condition("id % 4 <> 0"), negate=True, to=small),
         Cast("id:int8"),
         Filter(predicate=Condition("id % 4 = 1")),
-        # Not done with what went elsewhere.
+        # Not applied to records that the filter removed.
         MaskField("customer", "-"),
         Sql(columns={"id": "id", "one": "id / (id % 4 <> 0)::int"}),
     ]

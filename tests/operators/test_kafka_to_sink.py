@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.road import write
+from airflow_kafka_spark.jobs import write
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset
@@ -319,7 +319,7 @@ class TestDataLoss:
         hook_of(lambda hook: reset(hook, files.name, "earliest", **said))
         report = files.run("run2")
         assert (report["records_read"], report["window"]) == (900, "0000000002")
-        # To forget it decides nothing: the sink remembers, and what it remembers is right.
+        # Forgetting the pipeline changes nothing: the sink's record is there, and is right.
         hook_of(lambda hook: forget(hook, files.name, why="a test", **ledger))
         files.produce(60)
         assert files.run("run3")["records_read"] == 60
@@ -437,7 +437,7 @@ class TestReport:
         (asset,) = operator.outlets
         assert ctx["outlet_events"][asset].extra == report, "the event of the outlet asset carries it"
         assert [a.uri for a in operator.inlets] == [f"kafka://kafka_default/{files.topic}"]
-        # A thousand records make one split: what comes back of it is one small result.
+        # A thousand records make one split, which returns one small result.
         assert len(sizes) == 3 and max(sizes) < 5000
 
     def test_a_template_in_the_sink_is_rendered(self, files, tmp_path):

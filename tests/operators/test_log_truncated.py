@@ -135,7 +135,7 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_a_user_deci
         send(lone, flow.topic, range(130, 140))
         size = file.stat().st_size
         flow.run("run5")
-        # And with data_loss="skip" it goes on where it stands.
+        # With data_loss="skip" it continues at its position.
         send(lone, flow.topic, range(140, 142))
         flow.run("run6")
         cut_off(lone, (file, size))

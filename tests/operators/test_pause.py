@@ -16,7 +16,7 @@ from tests.support.runs import fails_at
 
 
 def ask(action, pipeline, **options):
-    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
     wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     with KafkaHook() as hook:
         return action(
@@ -57,7 +57,7 @@ def test_a_window_whose_task_failed_stays_as_it_was_planned_and_is_finished_afte
     ask(pause, table)
     (before,) = state_of(table).open_windows
     table.produce(70)
-    # Whatever is wrong with the sink meanwhile, a paused pipeline's task does not fail.
+    # A paused pipeline's task does not fail, even if the sink has a problem meanwhile.
     for run in ("run1", "run2"):
         with pytest.raises(AirflowSkipException):
             table.run(run, sink=PostgresSink(conn_id="warehouse", table="is_gone"))

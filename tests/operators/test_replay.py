@@ -18,7 +18,7 @@ from tests.support.pipelines import row_of
 
 
 def ask(action, pipeline, **options):
-    # Who looks into the ledger does not wait for what was answered, and has not come to it yet.
+    # Brokers acknowledge a commit before all readers see it, and a look into the ledger does not wait for that.
     wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     with KafkaHook() as hook:
         return action(hook, pipeline.name, why="spoilt rows", who="ann", ledger_topic=f"ledger-{pipeline.name}", **options)
@@ -59,7 +59,7 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
     assert ask(replay, table, window=2).changed
     table.run("run2", facts={"max_tries": 1})
     assert same_multiset(expected(table), table.rows()) == 110
-    # Records that are gone are missed before anything is planned: a replay that cannot end would hold up all later windows.
+    # Deleted records are found before anything is planned: a replay that cannot end would block all later windows.
     with KafkaHook() as hook:
         hook.delete_records({TopicPartition(table.topic, p): offset for p, offset in group.items()})
     with pytest.raises(DataLoss):
@@ -71,7 +71,7 @@ def test_a_window_is_moved_once_more_once_though_its_operator_says_skip(table):
 
 def test_where_directories_cannot_be_exchanged_a_replay_is_refused_before_it_is_planned(files, monkeypatch):
     """A file system like NFS. Windows are planned and closed in the ledger only, because refusals need no Spark."""
-    # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
+    # The kernel rejects an unknown flag with the error of a file system that does not support the real flag.
     monkeypatch.setattr("airflow_kafka_spark.sinks.files.directory._RENAME_EXCHANGE", 1 << 20)
     files.produce(30)
     cleared = {"max_tries": 1}

@@ -260,7 +260,7 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
 ):
     table, name, target = unique("shop"), unique("by-column"), unique(TARGET)
     cluster.kafka.create_topic(target, 2)
-    # The topic is of this test alone: what follows a pipeline counts its records.
+    # Only this test uses the topic: a pipeline that follows another one counts its records.
     cluster.grant([renamed(acl, target) for acl in documented()[0] if acl.name == TARGET])
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", postgres.connection_uri())
     with postgres.connect(autocommit=True) as connection:
@@ -272,7 +272,7 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
     published = run(from_table, {"table": table, "pipeline": name}, "run1")
     assert published["records_written"] == 20
 
-    # The topic that a pipeline has published to is one that the next pipeline reads, and its group is that one's.
+    # The next pipeline reads the topic that a pipeline has published to, with that pipeline's group.
     follower, reading = unique("follower"), []
     for acl in documented()[0]:
         reading += [renamed(acl, target)] if acl.name == READ else [renamed(acl, follower)] if acl.name == GROUP else []
@@ -410,7 +410,7 @@ def test_a_user_that_only_reads_needs_no_more_rights_than_documented(cluster, un
     ]
     for sensor in sensors:
         sensor.execute(seen)
-    # Deferred, the same is asked by a trigger.
+    # A deferred sensor's trigger needs the same rights.
     common = {"kafka_conn_id": "viewer", "poll_interval": 0.1, "retry_timeout": 0.0}
     triggers = [
         KafkaWindowTrigger(pipeline="seen", after=0, **common),

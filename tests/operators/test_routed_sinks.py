@@ -52,7 +52,7 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
         for place in (other.table, table.place):
             connection.execute(f'ALTER TABLE "{place}" ADD CONSTRAINT few CHECK (id % 50 <> 9)')
     bad = produce_mixed(table, 600, 40)
-    # Not even a stage can hold it, and it is for the other table.
+    # Not even a staging table can hold this value, and it belongs to the other table.
     producer = Producer(table.kafka.connection_extra())
     producer.produce(table.topic, json.dumps({**json.loads(order(1407)), "customer": "a\0b"}).encode(), b"nul", 0)
     producer.flush(60)
@@ -203,7 +203,7 @@ def test_a_row_that_either_sink_refuses_or_a_bad_record_leaves_both_as_they_were
     with pytest.raises(SinkRejected, match=f"/{table.place}.*\n.*few"):
         table.run("run1", transforms=transforms)
     assert table.rows() == table_rows(table, other.table) == []
-    # Nothing was taken, so it may be decided anew.
+    # No sink has taken a row, so the filter may change.
     transforms = [Filter(predicate=Condition("id % 3 = 0"), to=other)]
     report = table.run("run1", transforms=transforms)
     took, kept = split(orders(table), lambda row: row[0] % 3 == 0)

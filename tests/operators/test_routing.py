@@ -54,7 +54,7 @@ def test_records_that_do_not_meet_a_condition_are_in_their_topic_as_they_were_an
     transforms = [
         Filter(predicate=RecordIsTombstone(), to=odd),
         refused(small, "id >= 20", reason="it is too small"),
-        # Not computed over what went elsewhere: `try_divide` is not needed for it.
+        # Not computed for records that the filter removed: `try_divide` is not needed for them.
         Sql(
             columns={
                 "id": "id",
@@ -100,7 +100,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
     small = f"small-{files.topic}"
     files.produce(100)
     if point == "dead.committed":
-        # All of it would pass through the driver.
+        # All records would pass through the driver.
         monkeypatch.setattr(dead_letters, "LIMIT_BYTES", 300)
         with pytest.raises(TooManyRouted, match="pipeline of their own"):
             files.run("run1", transforms=[refused(small)])
@@ -114,7 +114,7 @@ def test_what_went_elsewhere_stays_there_when_the_condition_or_the_format_is_ano
     if point == "dead.committed":
         with pytest.raises(ValidationError, match="Keep such a Filter"):
             files.run("run1")
-        # Nothing meets it any more, and what went elsewhere cannot even be decoded: neither matters.
+        # No record meets the condition any more, and the removed records cannot even be decoded. Both have no effect.
         report = files.run("run1", transforms=[refused(small, "true")], value=Json(schema=f"{SCHEMA}, more int"))
         assert report["records_written"] == 80
     report = files.run("run1", transforms=[refused(small)])

@@ -62,7 +62,7 @@ def test_an_interval_whose_columns_are_others_is_refused_beside_the_other_interv
         assert len(raised.value.problems) == 2 and all(told in problem.what for problem in raised.value.problems)
     wider = Json(schema=f"{columns}, note string")
     intervals.run(0, value=wider, **sinks(auto_evolve=True))
-    # What the one that came last knows of all before it counts, whichever interval that was.
+    # The record of the latest commit counts, which covers all earlier ones, for any interval.
     report = intervals.run(2, value=wider, **sinks())
     assert report["records_written"] == 1
 

@@ -142,7 +142,7 @@ def test_split_by_split_only_splits_with_refused_rows_wait_until_it_is_decided_w
     with pytest.raises(TooManyBadRecords) as raised:
         table.run("run1", **tolerant, max_errors=3)
     assert raised.value.count == 4
-    # No letter was sent, and of the splits that wait nothing is there: the second one, and one of the others.
+    # No letter was sent, and the waiting splits have no rows in the table: the second split, and one of the others.
     there = {row[0] for row in table.rows()}
     assert there == {1000, *(n for n, *_ in (first if 200 in there else third))}
     if mode == "append":
@@ -221,7 +221,7 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
     assert "unlucky" in reasons[2] and "index row" in reasons[3] and "foreign key" in reasons[4]
     assert sorted(row[0] for row in table.rows()) == [1, 5, 6]
     if mode == "append":
-        # Neither written nor refused: nobody would hear of it.
+        # Neither written nor refused: the row would be lost silently.
         send(table, [(7, "c", "14.00")])
         with pytest.raises(SinkRejected, match="1 rows became 0.*triggers"):
             table.run("run2", **options, **tolerant)
@@ -238,7 +238,7 @@ def test_a_window_of_splits_that_fails_reports_the_splits_that_may_be_there_and_
         with pytest.raises(error, match="nothing of a split that holds one was written or committed"):
             table.run("run1", sink=sink, **options)
         assert len(table.rows()) == 2
-    # Rows that are there are none that a stricter format could make dead letters of.
+    # A stricter format cannot turn rows that are in the table into dead letters.
     with pytest.raises(CountMismatch, match="counted 2 rows.*format.* was changed since, set it back"):
         table.run("run1", sink=sink, **tolerant, value=Json(schema=SCHEMA.replace("customer string", "customer varchar(3)")))
     report = table.run("run1", sink=sink, **tolerant)

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
     assert "is compacted" in problems(orders, **planned, key=None)["sink.key"]
     with KafkaHook("kafka_default") as hook:
         assert KafkaSink(topic=compacted).producer(hook)["message.max.bytes"] == 1000, "librdkafka takes nothing smaller"
-    # Neither dead letters nor what a filter takes out go where good rows or the ledger are.
+    # Neither dead letters nor removed records may go to the topic of good rows or to the ledger.
     for topic, told in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
         assert told in found["errors_deadletterqueue_topic_name"]

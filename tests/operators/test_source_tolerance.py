@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from airflow_kafka_spark.errors import RowsRejected, TooManyBadRecords
+from airflow_kafka_spark.errors import RowsRejected, SourceRejected, TooManyBadRecords
 from airflow_kafka_spark.formats import JsonSchema, Protobuf
+from airflow_kafka_spark.operators import SourceToKafkaOperator
+from airflow_kafka_spark.sinks import KafkaSink
+from airflow_kafka_spark.sources import FilesSource, JdbcSource
+from airflow_kafka_spark.transforms import InsertField
 from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.registry import EmbeddedRegistry
+from tests.support.runs import context
 from tests.support.shop import SPLIT, Shop, shop
 from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
 
@@ -90,7 +97,7 @@ def test_without_tolerance_the_window_fails_with_the_reasons_and_is_finished_onc
     bad = spoil(orders, null=17, large=150, key=299)
     with pytest.raises(RowsRejected) as raised:
         orders.run("run1", **ALL)
-    # A split is read in whatever order the database gives it.
+    # The database chooses the order of a split's rows.
     told_all = re.sub(r"row \d+", "row N", str(raised.value))
     assert raised.value.count == 3 and f"3 rows of window {orders.name}#1 cannot become records" in told_all
     assert "row N of split 0: column `customer`: found null, expected string" in told_all
@@ -149,3 +156,57 @@ def test_other_formats_and_skipping(orders: Shop, format) -> None:
     skipped = orders.run("run2", **options, errors_tolerance="all", errors_skip=True)
     assert (skipped["records_written"], skipped["records_rejected"], skipped.get("dead_letters")) == (1, 1, None)
     assert len(letters(orders.kafka.connection_extra(), dead_of(orders))) == 2
+
+
+@pytest.mark.parametrize("transforms", [(), (InsertField(static_field="shop", static_value="1"),)], ids=["plain", "transforms"])
+def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_dead_letter(
+    orders: Shop, tmp_path: Path, transforms
+) -> None:
+    """Spark's reader of CSV replaces such bytes by U+FFFD without an error."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_bytes("id,name\n1,Zoë\n".encode() + b"2,Zo\xeb\n3,x\n")
+    source = FilesSource(str(tmp_path / "in"), "csv", schema="id bigint, name string", options={"header": True})
+    options = {"pipeline": f"{orders.name}-files", "ledger_topic": orders.arguments["ledger_topic"], "transforms": transforms}
+    sink = KafkaSink(orders.topic, key="id")
+    operator = SourceToKafkaOperator(task_id="task", source=source, sink=sink, **options)
+    with pytest.raises(RowsRejected, match="row 2 of split 0: cannot be read: column `name` of file `a.csv`: not UTF-8"):
+        operator.execute(context("run1"))
+    operator = SourceToKafkaOperator(task_id="task", source=source, sink=sink, **options, **tolerant(orders, max_errors=1))
+    report = operator.execute(context("run1"))
+    assert [report[f"records_{name}"] for name in ("read", "written", "rejected")] == [3, 2, 1]
+    there = [
+        (key, json.loads(value or b"")["name"])
+        for _, _, key, value in committed_records(orders.kafka.connection_extra(), orders.topic)
+    ]
+    assert sorted(there) == [(b"1", "Zoë"), (b"3", "x")]
+    [(key, letter, _, headers)] = letters(orders.kafka.connection_extra(), dead_of(orders))
+    assert (key, json.loads(letter or b"")) == (b"2", {"id": 2, "name": "Zo\ufffd"})
+    assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"
+
+
+def test_texts_of_a_database_without_an_encoding_are_published_if_they_are_utf_8_and_others_are_named(
+    orders: Shop, unique: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = unique("ascii").replace("-", "_")
+    with orders.postgres.connect(autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {database} ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0".encode()
+        )
+    server = {"conn_type": "postgres", "host": orders.postgres.host, "port": orders.postgres.port, "login": "postgres"}
+    facts = {**server, "password": orders.postgres.password, "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_ASCII", json.dumps(facts))
+    with orders.postgres.connect(dbname=database, autocommit=True) as connection:
+        connection.execute("SET client_encoding = 'UTF8'")
+        connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+        connection.execute("INSERT INTO t VALUES (1, 'Zoë')")
+        operator = SourceToKafkaOperator(
+            task_id="task", source=JdbcSource("ascii", "t", cursor="id"), sink=KafkaSink(orders.topic, key="id"),
+            pipeline=f"{orders.name}-ascii", ledger_topic=orders.arguments["ledger_topic"],
+        )  # fmt: skip
+        assert operator.execute(context("run1"))["records_written"] == 1
+        connection.execute("INSERT INTO t VALUES (2, E'Zo\\xeb')")
+    with pytest.raises(SourceRejected, match="a text that is not UTF-8: .*0xeb.*SQL_ASCII") as caught:
+        operator.execute(context("run2"))
+    assert not caught.value.retryable
+    there = committed_records(orders.kafka.connection_extra(), orders.topic)
+    assert [(key, json.loads(value or b"")["name"]) for _, _, key, value in there] == [(b"1", "Zoë")]

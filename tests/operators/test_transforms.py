@@ -99,7 +99,7 @@ def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms_and_nam
     files: Pipeline, caplog
 ):
     """Read one topic twice: with a chain that Arrow computes, and with a further function, which only Spark can call."""
-    caplog.set_level(logging.INFO, "airflow_kafka_spark.road.write")
+    caplog.set_level(logging.INFO, "airflow_kafka_spark.jobs.write")
     undecodable = produce_mixed(files, 300, 10)
     away = f"away-{files.topic}"
     transforms = [
@@ -130,7 +130,7 @@ def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms_and_nam
     assert same_multiset(runs[0][0], runs[1][0]) > 200
     assert same_multiset(runs[0][1], runs[1][1]) > undecodable > 0
     assert runs[0][2] == runs[1][2] and runs[0][2]["filtered"] > 30 and runs[0][2]["routed"] > 5
-    (told_once,) = [record.getMessage() for record in caplog.records if record.name.endswith("road.write")]
+    (told_once,) = [record.getMessage() for record in caplog.records if record.name.endswith("jobs.write")]
     assert told_once.startswith(f"Window {files.name}-1#1: Spark's SQL transforms its records")
 
 

@@ -239,7 +239,7 @@ def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unle
     assert files.check() == 9
     found, _ = complaints(files, facts={}, **bounds, run_id="run3")
     assert set(found) == {"ending_offsets"}
-    # A window that is complete is reported, whatever the arguments are now.
+    # A complete window is reported, regardless of the present arguments.
     files.run("run2", **bounds)
 
 

@@ -174,7 +174,7 @@ def test_rows_are_published_for_confluents_deserializers(kafka, postgres, unique
                 placed_at = event["placed_at"].ToDatetime().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             found.append((event["id"], event["customer"], amount, placed_at))
         assert same_multiset([(*r[:3], _seconds(r[3])) for r in orders.rows()], [(*r[:3], _seconds(r[3])) for r in found]) == 150
-        # And by us, from the registry.
+        # And by this package, with the registry.
         decoded = format(registry=CONN).of_topics([orders.topic], "value").decoder().decode(
             [data for *_, data in committed_records(kafka.connection_extra(), orders.topic)]
         )  # fmt: skip

@@ -143,7 +143,7 @@ class SinkContract:
             for job in jobs[1:]:
                 assert apply(case.sink, job) == record_of(job)
                 with looked:
-                    # One of the next two looks begins after this window is there.
+                    # One of the next two reads begins after this window is committed.
                     wanted = len(seen) + 2
                     looked.wait_for(lambda wanted=wanted: failed or len(seen) >= wanted)  # type: ignore[misc]
         finally:
@@ -193,7 +193,7 @@ class SinkContract:
         before = case.everything()
         assert apply(case.sink, job) == record_of(job)
         assert case.everything() == before
-        # Even when nobody asks the sink first.
+        # Even without a question to the sink first.
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             assert writer.commit(write_all(writer, job)) == record_of(job)
         assert case.everything() == before
@@ -249,7 +249,7 @@ class SinkContract:
                 attempts = {name: _attempt(writer, job) for name, writer in zip("AB", writers, strict=True)}
                 finished = []
                 for name in order:
-                    # The one that was overtaken may fail, in words of ours.
+                    # The overtaken attempt may fail, with an error of this package.
                     with contextlib.suppress(KafkaSparkError, StopIteration):
                         finished.append(next(attempts[name]))
             done = [f for f in finished if f is not None]
@@ -450,7 +450,7 @@ class SinkContract:
                 case.sink.applied(foreign.window)
             assert (caught.value.pipeline, caught.value.number) == (feed.pipeline, 2)
             assert caught.value.known_cluster == "cluster" and "another" in str(caught.value)
-            # Even when nobody asks the sink first.
+            # Even without a question to the sink first.
             with pytest.raises(ForeignOffsets), case.sink.begin(foreign.window, foreign.splits, foreign.shape) as writer:
                 writer.commit(write_all(writer, foreign))
             assert case.sink.last_applied(feed.pipeline) == record_of(job)
@@ -486,7 +486,7 @@ class SinkContract:
         begun = [feed.next() for feed in feeds]
         for job in jobs:
             assert apply(case.sink, job) == record_of(job)
-        # Side by side: none takes the others' attempts for leftovers of its own.
+        # Side by side: no sink removes attempts of the others as leftovers.
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(case.sink.begin(j.window, j.splits, j.shape)) for j in begun]
             results = [write_all(writer, job) for writer, job in zip(writers, begun, strict=True)]

@@ -760,7 +760,7 @@ class ByInterval(Subject):
         while self._waiting:
             self.next_run()
             self.run()
-        # What is older than the first interval belongs to one that nobody asks for.
+        # Records before the first interval belong to an interval that no run moves.
         starts = {r["partition"]: r["start"] for r in self._done[0]["ranges"]}
         ends = {r["partition"]: r["end"] for r in self._done[max(self._done)]["ranges"]}
         expected = [row_of(value) for p, o, _, value in self.flow.events() if starts[p] <= o < ends[p]]

@@ -23,7 +23,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.formats.base import END
+from airflow_kafka_spark.formats.base import END, ERROR
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
 
 ROWS = 400
@@ -83,8 +83,8 @@ def applied(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def rows_of(frame: DataFrame) -> DataFrame:
-    """The rows of a source, without those that end a split."""
-    return frame.where(F.col(END).isNull()).drop(END) if END in frame.columns else frame
+    """The rows of a source, without those that end a split, and without the reasons why a row is bad."""
+    return (frame.where(F.col(END).isNull()).drop(END) if END in frame.columns else frame).drop(ERROR)
 
 
 def by_partition(frame: DataFrame) -> list[list[Row]]:

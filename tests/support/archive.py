@@ -22,7 +22,7 @@ from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
 from airflow_kafka_spark.testing.kafka import find_class_archive as kafka_archive
 
-# Short lives: what a better compiler would gain, they do not see.
+# These JVMs live too briefly to profit from the better compiler.
 _SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Fixtures that start a server or a JVM, and directories whose tests start some by themselves.
+# Fixtures that start a server or a JVM, and directories whose tests start servers themselves.
 SERVERS = {"kafka", "mariadb", "postgres", "registry", "several_brokers", "site", "spark"}
 SERVER_TESTS = (
     "tests/faults/",
@@ -89,7 +89,7 @@ WITHOUT_BROKER = (
     "tests/hooks/kafka/test_partitioner.py",
     "tests/hooks/spark/test_hook.py",
     "tests/mutants/",
-    "tests/road/",
+    "tests/jobs/",
     "tests/test_docs.py",
     "tests/test_signatures.py",
 )

@@ -68,7 +68,7 @@ class Intervals:
 
     def produce(self, *minutes: float, partition: int | None = None) -> None:
         """Produce one record for each number, with a timestamp that many minutes after the beginning."""
-        # In this order, whatever has to be sent twice.
+        # Idempotent: the order stays even if a batch is sent twice.
         producer = Producer({**self.pipeline.kafka.connection_extra(), "enable.idempotence": True})
         for minute in minutes:
             at = round((BEGIN + timedelta(minutes=minute)).timestamp() * 1000)

@@ -284,7 +284,7 @@ def delta_rows(path: str, options: dict[str, str] | None = None) -> list[tuple[i
 def iceberg_rows(conn_id: str = "lake") -> list[tuple[int, str, str, int]]:
     from pyiceberg.catalog import load_catalog
 
-    with load_catalog("lake", **json.loads(os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"])["extra"]) as catalog:
+    with load_catalog(conn_id, **json.loads(os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"])["extra"]) as catalog:
         if not catalog.namespace_exists("shop") or not catalog.table_exists("shop.orders"):
             return []
         return _rows_of(catalog.load_table("shop.orders").scan().to_arrow())
@@ -341,10 +341,11 @@ def pipeline(
         bucket = store.create_bucket(unique("bucket").replace("_", "-").lower())
         place = f"s3://{bucket.name}/table"
         os.environ["AIRFLOW_CONN_STORE"] = store.connection_json()
-        key, secret = store.credentials
-        access = {"s3.endpoint": store.url, "s3.access-key-id": key, "s3.secret-access-key": secret, "s3.region": "us-east-1"}
-        extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"s3://{bucket.name}/warehouse"}
-        os.environ["AIRFLOW_CONN_STORE_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra | access})
+        if kind in CATALOGS:
+            key, secret = store.credentials
+            access = {"s3.endpoint": store.url, "s3.access-key-id": key, "s3.secret-access-key": secret, "s3.region": "us-east-1"}
+            extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"s3://{bucket.name}/warehouse"}
+            os.environ["AIRFLOW_CONN_STORE_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra | access})
     elif kind == "iceberg":
         extra = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
         os.environ["AIRFLOW_CONN_LAKE"] = json.dumps({"conn_type": "iceberg", "extra": extra})

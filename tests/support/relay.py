@@ -69,7 +69,7 @@ class Relay(Attempts):
         self._sent += count
 
     def records_in(self, records: Any, **settings: Any) -> None:
-        # In this order, whatever has to be sent twice.
+        # Idempotent: the order stays even if a batch is sent twice.
         producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True, "linger.ms": 20, **settings})
         for at, (key, value, headers) in enumerate(records):
             producer.produce(self.topic, value, key, timestamp=1_750_000_000_000 + at, headers=headers)

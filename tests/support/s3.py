@@ -94,7 +94,7 @@ class EmbeddedS3:
         self.log = directory / "log"
         (port,) = processes.find_free_ports(1)
         self.url = f"http://{processes.LOOPBACK}:{port}"
-        # So many calls are let in without anybody to sign them: those that make the first user.
+        # This many calls need no signature: those that make the first user.
         env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1", "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)}
         command = [sys.executable, "-m", "tests.support.moto_server", processes.LOOPBACK, str(port)]
         self._process = self._supervisor.spawn(command, log=self.log, env=env)

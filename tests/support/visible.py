@@ -78,7 +78,7 @@ def main(options: dict[str, Any], result: Path) -> None:
     from confluent_kafka import Producer
     from sqlalchemy import select
 
-    from airflow_kafka_spark.road import watch
+    from airflow_kafka_spark.jobs import watch
     from tests.support.pipelines import make
 
     watch.POLL_SECONDS = 0.05

@@ -85,9 +85,9 @@ def main() -> None:
     import airflow.models  # noqa: F401
     from sqlalchemy.orm import configure_mappers
 
+    import airflow_kafka_spark.jobs.write
     import airflow_kafka_spark.ledger.attempt
     import airflow_kafka_spark.operators
-    import airflow_kafka_spark.road.write
     import airflow_kafka_spark.sinks
     import airflow_kafka_spark.sources  # noqa: F401
     from tests.sinks import attempt

@@ -99,7 +99,7 @@ def test_records_go_in_and_come_out(kafka: EmbeddedKafka, unique: Callable[[str]
 
 
 def test_it_is_the_kafka_that_the_package_names(kafka: EmbeddedKafka) -> None:
-    # The version of the jars that are on its class path; a client is only told version ranges of requests.
+    # The version of the jars on its class path; a client gets only version ranges of requests.
     pid = kafka.broker().pid
     assert pid is not None
     assert any("kafka_2.13-4.2.0.jar" in part for part in psutil.Process(pid).cmdline())

@@ -136,7 +136,7 @@ def test_the_server_ends_when_its_supervisor_is_killed() -> None:
 
 
 def test_a_given_data_directory_is_kept_with_its_password(tmp_path: Path) -> None:
-    # As root, this directory is one that nobody else may enter.
+    # As root, this directory can be entered by no other user.
     with EmbeddedPostgres(tmp_path / "pg") as postgres:
         password = postgres.password
         with postgres.connect() as connection:

@@ -59,7 +59,7 @@ def test_the_event_loop_continues_while_a_broker_does_not_answer(kafka, unique):
         kafka.resume()
     assert [event["kind"] for event in events] == ["KafkaUnavailable"] * 3
     assert lasted > 4
-    # Whoever asked there would stand still until the brokers are given up.
+    # A request on the event loop would block it until its timeout.
     assert pause < 3, f"the event loop stood still for {pause:.2f} s of {lasted:.1f} s"
 
 

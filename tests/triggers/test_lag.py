@@ -154,7 +154,7 @@ def test_a_restarted_watcher_does_not_fire_again_for_the_same_backlog(kafka, top
     assert store.values
     steps = (nothing, 0), (lambda: commit(kafka, topic, topic, 3), 0), (lambda: produce(kafka, topic, 3), 1)
     watched(backlog(topic), *steps, store=store)
-    # Another one has a memory of its own.
+    # Another trigger has its own state.
     watched(backlog(topic, at_least_records=2), (nothing, 1), store=store)
 
 

@@ -72,7 +72,7 @@ def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
     assert pipeline.windows_total == 1001
     told = list_stored_windows(pipeline)
     assert len(told) == MAX_WINDOWS
-    # The one that is open is not let go of, however old it is.
+    # An open window is kept, no matter how old it is.
     assert [t.entry.window.number for t in told] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
     assert [t.entry.window.number for t in list_windows_before(told, "990")][:2] == [989, 988]
     for number in range(3, 1004):
@@ -152,7 +152,7 @@ def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
     found = summarize_pipeline(snapshot.pipelines["p"])
     assert (found.last, found.open.window.number) == (None, 1)
     assert found.read_position.offsets == {TopicPartition("t", 0): 1}
-    # What was complete before says where it stands, not the window that is open.
+    # The last complete window gives the position, not the open window.
     put(snapshot, make_position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
     assert summarize_pipeline(snapshot.pipelines["p"]).read_position.offsets == {TopicPartition("t", 0): 7}
 

@@ -150,7 +150,7 @@ def test_the_watch_ends_without_requests_and_continues_at_its_position(past, kaf
         hook_of=lambda conn: StaticHook(kafka.connection_extra(), 2.0),
         idle_seconds=2.0,
     )
-    # On a busy machine the first catalog may take longer than anybody waits for it.
+    # On a busy machine the first catalog may take longer than its timeout.
     eventually(
         lambda: watcher.request_received() or ((w := watcher.ledgers.get(name)) and (s := w.summaries.get("dag.task")) and s.last)
     )

@@ -161,7 +161,7 @@ class TestPrune:
             now = resolve_proposals(left)
             assert all(settled[instant] == boundary for instant, boundary in now.items())
             assert horizon is None or {i for i in settled if i >= horizon.instant} <= now.keys()
-            # Whoever proposed something had perhaps not seen the removal: it lies behind it in the log all the same.
+            # A proposal may have been made without seeing the removal, and still come after it in the log.
             with_all, with_rest = resolve_proposals([*proposals, *later]), resolve_proposals([*left, *later])
             after = [i for i in with_all if horizon is None or i > horizon.instant]
             assert all(_stands(with_rest[i], lows) == _stands(with_all[i], lows) for i in after)
@@ -207,7 +207,7 @@ class TestArchives:
             assert (gone.instant if gone else None) == (
                 found.instant if (found := find_last_expired_boundary(now, lows)) else None
             )
-            # What is proposed next stands where it would have stood.
+            # The next proposals get the offsets that they would have got.
             later = at(data.draw(st.integers(0, 12)), **{f"p{p}": data.draw(st.integers(0, 40)) for p in partitions})
             near = select_near_boundaries(read, [later.instant, *(p.instant for p in left)], lows)
             with_all = resolve_proposals([*proposals, later])
@@ -360,7 +360,7 @@ class TestWhatWasDeletedBeforeItWasDecided:
                 between(settled[one], settled[other], log(p0=(5, 9)))
             planned = between(settled[one], settled[other], log(p0=(5, 9)), data_loss="skip")
             assert (planned.ranges, planned.gaps) == ((OffsetRange("t", 0, 5, end),), (Gap("t", 0, 0, 5),))
-        # What came to be known of it later does not change, though more is deleted.
+        # Its later known offsets do not change when more records are deleted.
         with pytest.raises(BeginningDeleted):
             between(settled[100], settled[200], log(p0=(8, 9)))
 

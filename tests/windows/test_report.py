@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_kafka_spark.road.tasks.account import count_out_of_interval
+from airflow_kafka_spark.jobs.tasks.account import count_out_of_interval
 from airflow_kafka_spark.windows.codec import decode_result, encode_result, result_from_json, result_to_json
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, SplitResult, Window
 from airflow_kafka_spark.windows.plan import make_splits

@@ -221,7 +221,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     assert "RuntimeError: the gate stays shut" in row(visit, GATED).locator("[data-failed-attempt='1']").inner_text()
     visit.see("[data-count=failed]").click()
     rows(visit, 1)
-    # To give up a window takes an attempt of its own; to look at what that would do takes nothing.
+    # Giving up a window takes a new attempt; a preview of it takes none.
     visit.go(pipeline_url(LEDGER, GATED))
     assert "the gate stays shut" in visit.see("[data-error=RuntimeError]").inner_text()
     picture(visit, "failed")
@@ -425,7 +425,7 @@ def test_what_is_refused_says_what_to_do(people):
     visit.see("[data-step=plan]").click()
     assert "99" in visit.see("[data-failure]").inner_text()
     assert visit.page.locator("[data-step=confirm]").count() == 0
-    # It is refused by 409, and by nothing else.
+    # It is refused by 409, and by no other status.
     assert [trouble.rsplit(" ", 1)[1] for trouble in visit.troubles] == ["409"]
 
 

@@ -255,19 +255,21 @@ class _SideOutput:
             return RightMissing(conn_id, doing, error.code, error.user, error.resource, error.name, error.right)
         action = describe_remedy(code, f"`{self.topic}`")
         if code == "MSG_SIZE_TOO_LARGE":
-            detail = f"{detail}; the largest is {self._largest()}"
+            detail = f"{detail}; the largest is {self._describe_largest()}"
             action += ". A dead letter has some headers more than the record"
             if not self.routed:
                 action += ", which `errors_deadletterqueue_context_headers_enable=False` leaves out"
         return KafkaRefused(conn_id, doing, code, detail, f"{action}. {RETRY_HINT}")
 
-    def _largest(self) -> str:
-        sizes = [len(key or b"") + len(value or b"") for key, value in zip(*map(self._column, ("key", "value")), strict=True)]
+    def _describe_largest(self) -> str:
+        sizes = [
+            len(key or b"") + len(value or b"") for key, value in zip(*map(self._read_column, ("key", "value")), strict=True)
+        ]
         at = sizes.index(max(sizes))
-        topic, partition, offset = (self._column(name)[at] for name in ("topic", "partition", "offset"))
+        topic, partition, offset = (self._read_column(name)[at] for name in ("topic", "partition", "offset"))
         return f"{topic}-{partition}@{offset}, of {sizes[at]:,} bytes without headers"
 
-    def _column(self, name: str) -> list[Any]:
+    def _read_column(self, name: str) -> list[Any]:
         return self.letters[name].to_pylist()
 
 

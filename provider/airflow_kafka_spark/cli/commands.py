@@ -415,8 +415,8 @@ def _find_task(file: str, pipeline: str) -> FromKafkaOperator:
 
     from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
 
-    if not os.path.exists(file):
-        raise ValueError(f"there is no file {file}")
+    if not os.path.isfile(file):
+        raise ValueError(f"{file} is a directory; expected a file" if os.path.isdir(file) else f"there is no file {file}")
     bag = DagBag(file, safe_mode=False)
     tasks = [task for dag in bag.dags.values() for task in dag.tasks if isinstance(task, FromKafkaOperator)]
     names = {task.pipeline or f"{task.dag_id}.{task.task_id}": task for task in tasks}

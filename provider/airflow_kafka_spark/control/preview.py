@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
 from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
@@ -211,7 +212,7 @@ def _find_beginning(
 
 def _find_warnings(pipeline: str, beginning: Beginning) -> tuple[str, ...]:
     """Return sentences about the changes of the window that are possible because the sink's record was not read."""
-    asks = f"`airflow kafka-spark plan {pipeline} --dag-file FILE` asks the sink of the task in that DAG file"
+    asks = f"{format_command('plan', pipeline, '--dag-file', 'FILE')} asks the sink of the task in that DAG file"
     if beginning.sink_may_change == "offsets":
         return (
             "The ledger holds no position of this pipeline, and its sink was not asked. If its record has a window, the run "

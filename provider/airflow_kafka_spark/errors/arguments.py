@@ -104,6 +104,37 @@ def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
     return made, found
 
 
+class LiteralText(str):
+    """A text that the user has wrapped in Airflow's ``literal()``: braces in it are no template."""
+
+    __slots__ = ()
+
+
+def unwrap_literals(value: T) -> T:
+    """Return a value with the texts that Airflow's ``literal()`` wraps, as :class:`LiteralText`, also within lists, mappings and
+    dataclasses.
+
+    Fields that Airflow renders keep the wrapper, which Airflow removes.
+    """
+    found: Any = value
+    if type(found).__name__ == "LiteralValue" and type(found).__module__.partition(".")[0] == "airflow":
+        found = LiteralText(found.value) if isinstance(found.value, str) else found.value
+    made: Any = found
+    if isinstance(found, Mapping):
+        made = {name: unwrap_literals(item) for name, item in found.items()}
+        made = found if all(made[name] is item for name, item in found.items()) else made
+    elif _is_list(found):
+        made = [unwrap_literals(item) for item in found]
+        made = found if all(new is old for new, old in zip(made, found, strict=True)) else made
+    elif is_dataclass(found) and not isinstance(found, type):
+        rendered = getattr(found, "template_fields", ())
+        given = {each.name: getattr(found, each.name) for each in fields(found) if each.init and each.name not in rendered}
+        changed = {name: new for name, item in given.items() if (new := unwrap_literals(item)) is not item}
+        made = replace(made, **changed) if changed else made
+    unwrapped: T = made
+    return unwrapped
+
+
 def find_template_problems(spec: object, prefix: str = "", rendered: Collection[str] | None = None) -> list[Problem]:
     """Return a problem for each text in a dataclass, and in dataclasses within it, that has a template in a field that is not
     rendered. The text would be used as it is written.
@@ -124,14 +155,15 @@ def find_template_problems(spec: object, prefix: str = "", rendered: Collection[
         if text := next((text for text in _list_texts(value) if _has_template(each.name, text)), ""):
             others = f"; {type(spec).__name__} renders templates in {', '.join(known)}" if known and rendered is None else ""
             what = f"{_shorten(_TEMPLATE.findall(text)[0], quoted=False)} is a template, and this argument renders none"
-            found.append(Problem(where, what, f"Write the value itself{others}"))
+            action = f"Write the value itself{others}. If it is no template: `airflow.sdk.literal(...)`"
+            found.append(Problem(where, what, action))
         for place, part in _list_parts(value, where):
             found += find_template_problems(part, f"{place}.")
     return found
 
 
 def _has_template(name: str, text: str) -> bool:
-    found = _TEMPLATE.search(text)
+    found = None if isinstance(text, LiteralText) else _TEMPLATE.search(text)
     return found is not None and (name not in _SCHEMAS or not text[: found.start()].strip())
 
 

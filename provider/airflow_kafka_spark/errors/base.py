@@ -1,7 +1,8 @@
-"""Base class of the errors, and names in their messages."""
+"""Base class of the errors, and names and commands in their messages."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 RETRY = "The task may simply be retried: the window is unchanged"
@@ -49,6 +50,17 @@ def _rebuild_error(cls: type[KafkaSparkError], args: tuple, facts: dict) -> Kafk
     error.args = args
     error.__dict__.update(facts)
     return error
+
+
+def format_command(action: str, pipeline: str, *arguments: object) -> str:
+    """Return a command of this package as a user may paste it into a shell, in backquotes.
+
+    :param action: the command.
+    :param pipeline: name of the pipeline, which may contain blanks.
+    :param arguments: further words. Placeholders, as ``<group>``, stay as they are.
+    """
+    words = [action, *(word if word.startswith("<") else shlex.quote(word) for word in map(str, (pipeline, *arguments)))]
+    return f"`airflow kafka-spark {' '.join(words)}`"
 
 
 def quote_names(names: Iterable[str]) -> str:

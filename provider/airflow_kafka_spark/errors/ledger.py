@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.base import KafkaSparkError, format_command
 from airflow_kafka_spark.errors.planning import PlanError
-
-COMMAND = "airflow kafka-spark"
 
 
 class Fenced(KafkaSparkError):
@@ -89,8 +87,8 @@ class PipelineTaken(BindingChanged):
             f"{subject[:1].upper()}{subject[1:]} is moved by {known}, and this is {found}",
             "a pipeline that only one task moves",
             f"{same}Give each task a `pipeline=` of its own, and a `group_id` where it has one. If this task is to move the "
-            f"pipeline from now on, allow it: `{COMMAND} rebind {pipeline} --why ...`, with `--not-running` while a window is "
-            "open",
+            f"pipeline from now on, allow it: {format_command('rebind', pipeline, '--why', '...')}, with "
+            "`--not-running` while a window is open",
         )
 
 
@@ -111,15 +109,17 @@ class GroupOwned(PlanError):
                 expected="a group of this pipeline alone: two pipelines of one name in two ledgers do not know of each other",
                 action=f"Give this one a `group_id` of its own. If it is the same pipeline, set `ledger_topic` to "
                 f"`{ledger_topic}`; or, to continue at the group's offsets with this ledger, remove it from the other one: "
-                f"`{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`",
+                + format_command("forget", owner, "--ledger-topic", ledger_topic, "--why", "..."),
             )
             return
         super().__init__(
             f"Group `{group_id}` mirrors pipeline `{owner}`",
             expected=f"a group of pipeline `{pipeline}` alone",
             action=f"Give this one a `group_id` of its own. If it is `{owner}` under another name, keep that: "
-            f'`pipeline="{owner}"`; or move its records in the ledger: `{COMMAND} rename {owner} --to {pipeline} --why ...`. If '
-            f"`{owner}` will not run again: `{COMMAND} forget {owner} --delete-group --group-id {group_id} --why ...`",
+            f'`pipeline="{owner}"`; or move its records in the ledger: '
+            f"{format_command('rename', owner, '--to', pipeline, '--why', '...')}. "
+            f"If `{owner}` will not run again: "
+            + format_command("forget", owner, "--delete-group", "--group-id", group_id, "--why", "..."),
         )
 
 
@@ -140,8 +140,8 @@ class SourceOwned(PlanError):
             f"{source} serves pipeline `{owner}`",
             expected=f"a slot of pipeline `{pipeline}` alone",
             action=f"Give this one a slot of its own. If it is `{owner}` under another name, keep that name with `pipeline=`. If "
-            f"`{owner}` will not run again: `{COMMAND} forget {owner} --ledger-topic {ledger_topic} --why ...`; this one then "
-            "continues at the slot's position",
+            f"`{owner}` will not run again: {format_command('forget', owner, '--ledger-topic', ledger_topic, '--why', '...')}; "
+            "this one then continues at the slot's position",
         )
 
 
@@ -161,8 +161,10 @@ class PipelineInOtherLedger(PlanError):
             f"Pipeline `{pipeline}` has published rows of this source with another ledger topic, `{other}`",
             expected=f"a pipeline that is new to its source and topic, because ledger topic `{ledger_topic}` has no record of it",
             action=f"Set `ledger_topic` to `{other}`, also if that topic is lost: the error then names the next step. To publish "
-            f"all rows again: `{COMMAND} forget {pipeline} --ledger-topic {other} --delete-group --group-id {other}.{pipeline} "
-            "--why ...`",
+            "all rows again: "
+            + format_command(
+                "forget", pipeline, "--ledger-topic", other, "--delete-group", "--group-id", f"{other}.{pipeline}", "--why", "..."
+            ),
         )
 
 
@@ -181,7 +183,7 @@ class PipelineRenamed(PlanError):
             f"Pipeline `{pipeline}` is called `{to}` since {at}, by {who}",
             expected="no task that moves it under its old name",
             action=f'Give the operator `pipeline="{to}"`, or remove this task. To start over under the old name, let the ledger '
-            f"`forget` it: `{COMMAND} forget {pipeline} --why ...`",
+            f"`forget` it: {format_command('forget', pipeline, '--why', '...')}",
         )
 
 
@@ -201,12 +203,13 @@ class _EndChanged(BindingChanged):
         self.run = run
         before = _format_facts([(what, known) for what, known, _ in differences])
         now = _format_facts([(what, found) for what, _, found in differences])
-        is_open, asks = bool(run), " --not-running" if run else ""
+        is_open, asks = bool(run), ["--not-running"] if run else []
         finish = f"Run the task of run `{run}` again with its earlier options, which finishes the window. " if is_open else ""
-        allowed = f"Or let it change: `{COMMAND} rebind {pipeline}{asks} --why ...`"
+        allowed = f"Or let it change: {format_command('rebind', pipeline, *asks, '--why', '...')}"
         stays = "; if the window was committed there already, its records stay there, and are moved once more" if is_open else ""
         if is_fixed:
-            allowed = f"Or give up the rows that are not published: `{COMMAND} skip {pipeline} --not-running --why ...`"
+            skip = format_command("skip", pipeline, "--not-running", "--why", "...")
+            allowed = f"Or give up the rows that are not published: {skip}"
             stays = ". Its splits are parts of the old source, so `rebind` allows another one only for the window after it"
         super().__init__(
             pipeline,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError
+from airflow_kafka_spark.errors.base import KafkaSparkError, format_command
 
 
 class PlanError(KafkaSparkError):
@@ -207,13 +207,13 @@ class LedgerBehind(PlanError):
     ) -> None:
         self.pipeline, self.group_id, self.window, self.known = pipeline, group_id, window, known
         self.ledger_topic, self.to = ledger_topic, to
-        named = f" --only {' '.join(only)}" if only else ""
+        options = ["--ledger-topic", ledger_topic, "--group-id", group_id, "--discard-open", "--to", to]
+        options += ["--only", *only] if only else []
         super().__init__(
             f"The offsets of group `{group_id}` were committed with window {window} of pipeline `{pipeline}`, and its ledger "
             f"has no window after {known}",
             expected=f"every window in ledger topic `{ledger_topic}`, which has lost its last records, or is an older one",
-            action="To continue after that window: `airflow kafka-spark reset "
-            f"{pipeline} --ledger-topic {ledger_topic} --group-id {group_id} --discard-open --to '{to}'{named} --why ...`. "
+            action=f"To continue after that window: {format_command('reset', pipeline, *options, '--why', '...')}. "
             "Compare sink and topic if windows may have been moved after it. An unclean leader election does this: give the "
             "ledger topic three replicas and `min.insync.replicas=2`",
         )
@@ -248,13 +248,14 @@ class IntervalsLost(PlanError):
     ) -> None:
         self.pipeline, self.group_id, self.named, self.interval = pipeline, group_id, named, interval
         self.place, self.start, self.offset, self.ledger_topic = place, start, offset, ledger_topic
+        options = ("--ledger-topic", ledger_topic, "--delete-group", "--group-id", group_id, "--why", "...")
         super().__init__(
             f"Group `{group_id}` has followed pipeline `{pipeline}` up to interval {named}, which its ledger does not know. "
             f"Interval {interval} begins at offset {start} of {place}, and the group is at {offset}: it may have been moved",
             expected=f"the interval in ledger topic `{ledger_topic}`, or in the sink",
             action="Compare sink and topic. If its records are there, mark the task as successful. If they are not, remove what "
-            f"the group says, and clear the task: `airflow kafka-spark forget {pipeline} --ledger-topic {ledger_topic} "
-            f"--delete-group --group-id {group_id} --why ...`. If `ledger_topic` was changed, set it back",
+            f"the group says, and clear the task: {format_command('forget', pipeline, *options)}. If "
+            "`ledger_topic` was changed, set it back",
         )
 
 
@@ -443,6 +444,6 @@ class FollowedMismatch(KafkaSparkError):
             expected=f"the {published:,} that pipeline `{pipeline}` published",
             action="Find the other producer of the topic, or the program that deletes its records. To continue regardless, set "
             '`on_mismatch="warn"` for one run. Or start over at the present position, with a window that is not compared: '
-            f"`airflow kafka-spark reset {window.rpartition('#')[0]} --shift-by 0 --discard-open --why ...`. "
+            f"{format_command('reset', window.rpartition('#')[0], '--shift-by', 0, '--discard-open', '--why', '...')}. "
             'A new pipeline that may leave out records that were deleted before its first run begins with `data_loss="skip"`',
         )

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError
+from airflow_kafka_spark.errors.base import RETRY, SMALLER_WINDOW, KafkaSparkError, format_command
 
 SHOWN_DIFFERENCES = 10
 """Differences in the message of :class:`SinkDiffers`."""
@@ -188,7 +188,7 @@ class SinkRecordMissing(WindowConflict):
         kind = "data interval" if of_interval else "window"
         expected = f"the record of window {after} or of a later one before window {number}"
         again = "clear their tasks" if of_interval else "`reset --to earliest --discard-open` instead"
-        rebind = f"`airflow kafka-spark rebind {pipeline} --not-running --why ...`"
+        rebind = format_command("rebind", pipeline, "--not-running", "--why", "...")
         KafkaSparkError.__init__(
             self,
             f"{place} has no record of pipeline `{pipeline}`, whose {kind} {after} was committed there",
@@ -242,14 +242,15 @@ class ForeignOffsets(WindowConflict):
         if known_cluster and found_cluster and known_cluster != found_cluster:
             known.insert(0, f"Kafka cluster {known_cluster}")
             found.insert(0, f"the connection leads to Kafka cluster {found_cluster}")
-        named = " ".join(sorted(topics)) or "<topics>"
+        only = sorted(topics) or ["<topics>"]
+        reset = format_command("reset", pipeline, "--to", "earliest", "--only", *only, "--group-id", "<group>", "--why", "<why>")
         KafkaSparkError.__init__(
             self,
             f"The sink's record of window {self.window} holds offsets of {', '.join(known)}; {', '.join(found)}",
             expected="offsets of the cluster and the topics that are read, because they show the records in the sink",
             action="Correct the connection if it leads to the wrong cluster. Where Kafka or the topic was created again, records "
-            "that were not read before are lost; to continue with the new one, name the position: `airflow kafka-spark reset "
-            f"{pipeline} --to earliest --only {named} --group-id <group> --why <why>`. `forget` does not help: the sink "
+            "that were not read before are lost; to continue with the new one, name the position: "
+            f"{reset}. `forget` does not help: the sink "
             "keeps its record. A pipeline of data intervals, or a second one on another cluster, needs a `pipeline=` name of "
             "its own",
         )

@@ -44,7 +44,10 @@ split, or the error that ended the reading.
 """
 
 ERROR = "__kafka_error"
-"""The reason why a record could not be transformed; null otherwise."""
+"""The reason why a record could not be transformed, or why a source's row could not be read; null otherwise."""
+
+UNREADABLE = "cannot be read: "
+"""The beginning of the reason why a source's row could not be read."""
 
 ROUTE = "__kafka_route"
 """The topic that a record goes to instead of the sink, and the reason, as JSON; null if it goes to the sink. Only present if a
@@ -324,3 +327,19 @@ def find_column_name_problems(column: str, where: str) -> list[Problem]:
         return []
     found = f"found {column!r}; expected a column's name"
     return [Problem(f"{where}.column", found, "Give it a name, or leave it out: it is `value` then")]
+
+
+def find_text_encoding_problems(where: str, encoding: str) -> list[Problem]:
+    """Return the problem of the option ``encoding``.
+
+    :param where: the argument that has the option.
+    """
+    try:
+        # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
+        b" ".decode(encoding)
+    except UnicodeDecodeError:
+        pass
+    except (LookupError, TypeError, ValueError):
+        found = f"found {encoding!r}; expected a text encoding that Python knows"
+        return [Problem(f"{where}.encoding", found, "Write for instance UTF-8")]
+    return []

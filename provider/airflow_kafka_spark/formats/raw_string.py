@@ -16,6 +16,7 @@ from airflow_kafka_spark.formats.base import (
     Kind,
     find_column_name_problems,
     find_single_column_problems,
+    find_text_encoding_problems,
     make_spark_column,
 )
 
@@ -94,21 +95,7 @@ class String(Format):
 
     def validate(self, where: str) -> list[Problem]:
         """Return the problems of the options."""
-        problems = find_column_name_problems(self.column, where)
-        try:
-            # codecs.lookup is not enough: base64 and rot13 are codecs, too, but do not decode bytes to text.
-            b" ".decode(self.encoding)
-        except UnicodeDecodeError:
-            pass
-        except (LookupError, TypeError, ValueError):
-            problems.append(
-                Problem(
-                    f"{where}.encoding",
-                    f"found {self.encoding!r}; expected a text encoding that Python knows",
-                    "Write for instance UTF-8",
-                )
-            )
-        return problems
+        return [*find_column_name_problems(self.column, where), *find_text_encoding_problems(where, self.encoding)]
 
     def get_arrow_schema(self) -> pa.Schema:
         """Return one nullable string column."""

@@ -200,11 +200,11 @@ class _DdlParser:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens = self._tokens(text)
+        self.tokens = self._split_tokens(text)
         self.next = 0
         self.nesting = 0
 
-    def _tokens(self, text: str) -> list[_Token]:
+    def _split_tokens(self, text: str) -> list[_Token]:
         tokens: list[_Token] = []
         position = 0
         while position < len(text):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, RegistryUnavailable
 from airflow_kafka_spark.hooks.connections import look_up
+from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server_at
 from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient, RegistryRequests
 
 if TYPE_CHECKING:
@@ -99,9 +100,11 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         """Return True if the registry answers within ten seconds, otherwise False, and a message for Airflow's UI."""
         try:
             once = type(self)(self.conn_id)
-            once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), 10)})
+            once.config.update({"max.retries": 0, "timeout": min(float(once.config["timeout"]), TEST_SECONDS)})
             with once._translate_errors("its subjects"):
                 once.client.get_subjects(limit=1)
+        except RegistryUnavailable as e:
+            return False, name_other_server_at(str(e), once.url.split(",")[0])
         except KafkaSparkError as e:
             return False, str(e)
         return True, f"The schema registry at {self.url} answers"

@@ -50,7 +50,15 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
 )
 from airflow_kafka_spark.ledger.group import make_offset_metadata, make_planned_metadata
 from airflow_kafka_spark.ledger.open_transactions import OWNER, make_transactional_id
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerClaim, LedgerTopic, make_unreadable_error
+from airflow_kafka_spark.ledger.topic import (
+    SMALL_RECORD_BYTES,
+    TOPIC,
+    WAIT_FOR_NONE,
+    Hint,
+    LedgerClaim,
+    LedgerTopic,
+    make_unreadable_error,
+)
 from airflow_kafka_spark.windows.binding import Binding, Endpoint
 from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import find_sharing_intervals
@@ -93,8 +101,6 @@ COMPACT = {"compression.type": "zstd", "message.max.bytes": 256 << 20, "batch.si
 the compressed size of a batch, clients the uncompressed size of a record. A large record is a batch of its own."""
 CODECS = {"gzip": "gzip", "lz4": "lz4_raw", "snappy": "snappy", "uncompressed": None}
 """Arrow's names of the codecs that a topic's ``compression.type`` may set; other values keep the producer's codec."""
-SMALL_RECORD_BYTES = 16 << 10
-"""Size in bytes up to which a record fits into any topic, so that its compressed size is not computed."""
 CLOSE_TRIES = 3
 """Maximum number of tries to write the close of a window."""
 FENCE_THREADS = 8
@@ -782,6 +788,9 @@ class Ledger:
         user = KafkaUser.of(self.hook.config, self.hook.conn_id)
         if missing := find_missing_right(cause, user, doing, rights, events=self._events):
             return missing
+        if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            action = f"Raise `max.message.bytes` of topic `{topic}`"
+            return KafkaRefused(self.hook.conn_id, doing, cause.name(), f"a record is too large for topic `{topic}`", action)
         return KafkaUnavailable(self.hook.conn_id, doing, describe_producer_error(error))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client import KeptConsumers
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
@@ -38,6 +39,9 @@ CONFIG = {
     "min.cleanable.dirty.ratio": "0.1",
     "compression.type": "producer",
 }
+
+SMALL_RECORD_BYTES = 16 << 10
+"""Size in bytes up to which a record fits into any topic, so that its compressed size is not computed."""
 
 ABORT_AFTER_SECONDS = 45.0
 """Seconds after which an open transaction of another pipeline is aborted: longer than the timeout of the ledger's own
@@ -203,7 +207,8 @@ class LedgerTopic:
     def ensure(self) -> None:
         """Find the topic, or create it on first use.
 
-        :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines.
+        :raises LedgerUnreadable: the topic exists and is not compacted, so that retention would delete the state of pipelines; or
+            it takes small records only.
         """
         # A topic that was just found missing is not searched for again, which would take a second.
         found = {} if self._was_missing else self.hook.describe_topics([self.name], missing="omit")
@@ -223,6 +228,16 @@ class LedgerTopic:
                 f"its cleanup.policy is `{policy}`",
                 "`compact`, because any other policy deletes the state of pipelines",
                 f"Set `cleanup.policy=compact` on topic `{self.name}`, or name another topic with `ledger_topic`",
+                retryable=False,
+            )
+        largest = int(settings.get("max.message.bytes") or SMALL_RECORD_BYTES)
+        if largest < SMALL_RECORD_BYTES:
+            raise LedgerUnreadable(
+                self.name,
+                f"its max.message.bytes is {largest:,}",
+                f"at least {SMALL_RECORD_BYTES:,}: smaller records of windows are written without a look at it",
+                f"Leave that setting out for topic `{self.name}`, so that it is the brokers' default, or name another topic with "
+                "`ledger_topic`",
                 retryable=False,
             )
         in_sync = int(settings.get("min.insync.replicas") or 1)
@@ -556,7 +571,7 @@ class _StallTimer:
 
     def _error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
-        unblock = f"`airflow kafka-spark unblock {name} --ledger-topic {tp.topic}` ends it, if its producer is known. "
+        unblock = f"{format_command('unblock', name, '--ledger-topic', tp.topic)} ends it, if its producer is known. "
         return LedgerUnreadable(
             tp.topic,
             f"partition {tp.partition} could not be read up to offset {self._end} within {READ_SECONDS:.0f} s"

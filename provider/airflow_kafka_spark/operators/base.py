@@ -47,7 +47,9 @@ from airflow_kafka_spark.errors.arguments import (
     find_type_problems,
     replace_wrong_arguments,
     replace_wrong_types,
+    unwrap_literals,
 )
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators import binding as bindings
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.control import skip_paused, skip_though_invalid
@@ -145,11 +147,11 @@ class WindowOperator(VisibleOperator):
             super().__init__(**kwargs)
         except TypeError as error:
             raise TypeError(f"{error}{find_similar_arguments(type(self), kwargs)}") from error
-        self.sink = sink
+        self.sink = unwrap_literals(sink)
         self.ledger_options = ledger_options
         self.spark_options = spark_options
         self.errors = errors
-        self.transforms = transforms
+        self.transforms = unwrap_literals(transforms)
         self._job: Cancellable | None = None
         self._destination_is_free = False
 
@@ -443,7 +445,7 @@ class WindowOperator(VisibleOperator):
         if not problems:
             return
         found = f"a replay of window {window} is open"
-        give_up = f"To give the replay up, and leave the rows as they are: `airflow kafka-spark skip {window.pipeline}`"
+        give_up = f"To give the replay up, and leave the rows as they are: {format_command('skip', window.pipeline)}"
         action = "No other interval waits for it: its rows stay as they are" if window.interval else give_up
         raise ValidationError([*problems, Problem("on_rerun", found, action)])
 
@@ -645,7 +647,7 @@ class WindowOperator(VisibleOperator):
     def find_spark_problems(self) -> list[Problem]:
         """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
         address of the master or Connect server."""
-        from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason
+        from airflow_kafka_spark.hooks.spark.health import find_master_problem
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
@@ -658,9 +660,9 @@ class WindowOperator(VisibleOperator):
             if reason := find_master_problem(self.spark.master):
                 action = f"Correct the host of the connection `{self.spark.spark_conn_id}`"
                 return [Problem("spark_conn_id", reason, action)]
-            if reason := find_unreachable_reason(self.spark.master):
+            if reason := self.spark.find_unreachable_reason():
                 found = f"{reason} (connection `{self.spark.spark_conn_id}`, master `{self.spark.master}`)"
-                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start it"
+                action = "Set one of them" if self.spark.master.startswith("yarn") else "Start Spark there"
                 return [Problem("spark_conn_id", found, f"{action}, or correct the connection")]
             return []
         except KafkaSparkError as error:

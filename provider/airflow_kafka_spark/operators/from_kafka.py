@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
+from airflow_kafka_spark.errors.arguments import unwrap_literals
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, find_first_cause
@@ -72,11 +73,11 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.control.preview import Preview
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
+    from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.layout import RowLayout
+    from airflow_kafka_spark.jobs.tasks.read import Reading
     from airflow_kafka_spark.ledger.attempt import Ledger
     from airflow_kafka_spark.ledger.beginning import Beginning
-    from airflow_kafka_spark.road.tasks.account import Tolerance
-    from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.road.tasks.read import Reading
     from airflow_kafka_spark.windows.memory import WindowEntry
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class FromKafkaOperator(WindowOperator):
             kwargs.setdefault("max_active_tis_per_dag", None)
         super().__init__(**kwargs)
         self.read_options = read_options
-        self.record_options = record_options
+        self.record_options = unwrap_literals(record_options)
         self.window_options = window_options
         self.follow_options = follow_options
 
@@ -716,7 +717,7 @@ class FromKafkaOperator(WindowOperator):
 
     def layout(self) -> RowLayout:
         """Return the conversion of records to rows."""
-        from airflow_kafka_spark.road.tasks.layout import RowLayout
+        from airflow_kafka_spark.jobs.tasks.layout import RowLayout
 
         return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
 
@@ -728,7 +729,7 @@ class FromKafkaOperator(WindowOperator):
         :param tolerance: the tasks' handling of bad records; None if these fail the window.
         :param sent: offsets of records that earlier attempts at the window have sent elsewhere. Default: none.
         """
-        from airflow_kafka_spark.road.tasks.read import Reading
+        from airflow_kafka_spark.jobs.tasks.read import Reading
 
         options = self.read_options
         return Reading(self.kafka.consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))

@@ -41,6 +41,7 @@ from airflow_kafka_spark.operators.publishing import (
     set_connection,
 )
 from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
+from airflow_kafka_spark.sources.kafka.topics import find_compacted_topics, find_record_without_key
 from airflow_kafka_spark.transforms.options import find_sql_problems
 from airflow_kafka_spark.windows.model import OUTPUT, Applied, OffsetRange, Split, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
@@ -50,10 +51,10 @@ from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_millis
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.jobs.chain import TopicChain
+    from airflow_kafka_spark.jobs.publish import SqlProjection, TopicPlan
+    from airflow_kafka_spark.jobs.tasks.layout import RowLayout
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.chain import TopicChain
-    from airflow_kafka_spark.road.publish import SqlProjection, TopicPlan
-    from airflow_kafka_spark.road.tasks.layout import RowLayout
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -286,7 +287,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         :param sql_alone: True leaves out the sink's key and formats, because they have problems of their own.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        from airflow_kafka_spark.road.publish import SqlProjection, check_change
+        from airflow_kafka_spark.jobs.publish import SqlProjection, check_change
 
         change: SqlProjection | TopicChain = self._chain if self.transforms else self._projection
         if isinstance(change, SqlProjection) and sql_alone:
@@ -362,7 +363,27 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         mixed = find_target_clashes(self.sink.topic, self.errors, self.routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
-        return [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
+        problems = [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
+        return problems or list(self._find_keyless_problems())
+
+    def _find_keyless_problems(self) -> Iterator[Problem]:
+        """Yield a problem if records without a key would be copied to a compacted topic, which takes none.
+
+        Only the newest records are read. A filter or transforms may leave out what has no key, or give it one.
+        """
+        if self.sink.key_columns or self.transforms or self.filter is not None or self.subscription.validate():
+            return
+        target = str(self.sink.topic)
+        try:
+            if not find_compacted_topics(self.kafka, set(self.kafka.describe_topics([target], missing="omit"))):
+                return
+            read = self.kafka.describe_topics(self.resolve(), missing="omit")
+            found = find_record_without_key(self.kafka, set(read) - find_compacted_topics(self.kafka, set(read)))
+        except KafkaSparkError:
+            return  # Brokers that do not answer, and missing rights, are problems of their own.
+        if found:
+            what = f"topic `{target}` is compacted (`cleanup.policy`) and takes no record without a key, as {found} is"
+            yield Problem("sink.key", what, "Name the columns of a key, or a topic that is not compacted")
 
     def _find_partition_problems(self) -> Iterator[Problem]:
         """Yield a problem if records of a partition that is read have no such partition in the target."""
@@ -484,8 +505,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         return tuple(index for index in left if index not in published)
 
     def _publish_splits(self, window: Window, ledger: Ledger, left: tuple[Split, ...]) -> None:
-        from airflow_kafka_spark.road.publish import TopicJob
-        from airflow_kafka_spark.road.tasks.account import Tolerance
+        from airflow_kafka_spark.jobs.publish import TopicJob
+        from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
         letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.list_error_classes())
         # Dead letters are recorded in markers only: a split without a marker has sent none.
@@ -549,7 +570,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _projection(self) -> SqlProjection:
-        from airflow_kafka_spark.road.publish import SqlProjection
+        from airflow_kafka_spark.jobs.publish import SqlProjection
 
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
@@ -558,8 +579,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     @property
     def _chain(self) -> TopicChain:
-        from airflow_kafka_spark.road.chain import SinkChain, TopicChain
-        from airflow_kafka_spark.road.tasks.publish import TopicRules
+        from airflow_kafka_spark.jobs.chain import SinkChain, TopicChain
+        from airflow_kafka_spark.jobs.tasks.publish import TopicRules
         from airflow_kafka_spark.transforms.chain import as_transform
 
         value, key = self.formats
@@ -583,7 +604,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def layout(self) -> RowLayout:
         """Return the conversion of records to rows: the columns for SQL, and those that are carried past it."""
-        from airflow_kafka_spark.road.tasks.layout import RowLayout
+        from airflow_kafka_spark.jobs.tasks.layout import RowLayout
 
         rewrites = self._written is not None
         copies = self.filter is None and not rewrites and not self.sink.key_columns

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+    from airflow_kafka_spark.jobs.chain import SinkChain
+    from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.write import OtherSink
+    from airflow_kafka_spark.jobs.write import ReadWith, SinkJob
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.chain import SinkChain
-    from airflow_kafka_spark.road.tasks.account import Tolerance
-    from airflow_kafka_spark.road.tasks.write import OtherSink
-    from airflow_kafka_spark.road.write import ReadWith, SinkJob
     from airflow_kafka_spark.sinks.base import Shape, WindowWriter
     from airflow_kafka_spark.transforms import Transform
     from airflow_kafka_spark.transforms.chain import TransformLike
@@ -472,7 +472,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         :param left_out: offsets of records that are somewhere else already.
         :param others: the sinks that transforms send records to.
         """
-        from airflow_kafka_spark.road.write import ChainJob, RowJob
+        from airflow_kafka_spark.jobs.write import ChainJob, RowJob
 
         reading = self.make_reading(tolerance, left_out)
         if self.transforms:
@@ -543,7 +543,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
         """Return the plan of some transforms. Equal transforms are planned once, because Spark takes time to analyze them."""
-        from airflow_kafka_spark.road.chain import SinkChain
+        from airflow_kafka_spark.jobs.chain import SinkChain
 
         made = SinkChain(*self.formats, transforms, self.record_options.metadata, null_values)
         known = next((chain for chain in self._chains if chain == made), None)
@@ -627,7 +627,7 @@ class SinkMove:
         :raises Fenced: a newer attempt has taken over.
         """
         from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters
-        from airflow_kafka_spark.road.tasks.account import Tolerance
+        from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
         letters = operator.dead_letters(ledger.parent_pipeline)

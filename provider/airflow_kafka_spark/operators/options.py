@@ -24,7 +24,7 @@ from airflow_kafka_spark.windows.plan import DataLossPolicy
 from airflow_kafka_spark.windows.times import UpstreamCounts, parse_counts
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.write import ReadWith
+    from airflow_kafka_spark.jobs.write import ReadWith
 
 T = TypeVar("T")
 

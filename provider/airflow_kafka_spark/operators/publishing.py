@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
     from airflow_kafka_spark.bad_records.options import ErrorOptions
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.jobs.publish import PublishJob
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.publish import PublishJob
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.publish import ConsumedOffsets, Publisher
 

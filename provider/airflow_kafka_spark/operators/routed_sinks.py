@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRecordMissing, SinkRejected, Unchecked, ValidationError
 from airflow_kafka_spark.errors.arguments import replace_wrong_types
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
@@ -37,7 +38,7 @@ from airflow_kafka_spark.windows.model import (
 if TYPE_CHECKING:
     from airflow_kafka_spark.formats.base import NullValues
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.road.tasks.write import OtherSink
+    from airflow_kafka_spark.jobs.tasks.write import OtherSink
     from airflow_kafka_spark.windows.report import Report
 
 SHOWN = 5
@@ -205,7 +206,7 @@ class RoutedPart:
 
         :raises CountMismatch: there is a row without an offset.
         """
-        from airflow_kafka_spark.road.tasks.write import REFUSED, TAKEN
+        from airflow_kafka_spark.jobs.tasks.write import REFUSED, TAKEN
 
         places = {split.index: split.range.topic_partition for split in self.splits}
         for result in results:
@@ -270,8 +271,8 @@ class RoutedPart:
         """Return the action for a window that no attempt can finish."""
         if self.window.interval:
             return "No other interval waits for this one"
-        command = f"airflow kafka-spark skip {self.pipeline} --not-running --why ..."
-        return f"To keep the rows that were written, and give up the rest of the window: `{command}`"
+        command = format_command("skip", self.pipeline, "--not-running", "--why", "...")
+        return f"To keep the rows that were written, and give up the rest of the window: {command}"
 
     def commit(self) -> None:
         """Make this part visible in its sink, in one step.
@@ -316,7 +317,7 @@ class RoutedSinks:
     def outputs(self) -> tuple[OtherSink, ...]:
         """Return the parts of the sinks that the tasks of the window's job need."""
         from airflow_kafka_spark.formats.base import CAPTURED
-        from airflow_kafka_spark.road.tasks.write import CapturingWriter, OtherSink
+        from airflow_kafka_spark.jobs.tasks.write import CapturingWriter, OtherSink
 
         made = []
         for number, part in enumerate(self.parts):
@@ -331,7 +332,7 @@ class RoutedSinks:
         """
         if not self.parts:
             return list(results)
-        from airflow_kafka_spark.road.tasks.write import OTHERS
+        from airflow_kafka_spark.jobs.tasks.write import OTHERS
         from airflow_kafka_spark.windows.codec import decode_result
 
         found = [[decode_result(text) for text in result.token[OTHERS]] for result in results]

@@ -21,7 +21,8 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems
+from airflow_kafka_spark.errors.arguments import find_choice_problems, unwrap_literals
+from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow
 from airflow_kafka_spark.operators.options import LedgerOptions, SparkOptions
@@ -58,9 +59,9 @@ from airflow_kafka_spark.windows.model import (
 from airflow_kafka_spark.windows.report import Report, format_pass_progress, sum_up_published
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.jobs.chain import SourceChain
+    from airflow_kafka_spark.jobs.write import ReadWith
     from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.road.chain import SourceChain
-    from airflow_kafka_spark.road.write import ReadWith
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
     from airflow_kafka_spark.transforms.chain import TransformLike
 
@@ -121,9 +122,10 @@ class SourceToKafkaOperator(WindowOperator):
         ``spark``, the JVM, for executors without the Python driver of the source, and always with ``transforms``; ``auto``
         (default): ``task`` if both give the same bytes, else ``spark``.
 
-    :param errors_tolerance: treatment of bad rows: those that cannot be transformed, or that do not fit the schema of the sink's
-        ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema). ``none`` (default): a bad row keeps its split from being
-        published, and fails the window. ``all``: the other rows are published.
+    :param errors_tolerance: treatment of bad rows: those of files with bytes that are not in their encoding, that cannot be
+        transformed, or that do not fit the schema of the sink's ``value`` or ``key_format`` (Avro, Protobuf, JsonSchema).
+        ``none`` (default): a bad row keeps its split from being published, and fails the window. ``all``: the other rows are
+        published.
     :param errors_deadletterqueue_topic_name: with ``all``, the topic to which bad rows are sent as JSON, each exactly once: in
         the transaction of its split's records. The topic is created with one partition if it is missing, before anything is
         published. Default None. Templated.
@@ -198,7 +200,7 @@ class SourceToKafkaOperator(WindowOperator):
             spark_options=SparkOptions(spark_conn_id, spark_conf),
             **kwargs,
         )
-        self.source = source
+        self.source = unwrap_literals(source)
         self.read_with = read_with
         self.add_assets(list_asset_uris(source, RowSource), list_topic_uris(self.sink))
 
@@ -281,7 +283,7 @@ class SourceToKafkaOperator(WindowOperator):
         :param cause: the argument whose problem prevents reading the source.
         :raises ValidationError: a transform does not fit its input, or its result cannot be written.
         """
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
 
         shaping = self._chain
         assert shaping is not None
@@ -450,10 +452,8 @@ class SourceToKafkaOperator(WindowOperator):
         to, only = f"committed:{group}", [place.topic for place in places if committed[place]]
         error = LedgerBehind(ledger.pipeline, group, named.number, known, self.ledger_topic, to, only)
         in_part = f"Window {named.number} may be published in part, and is published again by it. " if named.is_planned else ""
-        again = (
-            f"To publish all rows again: `airflow kafka-spark forget {ledger.pipeline} --ledger-topic {self.ledger_topic} "
-            f"--delete-group --group-id {group} --why ...`"
-        )
+        options = ("--ledger-topic", self.ledger_topic, "--delete-group", "--group-id", group, "--why", "...")
+        again = f"To publish all rows again: {format_command('forget', ledger.pipeline, *options)}"
         go_on = f"{error.action}. {in_part}" if named.knows_position else "The position in the source is too long for the group. "
         error.action = f"{go_on}{again}"
         raise error
@@ -524,7 +524,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     def _find_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the kinds of the source's columns, as far as they have one. If only Spark can read the source, it is asked."""
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
 
         if self.source.fixed_kinds:
             return dict(self.source.fixed_kinds)
@@ -543,7 +543,7 @@ class SourceToKafkaOperator(WindowOperator):
         :raises ValidationError: they do not fit, or the resulting records cannot be written.
         :raises KafkaSparkError: the registry does not answer.
         """
-        from airflow_kafka_spark.road.publish import open_session_for
+        from airflow_kafka_spark.jobs.publish import open_session_for
         from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
         sink, chain = self.sink, self._chain
@@ -595,7 +595,7 @@ class SourceToKafkaOperator(WindowOperator):
         return report
 
     def _publish(self, window: Window, ledger: Ledger, left: tuple[int, ...]) -> None:
-        from airflow_kafka_spark.road.publish import SourceJob
+        from airflow_kafka_spark.jobs.publish import SourceJob
 
         chain = self._chain
         if chain is not None:
@@ -618,7 +618,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     @property
     def _chain(self) -> SourceChain | None:
-        from airflow_kafka_spark.road.chain import SourceChain
+        from airflow_kafka_spark.jobs.chain import SourceChain
 
         reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
         return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None

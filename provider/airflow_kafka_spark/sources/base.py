@@ -131,6 +131,11 @@ class RowSource(ABC):
         return {}
 
     @property
+    def may_be_unreadable(self) -> bool:
+        """True if a row may be bad before it is changed or written: see :meth:`frame`."""
+        return False
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Maven coordinates (``group:artifact:version``) that Spark needs to read it; resolved and cached by the hook."""
         return ()
@@ -231,7 +236,8 @@ class RowSource(ABC):
         """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
 
         If the frame has the column :data:`~airflow_kafka_spark.formats.base.END`, the last row of each partition is
-        no row of the source: it has the split's result with its token (``windows/codec.py``), or an error.
+        no row of the source: it has the split's result with its token (``windows/codec.py``), or an error. If it has the column
+        :data:`~airflow_kafka_spark.formats.base.ERROR`, the rows in which that is not null are bad.
 
         :raises SourceRejected: the splits can no longer be read as they were frozen (a file has changed or is gone).
         """

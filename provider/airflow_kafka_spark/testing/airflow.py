@@ -241,7 +241,7 @@ class EmbeddedAirflow(Embedded):
         self._database = self._make_database()
         if self._database is not None:
             self._database.start()
-        self.env = self._environment(log_ports)
+        self.env = self._make_environment(log_ports)
         if self._database is not None:
             self._database.migrate(self.env, lambda: self.cli("db", "migrate"))
         else:
@@ -436,7 +436,7 @@ class EmbeddedAirflow(Embedded):
 
     # --- internals ---
 
-    def _environment(self, log_ports: list[int]) -> dict[str, str]:
+    def _make_environment(self, log_ports: list[int]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW__", "AIRFLOW_HOME"))}
         settings = {
             "CORE__DAGS_FOLDER": self.dags_folder,

@@ -449,7 +449,7 @@ class EmbeddedKafka(Embedded):
     @property
     def bootstrap_servers(self) -> str:
         """``host:port`` of every broker's listener for clients, separated by commas."""
-        return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._started())
+        return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._get_brokers())
 
     def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
@@ -489,14 +489,14 @@ class EmbeddedKafka(Embedded):
             replication_factor=replication or self._count,
             config={key: str(value) for key, value in (config or {}).items()},
         )
-        if not processes.wait_until(lambda: self._created(topic), _TOPIC_SECONDS):
+        if not processes.wait_until(lambda: self._create(topic), _TOPIC_SECONDS):
             raise ServerFailed(
                 "Kafka", f"the topic {name} is not created: no broker was taken for alive in {_TOPIC_SECONDS:.0f} s"
             )
         if not processes.wait_until(lambda: self._is_led(name, partitions), _TOPIC_SECONDS):
             raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after {_TOPIC_SECONDS:.0f} s")
 
-    def _created(self, topic: NewTopic) -> bool:
+    def _create(self, topic: NewTopic) -> bool:
         from confluent_kafka import KafkaException
 
         try:
@@ -533,7 +533,7 @@ class EmbeddedKafka(Embedded):
 
         def is_gone() -> bool:
             # A broker that does not answer does not show that the topic is deleted.
-            metadata = self._metadata()  # of all topics: a broker may create one that is asked for by name
+            metadata = self._read_metadata()  # of all topics: a broker may create one that is asked for by name
             return metadata is not None and name not in metadata.topics
 
         if not processes.wait_until(is_gone, _TOPIC_SECONDS):
@@ -543,7 +543,7 @@ class EmbeddedKafka(Embedded):
 
     def broker(self, number: int = 0) -> Broker:
         """Return a broker in its present state."""
-        return self._started()[number]
+        return self._get_brokers()[number]
 
     def kill(self, number: int = 0) -> None:
         """Kill a broker (SIGKILL), and wait for its end. Its data are kept."""
@@ -558,7 +558,7 @@ class EmbeddedKafka(Embedded):
 
     def resume(self, number: int = 0) -> None:
         """Continue a paused broker (SIGCONT)."""
-        self._signal(number, signal.SIGCONT)
+        self._send_signal(number, signal.SIGCONT)
         self._paused.discard(number)
 
     def restart(self, number: int = 0) -> None:
@@ -580,7 +580,7 @@ class EmbeddedKafka(Embedded):
     def _certificates(self) -> Path:
         return self._files / "tls"
 
-    def _started(self) -> list[Broker]:
+    def _get_brokers(self) -> list[Broker]:
         if self._supervisor is None:
             raise ServerFailed("Kafka", "it was not started, or was stopped")
         return self._brokers
@@ -644,7 +644,7 @@ class EmbeddedKafka(Embedded):
             return replicas <= set(partition.isrs)
 
         def serves() -> bool:
-            metadata = self._metadata()
+            metadata = self._read_metadata()
             if metadata is None or not wanted <= set(metadata.brokers) or metadata.controller_id < 0:
                 return False
             return all(settled(partition) for topic in metadata.topics.values() for partition in topic.partitions.values())
@@ -666,7 +666,7 @@ class EmbeddedKafka(Embedded):
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
-            ports = [broker.internal_port if self.security else broker.port for broker in self._started()]
+            ports = [broker.internal_port if self.security else broker.port for broker in self._get_brokers()]
             settings: dict[str, Any] = {
                 "bootstrap.servers": ",".join(f"{processes.LOOPBACK}:{port}" for port in ports),
                 "reconnect.backoff.max.ms": 200,
@@ -676,7 +676,7 @@ class EmbeddedKafka(Embedded):
             self._admin_client = AdminClient(settings)
         return self._admin_client
 
-    def _metadata(self, topic: str | None = None) -> Any:
+    def _read_metadata(self, topic: str | None = None) -> Any:
         """Return the metadata of the cluster.
 
         :param topic: the only topic to request, because a broker that has run hundreds of tests has thousands of partitions.
@@ -689,7 +689,7 @@ class EmbeddedKafka(Embedded):
             return None
 
     def _is_led(self, name: str, partitions: int) -> bool:
-        metadata = self._metadata(name)
+        metadata = self._read_metadata(name)
         topic = metadata.topics.get(name) if metadata is not None else None
         if topic is None or len(topic.partitions) < partitions or any(p.leader < 0 for p in topic.partitions.values()):
             return False
@@ -714,7 +714,7 @@ class EmbeddedKafka(Embedded):
         if broker.process is not None:
             broker.process.end(stop_signal=stop_signal, seconds=15)
 
-    def _signal(self, number: int, what: int) -> None:
+    def _send_signal(self, number: int, what: int) -> None:
         broker = self.broker(number)
         if broker.process is None or not broker.process.signal(what):
             raise self._make_failure(broker)

@@ -84,19 +84,19 @@ class EmbeddedPostgres(Embedded):
     @property
     def port(self) -> int:
         """The TCP port, which `restart` keeps."""
-        self._started()
+        self._get_server()
         return self._port
 
     @property
     def password(self) -> str:
         """The password of the superuser; each data directory has another one."""
-        self._started()
+        self._get_server()
         return self._password
 
     @property
     def pid(self) -> int:
         """The process id of the postmaster."""
-        return self._started().pid
+        return self._get_server().pid
 
     @property
     def running(self) -> bool:
@@ -152,7 +152,7 @@ class EmbeddedPostgres(Embedded):
         """Kill the whole server (SIGKILL), as in a power failure with an intact disk, and wait for its end."""
         import psutil
 
-        server = self._started()
+        server = self._get_server()
         # A stopped postmaster neither starts nor reaps children, so the list is complete and the ids are not reused.
         if not server.signal(signal.SIGSTOP):
             return
@@ -168,10 +168,10 @@ class EmbeddedPostgres(Embedded):
     def restart(self) -> None:
         """Start the server again, on its port and data, and return when it has recovered. A running one is ended first."""
         # The server writes everything to disk before it ends. If it were killed meanwhile, its children would hold its data.
-        self._started().end(stop_signal=signal.SIGINT, seconds=60)
+        self._get_server().end(stop_signal=signal.SIGINT, seconds=60)
         self._launch()
         if not self._accepts():
-            raise self._make_failure(self._started())
+            raise self._make_failure(self._get_server())
 
     # --- internals ---
 
@@ -179,7 +179,7 @@ class EmbeddedPostgres(Embedded):
     def _data(self) -> Path:
         return self._files / "pgdata"
 
-    def _started(self) -> processes.ServerProcess:
+    def _get_server(self) -> processes.ServerProcess:
         if self._supervisor is None or self._server is None:
             raise ServerFailed("PostgreSQL", "it was not started, or was stopped")
         return self._server
@@ -238,14 +238,14 @@ class EmbeddedPostgres(Embedded):
         if self._accepts():
             return True
         if last_attempt or "Address already in use" not in processes.read_tail(self.log, 50):
-            raise self._make_failure(self._started())
+            raise self._make_failure(self._get_server())
         self.log.unlink(missing_ok=True)
         return False
 
     def _accepts(self) -> bool:
         """Wait until the server accepts connections. Return False if it has ended, or if the time is over."""
         psycopg = _import_psycopg()
-        server = self._started()
+        server = self._get_server()
 
         def connects() -> bool:
             try:

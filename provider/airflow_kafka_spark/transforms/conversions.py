@@ -205,7 +205,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
             what = f"found {self.spec!r}; expected `field:type` pairs, or one type for the whole {self.of}"
             return [*problems, Problem(f"{where}.spec", what, f"The types are {known}")]
         try:
-            wanted = self._wanted()
+            wanted = self._parse_wanted()
         except ValueError as error:
             return [*problems, Problem(f"{where}.spec", str(error), f"The types are {known}")]
         for name, target in wanted.items():
@@ -214,7 +214,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
                 problems.append(Problem(f"{where}.spec", what, "Correct it"))
         return problems
 
-    def _wanted(self) -> dict[str, str]:
+    def _parse_wanted(self) -> dict[str, str]:
         """Return field -> type; an empty name stands for the whole key or value."""
         if isinstance(self.spec, Mapping):
             if "" in self.spec and len(self.spec) > 1:
@@ -230,19 +230,21 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        wanted = self._wanted()
+        wanted = self._parse_wanted()
         whole = F.col(self.of)
         if "" in wanted:
             had = record.get_type_of(self.of)
             new = self._cast(whole, had, wanted[""], f"the {self.of}")
-            return {self.of: new, "error": self._error(whole, new, had, wanted[""], f"the {self.of}")}
+            return {self.of: new, "error": self._make_error(whole, new, had, wanted[""], f"the {self.of}")}
         fields = record.require_fields(self.of, "spec", list(wanted))
         made = {n: self._cast(whole.getField(n), fields[n], target, f"the field `{n}`") for n, target in wanted.items()}
-        errors = [self._error(whole.getField(n), made[n], fields[n], target, f"the field `{n}`") for n, target in wanted.items()]
+        errors = [
+            self._make_error(whole.getField(n), made[n], fields[n], target, f"the field `{n}`") for n, target in wanted.items()
+        ]
         all_fields = {n: made.get(n, whole.getField(n)) for n in fields}
         return {self.of: rebuild_struct(whole, all_fields), "error": F.coalesce(*errors)}
 
-    def _error(self, column: Column, made: Column, had: DataType, target: str, what: str) -> Column:
+    def _make_error(self, column: Column, made: Column, had: DataType, target: str, what: str) -> Column:
         from pyspark.sql import functions as F
 
         failed = column.isNotNull() & made.isNull()
@@ -345,15 +347,18 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         whole = F.col(self.of)
         if not self.field:
             had = record.get_type_of(self.of)
-            made = self._written(self._read(whole, had, f"the {self.of}"))
-            return {self.of: made, "error": self._error(whole, made, had, f"the {self.of}")}
+            made = self._format_moment(self._read(whole, had, f"the {self.of}"))
+            return {self.of: made, "error": self._make_error(whole, made, had, f"the {self.of}")}
         fields = record.require_fields(self.of, "field", [self.field])
         had, column = fields[self.field], whole.getField(self.field)
-        made = self._written(self._read(column, had, f"the field `{self.field}`"))
+        made = self._format_moment(self._read(column, had, f"the field `{self.field}`"))
         all_fields = {n: made if n == self.field else whole.getField(n) for n in fields}
-        return {self.of: rebuild_struct(whole, all_fields), "error": self._error(column, made, had, f"the field `{self.field}`")}
+        return {
+            self.of: rebuild_struct(whole, all_fields),
+            "error": self._make_error(column, made, had, f"the field `{self.field}`"),
+        }
 
-    def _error(self, column: Column, made: Column, had: DataType, what: str) -> Column:
+    def _make_error(self, column: Column, made: Column, had: DataType, what: str) -> Column:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StringType
 
@@ -392,7 +397,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
         per_milli = {"milliseconds": 1, "microseconds": 1000, "nanoseconds": 1000000}[self.unix_precision]
         return _divide(column, per_milli)
 
-    def _written(self, moment: Column) -> Column:
+    def _format_moment(self, moment: Column) -> Column:
         from pyspark.sql import functions as F
 
         if self.target_type == "string":

@@ -44,19 +44,19 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.field_syntax_version", what, "Correct it"))
         elif not problems:
             try:
-                self._path()
+                self._split_path()
             except ValueError as error:
                 problems.append(Problem(f"{where}.field", str(error), "Close it, or write a backslash before it"))
         return problems
 
-    def _path(self) -> list[str]:
+    def _split_path(self) -> list[str]:
         return [self.field] if self.field_syntax_version == "V1" else parse_path(self.field)
 
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
-        first, *rest = self._path()
+        first, *rest = self._split_path()
         found: DataType = record.require_fields(self.of, "field", [first])[first]
         column = F.col(self.of).getField(first)
         for name in rest:
@@ -86,11 +86,11 @@ class Flatten(KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
-        flat = list(self._flat(whole, record.fields(self.of, "of"), ""))
+        flat = list(self._flatten(whole, record.fields(self.of, "of"), ""))
         require_unique("delimiter", (name for name, _ in flat), "Choose another delimiter, or rename a field before")
         return {self.of: rebuild_struct(whole, dict(flat))}
 
-    def _flat(self, whole: Column, fields: Mapping[str, DataType], prefix: str) -> Iterator[tuple[str, Column]]:
+    def _flatten(self, whole: Column, fields: Mapping[str, DataType], prefix: str) -> Iterator[tuple[str, Column]]:
         from pyspark.sql.types import MapType, StructType
 
         for name, found in fields.items():
@@ -100,7 +100,7 @@ class Flatten(KeyOrValueTransform):
                 raise ValidationError([Problem("of", what, "Declare it as a struct, or leave it out with ReplaceField")])
             if isinstance(found, StructType):
                 inner = {f.name: f.dataType for f in found}
-                yield from self._flat(whole.getField(name), inner, f"{path}{self.delimiter}" if path else "")
+                yield from self._flatten(whole.getField(name), inner, f"{path}{self.delimiter}" if path else "")
             else:
                 yield path, whole.getField(name)
 
@@ -148,7 +148,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
 
     def validate(self, where: str) -> list[Problem]:
         problems = super().validate(where)
-        given = self._given()
+        given = self._list_given()
         if not given:
             problems.append(Problem(where, "found no field to insert; expected at least one", "Name for instance `topic_field`"))
         for option, spec in given.items():
@@ -161,7 +161,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.static_value", what, "Write it as a text; a later Cast converts it to a number"))
         return problems
 
-    def _given(self) -> dict[str, str]:
+    def _list_given(self) -> dict[str, str]:
         options = ("topic", "partition", "offset", "timestamp", "static")
         given = {option: getattr(self, f"{option}_field") for option in options}
         return {option: spec for option, spec in given.items() if spec is not None}
@@ -171,8 +171,8 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
 
         whole = F.col(self.of)
         new, errors = {}, []
-        names = {option: _parse_field_name(spec) for option, spec in self._given().items()}
-        for option, spec in self._given().items():
+        names = {option: _parse_field_name(spec) for option, spec in self._list_given().items()}
+        for option, spec in self._list_given().items():
             name = names[option]
             new[name] = F.lit(self.static_value) if option == "static" else F.col(option)
             if spec.endswith("!"):
@@ -297,7 +297,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
 
         names = parse_names(self.fields)
         fields = record.require_fields(self.of, "fields", names)
-        masks = {name: self._mask(name, fields[name]) for name in names}
+        masks = {name: self._make_mask(name, fields[name]) for name in names}
         problems = [mask for mask in masks.values() if isinstance(mask, Problem)]
         if problems:
             raise ValidationError(problems)
@@ -306,7 +306,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
         made |= {n: F.when(made[n].isNotNull(), m) for n, m in masks.items() if not isinstance(m, Problem)}
         return {self.of: rebuild_struct(whole, made), "error": self.make_missing_value_error()}
 
-    def _mask(self, name: str, found: DataType) -> Column | Problem:
+    def _make_mask(self, name: str, found: DataType) -> Column | Problem:
         kind = found.simpleString()
         mask = find_neutral_value(found) if self.replacement is None else _make_replacement_value(self.replacement, found)
         if mask is not None:

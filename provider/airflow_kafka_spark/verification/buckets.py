@@ -116,13 +116,13 @@ class BucketComparison:
         expected = [self.work.run_with_retries(side.estimate_row_count) for side in sides]
         buckets = Buckets(min(MOST, max(FEWEST, max(expected) // READ_ROWS)))
         progress = ProgressLog(sum(expected))
-        source, sink = (self._sums(side, buckets, progress) for side in sides)
+        source, sink = (self._compute_sums(side, buckets, progress) for side in sides)
         return BucketResult(_count_rows(source.values()), _count_rows(sink.values()), buckets, _find_differing(source, sink))
 
     def differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
         """Return the chosen buckets that still differ."""
         some = buckets.only(chosen)
-        return _find_differing(self._sums(self.source, some), self._sums(self.sink, some))
+        return _find_differing(self._compute_sums(self.source, some), self._compute_sums(self.sink, some))
 
     def name_differences(self, buckets: Buckets, chosen: frozenset[int], findings: Findings) -> int:
         """Find the rows that differ in the chosen buckets.
@@ -131,7 +131,7 @@ class BucketComparison:
         """
         while chosen:
             some = buckets.divided(chosen) if len(chosen) <= DIVIDED_BUCKETS else buckets.only(chosen)
-            source, sink = self._sums(self.source, some), self._sums(self.sink, some)
+            source, sink = self._compute_sums(self.source, some), self._compute_sums(self.sink, some)
             buckets, chosen = some, _find_differing(source, sink)
             sizes = {number: max(_get_size(source, number), _get_size(sink, number)) for number in chosen}
             # Rows with equal keys have equal hashes, so no division separates them.
@@ -149,10 +149,10 @@ class BucketComparison:
             while left and sum(map(sizes.__getitem__, taken)) + sizes[left[-1]] <= ROUND_ROWS:
                 taken.append(left.pop())
             some = buckets.only(taken)
-            findings.compare(self._rows(self.source, some), self._rows(self.sink, some))
+            findings.compare(self._read_rows(self.source, some), self._read_rows(self.sink, some))
         return len(left)
 
-    def _sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
+    def _compute_sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
         total: BucketSums = {}
         for _, found in self.work.each(lambda piece: side.sum_buckets(piece, buckets), side.pieces()):
             for number, sums in found.items():
@@ -161,7 +161,7 @@ class BucketComparison:
                 progress.add(_count_rows(found.values()))
         return total
 
-    def _rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
+    def _read_rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
         for _, rows in self.work.each(lambda piece: side.read_bucket_rows(piece, buckets), side.pieces()):
             yield from rows
 

@@ -455,9 +455,9 @@ class DatabaseSide:
             conditions.append(order.make_null_condition() or "1 = 0")
         else:
             conditions += order.make_not_null_condition()
-            conditions += [order.after(self._native(order, chunk.after))] if chunk.after is not None else []
-            conditions += [order.up_to(self._native(order, chunk.upto))] if chunk.upto is not None else []
+            conditions += [order.after(self._convert_key(order, chunk.after))] if chunk.after is not None else []
+            conditions += [order.up_to(self._convert_key(order, chunk.upto))] if chunk.upto is not None else []
         return self.relation.sql + (f" WHERE {' AND '.join(f'({c})' for c in conditions)}" if conditions else "")
 
-    def _native(self, order: SplitOrder, key: Sequence[str]) -> list[str]:
+    def _convert_key(self, order: SplitOrder, key: Sequence[str]) -> list[str]:
         return [self.sql.key_from_neutral(self.sql.family(column), text) for column, text in zip(order.columns, key, strict=True)]

@@ -202,22 +202,22 @@ class LakeSide:
         doing = "listing its files"
         with _errors(self.sink, doing):
             if isinstance(self.sink, DeltaSink):
-                yield from self._delta(self.sink, doing)
+                yield from self._list_delta(self.sink, doing)
             elif isinstance(self.sink, FilesSink):
-                yield from self._files(self.sink)
+                yield from self._list_files(self.sink)
             else:
-                yield from self._iceberg(self.sink, doing)
+                yield from self._list_iceberg(self.sink, doing)
 
     def sum_buckets(self, piece: Piece, buckets: Buckets) -> BucketSums:
         total: BucketSums = {}
-        for number, row in self._rows(piece, buckets):
+        for number, row in self._read_rows(piece, buckets):
             add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
         return total
 
     def read_bucket_rows(self, piece: Piece, buckets: Buckets) -> list[CanonicalRow]:
-        return [row for _, row in self._rows(piece, buckets)]
+        return [row for _, row in self._read_rows(piece, buckets)]
 
-    def _rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
+    def _read_rows(self, piece: Piece, buckets: Buckets) -> Iterator[tuple[int, CanonicalRow]]:
         key = self.forms[: self.key]
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
@@ -226,7 +226,7 @@ class LakeSide:
                     if number is not None:
                         yield number, row
 
-    def _files(self, sink: FilesSink) -> Iterator[Piece]:
+    def _list_files(self, sink: FilesSink) -> Iterator[Piece]:
         """Yield each file."""
         import pyarrow.dataset as ds
 
@@ -238,7 +238,7 @@ class LakeSide:
                 opened(), schema=schema, columns=list(self.columns), use_threads=False
             ).to_batches()
 
-    def _delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
+    def _list_delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
         """Yield the whole table. deltalake's query engine reads its files in parallel."""
         from deltalake import QueryBuilder
 
@@ -256,7 +256,7 @@ class LakeSide:
 
         yield read
 
-    def _iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
+    def _list_iceberg(self, sink: IcebergSink, doing: str) -> Iterator[Piece]:
         """Yield each data file, with its delete files."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.expressions.visitors import bind, extract_field_ids

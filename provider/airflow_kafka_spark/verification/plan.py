@@ -112,7 +112,7 @@ def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, li
     assert isinstance(table, JdbcSource)
     # The sink needs no key, and it may have columns that are not compared.
     problems = [problem for problem in table.validate() if problem.where != "source.key"]
-    problems = [_as_sink_problem(problem) for problem in problems if not problem.where.startswith("source column ")]
+    problems = [_make_sink_problem(problem) for problem in problems if not problem.where.startswith("source column ")]
     if problems:
         return None, problems
     database = table.database()
@@ -120,7 +120,7 @@ def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, li
         return DatabaseTable.of(database, session, table), list(_find_encoding_problems("sink", session))
 
 
-def _as_sink_problem(problem: Problem) -> Problem:
+def _make_sink_problem(problem: Problem) -> Problem:
     """Return a problem of the sink's table under the sink's argument. The table is read by a source."""
     if isinstance(problem, Unchecked):
         return Unchecked(problem.where.replace("source", "sink", 1), problem.what.replace("source", "sink", 1))
@@ -193,7 +193,7 @@ class _Planning:
     def plan(self) -> tuple[VerificationPlan | None, list[Problem]]:
         key = tuple(self.options.source.key) or self.ours.relation.key
         problems = list(self._find_naming_problems(key))
-        pairs, wrong = self._pair_columns(self._names(key))
+        pairs, wrong = self._pair_columns(self._select_names(key))
         problems += wrong
         if problems:
             return None, problems
@@ -213,7 +213,7 @@ class _Planning:
         ranges = not problems and isinstance(sink, DatabaseSide) and self._can_compare_by_ranges(source, sink)
         return (None if problems else VerificationPlan(source, sink, ranges)), problems
 
-    def _names(self, key: Sequence[str]) -> tuple[str, ...]:
+    def _select_names(self, key: Sequence[str]) -> tuple[str, ...]:
         """Return the source's columns that are compared, the key's columns first."""
         names = self.options.source.include_columns
         names = self.ours.columns if names is None else names

@@ -90,7 +90,7 @@ class RangeComparison:
         """
         with self.source.session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
-        for chunk, (source, sink) in self.work.each(self.both, self._chunks(state)):
+        for chunk, (source, sink) in self.work.each(self.both, self._list_chunks(state)):
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
@@ -98,7 +98,7 @@ class RangeComparison:
             if state.after is not None:
                 saved(state)
 
-    def _chunks(self, state: ScanState) -> Iterator[Chunk]:
+    def _list_chunks(self, state: ScanState) -> Iterator[Chunk]:
         if (self.source.has_nulls() or self.sink.has_nulls()) and state.after is None:
             yield Chunk(nulls=True)
         yield from self._cut(Chunk(state.after), self.source, self.chunk_rows)

@@ -7,6 +7,7 @@ refused (:func:`refuse_foreign`).
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -86,10 +87,11 @@ def _make_reset_command(previous: Applied, window: Window) -> str:
             return ""
         if starts.get(r.topic_partition, r.end) > r.end:
             ends.setdefault(r.topic, {})[str(r.partition)] = r.end
+    reset = f"airflow kafka-spark reset {shlex.quote(window.pipeline)}"
     if sum(map(len, ends.values())) > SHOWN_PARTITIONS:
-        return f"airflow kafka-spark reset {window.pipeline} --to <the offsets that are named above> --discard-open --why ..."
+        return f"{reset} --to <the offsets that are named above> --discard-open --why ..."
     to = json.dumps(ends)
-    return f"airflow kafka-spark reset {window.pipeline} --to '{to}' --discard-open --why ..." if ends else ""
+    return f"{reset} --to '{to}' --discard-open --why ..." if ends else ""
 
 
 def refuse_other(applied: Applied, window: Window, place: str) -> None:

@@ -53,6 +53,7 @@ def format_instant(milliseconds: int) -> str:
 
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
+MICROSECONDS_OF_DAY = 1000 * DAY
 WIDTHS = (100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 30 * DAY, 360 * DAY)
 """Widths of buckets in milliseconds. Each is a multiple of the ones before it."""
 MAX_BUCKETS = 500

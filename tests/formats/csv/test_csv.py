@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime as dt
 import io
@@ -41,6 +42,9 @@ CASES = {
     "csv of one column": Case(
         Csv("t timestamp", timestamp_format="dd/MM/yyyy HH:mm"), (b"", b"05/11/2026 07:08", b"\n"), (b'""', b"1")
     ),
+    "csv of windows-1252": Case(
+        Csv("s string, n int", encoding="windows-1252"), (b"Zo\xeb,1", b'"\x80\n",2', b"a,3"), (b"\x81,1", b"a,\xeb")
+    ),
 }  # fmt: skip
 
 
@@ -53,7 +57,7 @@ def test_contract(case: Case, check: Callable[[Case], None]) -> None:
 
 def disagreement(format: Csv, values: Sequence[bytes | None]) -> str:
     """Return the differences of both implementations; even the smallest batch goes to Arrow first."""
-    decoder = CsvDecoder(format.columns, format.dialect, format.timestamp_format, few=0)
+    decoder = CsvDecoder(format.columns, format.dialect, format.timestamp_format, codecs.lookup(format.encoding).name, few=0)
     fast, reference = decoder.decode(values), decoder.decode_row_wise(values)
     fast.batch.validate(full=True)
     one, other = ([repr(row) for row in d.batch.to_pylist()] for d in (fast, reference))
@@ -379,3 +383,15 @@ def test_spark_writes_the_same_as_a_task(spark: SparkSession) -> None:
     assert line.startswith(b'"02.01.2026, 03:04:05.000006","a""')
     with pytest.raises(Exception, match="a field of CSV holds no array"):
         frame.selectExpr("array(id) AS a").select(own.encode(["a"])).collect()
+
+
+def test_other_encodings() -> None:
+    """Each record is decoded by itself; what is not in the encoding is bad, and never replaced."""
+    utf16 = Csv("s string, n int", encoding="UTF-16")
+    rows, bad = decode(utf16, "Zoë,1".encode("utf-16"), b"\x00", "ë,2".encode("utf-16"))
+    assert [row["s"] for row in rows] == ["Zoë", None, "ë"] and bad == {1: "not UTF-16: byte 0x00 at position 0"}
+    assert decode(Csv("s string", encoding="cp1252"), b"Zo\xeb \x81")[1] == {0: "not CP1252: byte 0x81 at position 4"}
+    [wrong] = utf16.find_encoding_problems("sink.value", ["s"])
+    assert (wrong.where, wrong.what) == ("sink.value.encoding", "`UTF-16` is read, not written")
+    [unknown] = Csv("s string", encoding="base64").validate("value")
+    assert (unknown.where, unknown.what) == ("value.encoding", "found 'base64'; expected a text encoding that Python knows")

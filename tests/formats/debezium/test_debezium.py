@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import random
@@ -115,7 +116,7 @@ def test_a_row_is_what_stands_after_the_change(format: type[Json], write: Write)
 def test_a_delete_event_is_a_delete_and_so_is_its_tombstone(format: type[Json], write: Write) -> None:
     decoded = decode(Debezium(format(CUSTOMERS)), write(CREATE), write(DELETE), None, write(DELETE_OF_KEY), write(event("d")))
     assert decoded.deleted is not None and decoded.deleted.to_pylist() == [False, True, False, True, True]
-    # A missing value is for the reader to see: it stays what it is, not left out.
+    # A missing value stays visible: it is not left out.
     assert (decoded.bad, decoded.left_out) == ((), ())
 
 
@@ -145,7 +146,7 @@ def test_the_tombstone_after_a_delete_event_can_be_the_delete_or_not(format: typ
     values = (write(UPDATE), write(DELETE), None)
     decoded = decode(Debezium(format(CUSTOMERS), "rewrite-with-tombstone"), *values)
     assert decoded.batch.to_pylist()[1] == ANNE_MARIE | {"__deleted": "true"}
-    # The tombstone stays what it is.
+    # The tombstone stays a tombstone.
     assert (decoded.bad, decoded.deleted, decoded.left_out) == ((), None, ())
     decoded = decode(Debezium(format(CUSTOMERS), "delete-to-tombstone"), *values)
     assert decoded.deleted is not None and decoded.deleted.to_pylist() == [False, True, False]
@@ -172,7 +173,7 @@ def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(
     decoded = decode(Debezium(format(CUSTOMERS)), write(MESSAGE), write(TRUNCATE), write(CREATE))
     assert decoded.left_out == (0,)
     ((at, reason),) = decoded.bad
-    assert at == 1 and "truncated" in reason
+    assert at == 1 and "truncate of the table" in reason
     decoded = decode(Debezium(format(CUSTOMERS), truncates="ignore"), write(MESSAGE), write(TRUNCATE))
     assert (decoded.left_out, decoded.bad) == ((0, 1), ())
 
@@ -189,7 +190,7 @@ def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(
                 "`op` is 'x'",
                 "`op` is missing",
                 "`op` is missing",
-                "truncated",
+                "truncate of the table",
                 "column `after.first_name`: missing",
                 'column `after.id`: found "1", expected int',
                 "`op` is missing; expected a change event of Debezium",
@@ -202,6 +203,32 @@ def test_messages_are_no_rows_and_truncates_are_bad_unless_configured_otherwise(
 def test_what_is_bad(format: type[Json], write: Write, broken: dict[str, Any], expected: str) -> None:
     ((at, reason),) = decode(Debezium(format(CUSTOMERS)), write(CREATE), write(broken), None, write(CREATE)).bad
     assert at == 1 and expected in reason
+
+
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def test_a_value_that_the_log_does_not_hold_is_never_written() -> None:
+    schema = "id int, note string, raw binary, list array<string>, numbers array<int>"
+    row = {"id": 1, "note": "n", "raw": "eA==", "list": ["a"], "numbers": [1]}
+    raw = base64.b64encode(PLACEHOLDER.encode()).decode()
+    missing = [{"note": PLACEHOLDER}, {"raw": raw}, {"list": [PLACEHOLDER]}]
+    there: list[dict[str, Any]] = [{}, {"note": f"{PLACEHOLDER}s"}, {"list": [PLACEHOLDER, "a"]}, {"list": None, "note": None}]
+    events = [plain(event("u", after=row | part)) for part in (*missing, *there)]
+    found = decode(Debezium(Json(schema)), *events)
+    names = ("note", "raw", "list")
+    assert [(at, reason.partition(",")[0]) for at, reason in found.bad] == [
+        (at, f"the event does not hold the value of `{name}`") for at, name in enumerate(names)
+    ]
+    assert all("REPLICA IDENTITY FULL" in reason for _, reason in found.bad)
+    rows = found.batch.to_pylist()
+    assert [r["id"] for r in rows] == [None] * 3 + [1] * 4 and rows[4]["note"] == f"{PLACEHOLDER}s"
+    other = decode(Debezium(Json(schema), unavailable_value_placeholder="n"), *events)
+    assert [at for at, _ in other.bad] == [1, 2, 3, 5]
+    taken = decode(Debezium(Json(schema), unavailable_value_placeholder=None), *events)
+    assert taken.bad == () and [r["note"] for r in taken.batch.to_pylist()][:2] == [PLACEHOLDER, "n"]
+    deleted = decode(Debezium(Json(schema), "rewrite"), plain(event("d", row)), events[0], events[3])
+    assert [at for at, _ in deleted.bad] == [1] and [r["__deleted"] for r in deleted.batch.to_pylist()] == ["true", None, "false"]
 
 
 def test_plain_json_names_the_format_that_reads_an_event_in_connects_envelope() -> None:
@@ -375,6 +402,7 @@ def test_events_in_avro_are_read_as_connects_converter_writes_them(mode: str) ->
         ({"add_fields": ("op", "op")}, "add_fields"),
         ({"add_fields": ("op:a",), "add_fields_prefix": ""}, "add_fields"),
         ({"truncates": "do"}, "truncates"),
+        ({"unavailable_value_placeholder": ""}, "unavailable_value_placeholder"),
         ({"timestamps": "seconds"}, "timestamps"),
         ({"decimals": None}, "decimals"),
     ],

@@ -340,7 +340,7 @@ def test_schemas_that_change_with_every_record_are_read_as_well() -> None:
     schemas = [struct(a="int32", **{f"x{n}": "string"}) for n in range(300)]
     values = [record(schema, {"a": n}) for n, schema in enumerate(schemas)]
     decoded = both(JsonEnvelope("a int"), *values)
-    # Where the payload comes first, or spaces differ, no record begins like another.
+    # If the payload comes first, or spaces differ, no record begins like another.
     for n in range(60, 80):
         values[n] = json.dumps({"payload": {"a": n}, "schema": schemas[n]}).encode()
     values[100:] = [b'{"schema":null,' + b" " * n + b'"payload":{"a":%d}}' % n for n in range(100, 300)]

@@ -187,7 +187,7 @@ def test_no_record_ends_in_another_by_a_guessed_separator() -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        # Arrow 16 to 26 reads foreign memory for these, and is right, wrong or killed.
+        # For these values, Arrow 16 to 26 reads memory out of bounds, and returns a right result, a wrong result, or crashes.
         *(
             ("a decimal(5,2)", f"{q}{digits}e-{exponent}{q}")
             for q in ("", '"')
@@ -205,7 +205,7 @@ def test_no_record_ends_in_another_by_a_guessed_separator() -> None:
         ("a array<decimal(5,2)>", "[1 , 5e-4000 ]"),
         ("a struct<b:decimal(5,2)>", '{"b" : "5e-4000"\t}'),
         ("a decimal(5,2)", "5e-4000\n"),
-        # And for these its product overflows without a word.
+        # For these values its product overflows without an error.
         *(
             (f"a decimal(38,{scale})", number)
             for scale in (10, 20, 37, 38)
@@ -216,7 +216,7 @@ def test_no_record_ends_in_another_by_a_guessed_separator() -> None:
             for digits in ("1", "12345678901", "9" * 38)
             for exponent in (1, 9, 27, 36, 37, 38, 39, 77, 2**31, 2**32, 2**64)
         ),
-        # Too large for a float, and to Arrow infinite: 1e309 it refuses, these not.
+        # Too large for a float. Arrow refuses 1e309, and reads these as infinite.
         *(
             (f"a {kind}", sign + number)
             for kind in ("double", "float")
@@ -373,7 +373,7 @@ def test_bad_records_are_sifted_out_of_good_ones_that_are_not_written_as_usual(p
     places = range(50, MANY, 100)
     values = [order(at, placed_at=placed_at, born=None if at in places else "2026-11-05") for at in range(MANY)]
     assert [at for at, _ in decoder.decode(values).bad] == list(places)
-    # The first looks are in vain, and are not asked again.
+    # The first checks find nothing, and are not repeated.
     assert decoder.row_wise_count <= 2 * len(places)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import RowRejected, SchemaUnusable, ValidationError
 from airflow_kafka_spark.formats import Debezium, JsonSchema
 from airflow_kafka_spark.formats.json.connect_schema import list_sql_columns
-from airflow_kafka_spark.formats.json.format import _as_written, _list_plain_fields
+from airflow_kafka_spark.formats.json.format import _apply_logical_types, _list_plain_fields
 from airflow_kafka_spark.formats.json.schema import bundle_references, list_fields
 from airflow_kafka_spark.formats.json.tasks.json_schema import RegisteredJsonDecoder
 from airflow_kafka_spark.formats.registry import SchemaDocument, make_wire_header
@@ -196,7 +196,7 @@ def test_a_number_means_what_the_schema_says_that_it_was_written_with() -> None:
     latest, before, plain = price(4, type="string"), price(2, type="string"), price(2, type="number")
     columns = _list_plain_fields(JsonSchema(schema=latest)._fields)
     others = {
-        n: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))
+        n: _apply_logical_types(columns, SchemaDocument(json.dumps(schema), (), "it"))
         for n, schema in ((1, before), (2, plain), (3, latest))
     }
     assert others[3] == others[2] == tuple(columns) != others[1]
@@ -271,7 +271,7 @@ def test_a_number_means_what_its_version_says_though_other_properties_of_it_cann
     older: list[dict[str, Any]] = [version("2", any={}), version("2", x={"type": ["string", "integer"]}), version("2")]
     older[2] |= {"if": {}}
     for schema in older:
-        others = {7: _as_written(columns, SchemaDocument(json.dumps(schema), (), "it"))}
+        others = {7: _apply_logical_types(columns, SchemaDocument(json.dumps(schema), (), "it"))}
         found = RegisteredJsonDecoder(columns, {7: ""}, {}, "7", True, False, others).decode([value])
         two = {"price": Decimal("2.0000")}
         assert found.bad == () and found.batch.to_pylist() == [{**two, "o": two, "l": [two]}]

@@ -297,7 +297,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
     partition = TopicPartition(topic, 0)
     with KafkaHook(timeout=3) as hasty, KafkaHook(timeout=60) as patient, transaction(kafka) as producer:
         patient.alter_committed(group, {partition: 1})
-        # Its three seconds are not to be spent on connecting.
+        # The connection is made first, so that the three seconds are not spent on it.
         assert eventually(lambda: unless_silent(hasty.committed, group, [partition])) == {partition: CommittedOffset(1)}
         consumer = Consumer(kafka.connection_extra(group_id=group))
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 20)
@@ -305,7 +305,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
         def refused():
             with pytest.raises(KafkaUnavailable) as caught:
                 hasty.committed(group, [partition])
-            # Or nobody has answered at all in three seconds.
+            # Or no broker has answered within three seconds.
             return "a transaction with offsets of this group is open" in str(caught.value) and str(caught.value)
 
         advice = re.search(
@@ -435,7 +435,7 @@ def test_connection_test_of_the_ui(kafka, hook):
 
 def use(monkeypatch, conn_id, **extra):
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "kafka", "extra": extra}))
-    # Whoever waited for all of its time would be noticed.
+    # A call that waits for the whole timeout would be noticed.
     return KafkaHook(conn_id, timeout=300)
 
 
@@ -541,7 +541,7 @@ def fragile():
         yield kafka
 
 
-# Run in a process of its own, since what it guards against is the end of the process.
+# Run in a separate process, because the fault would end the process.
 STRESS = """
 import random, sys, threading, time
 from airflow_kafka_spark.errors import KafkaUnavailable

@@ -25,7 +25,7 @@ VALUES = [f"v{n}" for n in range(100)]
 
 def connect(monkeypatch, extra, conn_id="secured"):
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "kafka", "extra": extra}))
-    # Whoever waited for all of its time would be noticed.
+    # A call that waits for the whole timeout would be noticed.
     return KafkaHook(conn_id, timeout=300)
 
 
@@ -181,7 +181,7 @@ def refused(hook, capfd):
     assert caught.value.conn_id == hook.conn_id
     assert not caught.value.retryable
     captured = "".join(capfd.readouterr())
-    # Not of other tests' brokers: of their end a client may tell at any time.
+    # Without lines about brokers of other tests: a client may report their end at any time.
     ours, any_broker = hook.config["bootstrap.servers"], re.compile(r"127\.0\.0\.1:\d+")
     noise = [line for line in captured.splitlines() if "rdkafka" in line and (ours in line or not any_broker.search(line))]
     assert noise == []

@@ -327,6 +327,6 @@ def test_an_upsert_finds_partition_values_of_all_kinds_and_polars_reads_them_fro
     expected = [{**row, "v": "new"} for row in rows]
     assert pl.read_delta(str(lake.path)).select(schema.names).sort("id").to_dicts() == expected
     assert lake.leftovers() == []
-    # Too long for the name of a directory: readers of the log have it.
+    # The value is too long for the name of a directory; readers of the log get it.
     write(lake.sink, pipeline, [{"id": 0, "p": "x" * 300, "d": None, "b": None, "v": "long"}])
     assert len([name for name in lake.files() if name.count("/") == 1]) == 1

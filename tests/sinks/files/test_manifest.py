@@ -201,7 +201,7 @@ def test_looking_for_the_newest_commit_does_not_list_the_log(sink, feed, monkeyp
     monkeypatch.setattr(TableStore, "names_after", look)
     assert sink.last_applied(feed.pipeline).number == 3
     assert [[name for name in found if name[0].isdigit()] for _, found in asked] == [[f"{3:020d}.json"]] * len(asked)
-    # Whatever became of the hint, the newest commit is found.
+    # The newest commit is found with a missing, old or damaged hint.
     (hint,) = Path(sink.path).glob("_windows/*/log/newest")
     for content in ("", "1"):
         hint.write_text(content)

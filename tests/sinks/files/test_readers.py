@@ -46,8 +46,8 @@ DDL = {
     "ratio": "double", "share": "float", "raw": "binary", "tags": "array<string>", "place": "struct<city:string,zip:int>",
     "counts": "map<string,bigint>", "day_of_week": "string", "window": "string",
 }  # fmt: skip
-# What Spark needs to be told of CSV (docs/sinks.md): quotes are doubled, a text may go on in the next line, and an empty text is
-# not null: only nothing at all is.
+# The options of CSV that Spark needs (docs/sinks.md): quotes are doubled, a text may continue in the next line, and an empty text
+# is not null: only a missing one is.
 SPARK_CSV = {"header": "true", "escape": '"', "multiLine": "true", "nullValue": "\0"}
 
 

@@ -351,7 +351,7 @@ def test_a_struct_may_be_absent_whose_fields_are_never_null(path, format):
     inner = pa.struct([pa.field("n", pa.int32(), nullable=False), pa.field("at", pa.list_(pa.timestamp("us", "UTC")))])
     line = pa.struct([pa.field("inner", inner, nullable=False)])
     lines = [None, {"inner": {"n": 1, "at": None}}, {"inner": {"n": 2, "at": []}}]
-    # As decoders make them: what is in a struct that is not there is null, too.
+    # As decoders make them: the fields of a null struct are null, too.
     inners = pa.StructArray.from_arrays(
         [pa.array([None, 1, 2], pa.int32()), pa.array([None, None, []], inner[1].type)], fields=list(inner)
     )
@@ -437,7 +437,7 @@ def test_leftovers_are_taken_away_whole_before_anything_in_them_is_deleted(path,
     assert names(seen[0][1]), "not deleted yet"
     with pytest.raises(Fenced):
         old.commit(results)
-    # What this sweep did not finish, the next one does.
+    # The next removal finishes what this one has left.
     new.__exit__(None, None, None)
     with sink.begin(job.window, job.splits, job.shape):
         assert not seen[0][1].exists()
@@ -803,7 +803,7 @@ def test_a_file_system_on_which_directories_cannot_be_exchanged_is_found_without
         path.mkdir(parents=True)
     before = tree(path.parents[1])
     assert FilesSink(str(path)).find_replay_problems() == []
-    # A flag that the kernel does not know: it answers as it does where the file system does not know this one.
+    # The kernel rejects an unknown flag with the error of a file system that does not support the real flag.
     monkeypatch.setattr("airflow_kafka_spark.sinks.files.directory._RENAME_EXCHANGE", 1 << 20)
     (problem,) = FilesSink(str(path)).find_replay_problems()
     assert problem.where == "on_rerun" and str(path) in problem.what and "in one step" in problem.what

@@ -16,8 +16,8 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fatal, is_fenced, make_fencing_producer
+from airflow_kafka_spark.jobs.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
-from airflow_kafka_spark.road.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
 from tests.support.oracle import committed_messages

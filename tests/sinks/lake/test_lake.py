@@ -299,7 +299,7 @@ def test_a_replay_of_a_rewritten_window_goes_by_its_window_column(new_lake, feed
     apply(lake.sink, again)
     apply(lake.sink, replayed(jobs[1], replay=2))
     assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
-    # A window that was written before the option was set cannot be told from others.
+    # A window that was written before the option was set cannot be distinguished from others.
     plain = replace(lake.sink, window_column=None)
     apply(plain, fourth := feed.next())
     lake.maintain()

@@ -269,7 +269,8 @@ def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(
         "if it is created again, its records would lose"
     )
     assert replace(lake.sink, offset_columns=False).find_topics_in_rows(window, {"orders"}) == []
-    # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
+    # A record that the first pipeline never read is written, and so is another topic's record: offsets of topics are not
+    # comparable.
     assert write(lake.sink, again, [history[5], {"id": 3, "v": "new"}]).written == 1
     job = Pipeline(KEYED, "third", tombstones=True, topic="other").job([{"id": 1, "v": "other"}])
     apply(lake.sink, replace(job, window=replace(job.window, cluster_id="first", topic_ids={"other": "1"})))

@@ -166,7 +166,7 @@ def test_a_server_that_crashes_loses_and_doubles_nothing(
     with monkeypatch.context() as patch:
         if when == "in the transaction":
             patch.setattr(faults, "reached", lambda point: crash() if point == "sink.in_transaction" else None)
-        # Splits that committed themselves are still there: then a window may get through.
+        # Splits that committed themselves are still there, so a window may succeed.
         survives = options.get("atomic") == "split" and when != "in the transaction"
         with contextlib.nullcontext() if survives else pytest.raises(KafkaSparkError) as caught:
             attempt()
@@ -345,7 +345,7 @@ def test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other(pl
     job = orders.job(lines(10, 10))
     windows = Name(place.schema, "airflow_windows")
     with place.server.connect() as other, ThreadPoolExecutor(1) as pool:
-        # Somebody whose sessions cannot be ended is about to apply the same offsets as number 7.
+        # A session that cannot be ended is about to apply the same offsets as number 7.
         other.execute(sql.lock(make_lock_key("window", str(windows), "dag.task")).encode())
         facts = {"pipeline": "dag.task", "number": 7, "run": "", "cluster_id": "", "topic_ids": {}, "replay": 0}
         other.execute(sql.claim_window(windows, {**facts, "ranges": ranges_to_json(job.window.ranges)}, "t").encode())
@@ -470,7 +470,7 @@ def test_only_the_last_rows_of_a_pipeline_are_remembered_and_older_windows_are_n
     # A replay finds the rows of its window though its own row is gone.
     again = replace(jobs[1], window=replace(jobs[1].window, replay=1))
     assert apply(sink, again).written == 10
-    # But nobody knows whether it wrote rows that do not say so.
+    # But it is unknown whether it wrote rows without offsets.
     place.execute("UPDATE t SET w = NULL WHERE id = 25")
     with pytest.raises(SinkRejected, match="row in the sink's record is gone"):
         apply(sink, replace(jobs[2], window=replace(jobs[2].window, replay=1)))

@@ -205,7 +205,8 @@ def test_older_offsets_never_overwrite_newer_ones_where_the_table_has_offset_col
     assert write(sink, replay, history[2:5]).deleted == 0
     assert rows_by_id(place) == {1: "c", 2: "e", 3: "d"}
     assert dict(place.rows('SELECT id, "__connect_offset" FROM t')) == {1: 2, 2: 5, 3: 3}
-    # What the first one never saw gets through, and so does another topic's record: offsets say nothing between topics.
+    # A record that the first pipeline never read is written, and so is another topic's record: offsets of topics are not
+    # comparable.
     assert write(sink, replay, [history[5], {"id": 3, "v": "new"}]).written == 1
     write(sink, Pipeline(KEYED, "third", tombstones=True, topic="other"), [{"id": 1, "v": "other"}])
     assert rows_by_id(place) == {1: "other", 2: "e", 3: "new"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -16,9 +17,10 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.base import ERROR
 from airflow_kafka_spark.sources.base import MAX_SPLITS
 from airflow_kafka_spark.sources.files.source import FilesSource
-from tests.sources.contract import applied, by_partition, read, spark_session, windows
+from tests.sources.contract import applied, by_partition, read, rows_of, spark_session, windows
 
 NAMES = ["a b", "p%20c", "100%", "ü☃", "x[1]{a,b}*?", "h#q?r", "back\\slash", "'\"$&;=+,", "~tilde"]
 COLONS = ["a b", "col:on", "2026-01-01T00:00:00", "b%3A", "#:"]
@@ -122,7 +124,7 @@ def test_large_files_are_cut_small_ones_packed_and_splits_stay_what_they_were_wh
     with applied(spark, others):
         before = {key: spark.conf.get(key, None) for key in edited.settings}
         try:
-            assert by_partition(edited.frame(spark, splits)) == there
+            assert by_partition(rows_of(edited.frame(spark, splits))) == there
         finally:
             for key, value in before.items():
                 spark.conf.unset(key) if value is None else spark.conf.set(key, value)
@@ -286,6 +288,8 @@ def test_files_of_several_schemas_are_read_with_the_schema_given(spark, path):
 
 BAD = {
     "json-type": ("json", '{"id": 1}\n{"id": "x"}\n', {}, "Malformed records"),
+    "json-encoding": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {}, "Malformed records"),
+    "json-encoding-given": ("json", '{"id": 1, "name": "Zo\udceb"}\n', {"encoding": "UTF-8"}, "Malformed records"),
     "json-torn": ("json", '{"id": 1}\n{"id": ', {}, "Malformed records"),
     "csv-type": ("csv", "1,a\nx,b\n", {}, "Malformed records"),
     "csv-short": ("csv", "1,a\n2\n", {}, "Malformed records"),
@@ -301,7 +305,7 @@ def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind
     (path / "good x").write_text(
         "1,a\n" if format == "csv" and not options else '{"id": 1}\n' if format == "json" else "id,name\n1,a\n"
     )
-    (path / "bad x").write_text(content)
+    (path / "bad x").write_text(content, errors="surrogateescape")
     source = FilesSource(str(path), format=format, schema="id bigint, name string", options=options)
     with pytest.raises(Exception) as caught:
         read(spark, source, source.freeze(None).splits)
@@ -324,6 +328,70 @@ def test_malformed_records_are_kept_where_the_schema_has_a_column_for_them(spark
     assert source.validate() == []
     [found] = read(spark, source, source.freeze(None).splits)
     assert [(row["id"], row["_corrupt_record"]) for row in found] == [(1, None), (None, '{"id": ')]
+
+
+TEXTS: dict[str, tuple[dict[str, Any], bytes, list[str | bytes | None]]] = {
+    "csv": (
+        {"format": "csv", "schema": "text string, raw binary", "options": {"header": True}},
+        "text,raw\nZoë,ë\n\ufffd,☃\n".encode() + b"Zo\xeb,x\nx,\xeb\n\xc3(,\n",
+        ["Zoë", "\ufffd", None, "x", None],
+    ),
+    "csv-multiline": (
+        {"format": "csv", "schema": "text string, n int", "options": {"multiLine": True}},
+        '"Zo\në",1\n'.encode() + b"Zo\xeb,1\n",
+        ["Zo\në", None],
+    ),
+    "csv-beyond-ascii": (
+        {"format": "csv", "schema": "text string, n int", "options": {"sep": "§"}},
+        "Zoë§1\n".encode() + b"Zo\xeb\xc2\xa71\n",
+        ["Zoë", None],
+    ),
+    "csv-latin": (
+        {"format": "csv", "schema": "text string, n int", "options": {"encoding": "ISO-8859-1"}},
+        b"Zo\xeb,1\n\x81,1\n",
+        ["Zoë", "\x81"],
+    ),
+    "csv-windows": (
+        {"format": "csv", "schema": "text string, n int", "options": {"charset": "windows-1252"}},
+        b"Zo\xeb \x80,1\n\x81,1\n",
+        ["Zoë €", None],
+    ),
+    "text": ({"format": "text"}, "Zoë\n\ufffd\n".encode() + b"Zo\xeb\n", ["Zoë", "\ufffd", None]),
+    "text-latin": ({"format": "text", "options": {"encoding": "latin1"}}, b"Zo\xeb\n", ["Zoë"]),
+}
+"""Options, the content of a file, and the texts that it holds; None for a row with bytes that are not in the encoding."""
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_row_with_bytes_that_are_not_in_the_encoding_is_bad_and_no_text_is_changed(spark, path, kind):
+    options, content, expected = TEXTS[kind]
+    (path / "bad x").write_bytes(content)
+    source = FilesSource(str(path), **options)
+    assert source.validate() == []
+    with applied(spark, source.settings):
+        rows = source.frame(spark, source.freeze(None).splits).collect()
+    assert [None if row[ERROR] else row[0] for row in rows] == expected
+    reasons = {row[ERROR] for row in rows} - {None}
+    named = re.compile("cannot be read: column `(value|text|raw|more)` of file `bad(%20| )x`: ")
+    assert all(map(named.match, reasons)), reasons
+    assert all("`encoding` in the source's `options`" in why for why in reasons)
+    if kind == "csv":
+        raws = [bytes(row["raw"] or b"") for row in rows]
+        assert raws == ["ë".encode(), "☃".encode(), b"x", b"\xeb", b""]
+
+
+def test_texts_of_parquet_that_are_not_utf_8_are_bad(spark, path):
+    texts = pa.array([b"Zo\xeb", "Zoë".encode(), None, b"\xc3("], pa.binary()).view(pa.string())
+    tags = pa.ListArray.from_arrays([0, 0, 1, 2, 2], texts.take(pa.array([1, 0])))
+    marks = pa.MapArray.from_arrays([0, 0, 0, 1, 2], texts.take(pa.array([1, 3])), pa.array([1, 2]))
+    more = pa.StructArray.from_arrays([tags, marks], ["tags", "marks"])
+    pa.parquet.write_table(pa.table({"id": [1, 2, 3, 4], "name": texts.take(pa.array([0, 1, 2, 1])), "more": more}), path / "a")
+    source = FilesSource(str(path))
+    with applied(spark, source.settings):
+        rows = source.frame(spark, source.freeze(None).splits).collect()
+    bad = {1: "name", 3: "more", 4: "more"}
+    expected = [f"cannot be read: column `{bad[n]}` of file `a`: not UTF-8" if n in bad else None for n in range(1, 5)]
+    assert [row[ERROR] for row in sorted(rows)] == expected
 
 
 def test_a_parquet_file_with_damaged_pages_is_named(spark, path):
@@ -381,7 +449,7 @@ def test_a_window_of_the_most_splits_is_planned_within_seconds(spark, path):
     started = time.monotonic()
     with applied(spark, source.settings):
         frame = source.frame(spark, window.splits)
-    planned = time.monotonic() - started
+        planned = time.monotonic() - started
+        assert frame.rdd.getNumPartitions() == MAX_SPLITS
     print(f"{MAX_SPLITS} splits: planned in {planned:.1f} s")
     assert planned < 120
-    assert frame.rdd.getNumPartitions() == MAX_SPLITS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
-from airflow_kafka_spark.road.watch import find_reason
+from airflow_kafka_spark.jobs.watch import find_reason
 from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource

@@ -89,7 +89,7 @@ def both(source: JdbcSource, sink: KafkaSink) -> tuple[Records, Records]:
     """The records of each split, in order: as Spark makes them, and as tasks do."""
     from pyspark.sql import functions as F
 
-    from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
+    from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
 
     splits = through_json(source.freeze(None)).splits
     spark = spark_session()
@@ -149,7 +149,7 @@ def test_json_of_every_type_is_the_same(place: Place, present: str) -> None:
     """Names with everything in them, hostile values, NULL of each; without any NULL, texts are put together in another way."""
     names, depth = hostile_table(place)
     if present == "no NULL":
-        # What is missing is filled up with the values there are.
+        # Missing values are filled with the existing ones.
         for name in map(quoted, names):
             known = f"SELECT {name} AS v, row_number() OVER () - 1 AS n, count(*) OVER () AS c FROM t WHERE {name} IS NOT NULL"
             place.execute(f"WITH k AS ({known}) UPDATE t SET {name} = k.v FROM k WHERE k.n = t.id % k.c AND t.{name} IS NULL")
@@ -165,7 +165,7 @@ TEXTUAL += ["timestamp", "timestamp(3)", "date", "interval", "numeric"]
 def test_texts_as_keys_and_headers_are_the_same(place: Place) -> None:
     names, depth = hostile_table(place)
     by_kind = {kind: name for name, kind in names.items()}
-    # As a header a value is the text that it is as a value.
+    # A header has the text that the value has in the record.
     headers = {f"h{n}": by_kind[kind] for n, kind in enumerate(TEXTUAL)}
     sink = KafkaSink("x", String(), value_columns=(by_kind["timestamptz"],), key=("id",), headers=headers)
     compared = same(*both(source_of(place, split_records=300), sink))

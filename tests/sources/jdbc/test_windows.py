@@ -510,7 +510,7 @@ def test_a_table_that_was_created_again_is_refused_if_its_rows_lie_before_those_
     fill(place, "id int PRIMARY KEY", [(number,) for number in range(9)])
     with pytest.raises(SourceRejected, match=r"created again .*its last row is at 8; rows up to 49 were read.*start over"):
         source.freeze(empty.position)
-    # A copy, as of a table that is built anew each night, goes on.
+    # The pipeline continues with a copy, like that of a table that is rebuilt each night.
     fill(place, "id int PRIMARY KEY", [(number,) for number in range(50)])
     copied = through_json(source.freeze(empty.position))
     assert copied.rows == 0 and "Rows up to 49 count as read" in caplog.text

@@ -235,6 +235,28 @@ def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot(shop: Bin
     assert keys_of(windows.drain()) == [("other", id) for id in range(1, 7)]
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_in_window"),
+    [("RENAME TABLE `orders` TO moved", False), ("ALTER TABLE shop.orders ADD COLUMN more int, RENAME AS moved", True)],
+)
+def test_a_table_that_is_renamed_within_its_snapshot_is_refused_until_it_has_its_name_back(shop: Binlog, statement, is_in_window):
+    """The statement is in a window of the log that is read before the next chunks, or behind it."""
+    filled(shop, 6)
+    windows = shop.windows(snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=1)
+    window = windows.freeze()
+    if is_in_window:  # the log has to be read up to the chunk
+        shop.execute("UPDATE orders SET note = 'changed' WHERE id = 1")
+    found = keys_of(windows.read(window))
+    windows.close(window)
+    shop.execute(statement)
+    with pytest.raises(SourceRejected, match="orders.*it was renamed, and its snapshot is not complete") as refused:
+        windows.drain()
+    assert "Give it its name back" in refused.value.action
+    assert [t.get("renamed") for t in (windows.position or {})["snapshot"]["tables"]] == [True if is_in_window else None]
+    shop.execute("ALTER TABLE moved RENAME COLUMN note TO text", "RENAME TABLE moved TO orders")
+    assert found + keys_of(windows.drain()) == [("orders", id) for id in range(1, 7)]
+
+
 def test_the_rows_of_a_table_that_is_added_are_read_and_behind_them_its_changes(shop: Binlog):
     filled(shop, 2)
     shop.execute("CREATE TABLE other (id int PRIMARY KEY, note text)", "INSERT INTO other SELECT seq, 'first' FROM seq_1_to_6")
@@ -344,7 +366,7 @@ def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, mo
 
 def test_a_truncate_waits_for_the_chunk_that_is_being_read(shop: Binlog, monkeypatch):
     windows = filled(shop, 9).windows(snapshot="initial")
-    monkeypatch.setattr("airflow_kafka_spark.sources.cdc.tasks.reader.BATCH_ROWS", 1)
+    monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.tasks.rows.PIECE_ROWS", 1)
     reader = windows.source.reader(windows.freeze().splits, None)
     assert not isinstance(reader, str)
     batches = reader.read(0)

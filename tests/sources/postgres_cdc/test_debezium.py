@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -63,3 +64,19 @@ KNOWN = {
 def test_events_are_equal_to_those_of_debeziums_engine(windows):
     found = [line for options in OPTIONS for line in differences(windows[options], of_engine("postgres", options))]
     assert unexplained(found, KNOWN, shop.TYPES) == []
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_snapshot_reads_the_values_and_schemas_that_the_log_has(windows, options):
+    changes = {record["key"]["payload"]["id"]: record for record in windows[options] if record["topic"] == "shop.public.types"}
+    source = PostgresCdcSource(
+        "debezium", "everything", f"read_{options}", "shop", tables=["public.types"], snapshot="only", schemas_enable=True,
+        **{name: value for name, value in OPTIONS[options].items() if name.endswith("_mode")},
+    )  # fmt: skip
+    found = {record["key"]["payload"]["id"]: record for record in Windows(source).drain()}
+    assert len(found) == len(changes) > 7
+    for number, record in found.items():
+        (row, schema), (of_log, schema_of_log) = (
+            (json.dumps(part["value"]["payload"]["after"]), part["value"]["schema"]) for part in (record, changes[number])
+        )
+        assert (row, schema, record["key"]) == (of_log, schema_of_log, changes[number]["key"])

@@ -13,7 +13,7 @@ import pytest
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.postgres_cdc import windows as planner
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end, _split_fields
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end
 from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, create_citext, log_of
 from tests.support.waiting import eventually
@@ -183,11 +183,6 @@ def test_a_snapshot_includes_what_was_committed_before_it_also_where_ids_wrap_ar
     included = {xid: seen.include(xid) for xid in (4294967290, 4294967294, 4294967295, 0, 1, 3, 4, 1000)}
     assert included == {4294967290: True, 4294967294: True, 4294967295: False, 0: True, 1: False, 3: True, 4: False, 1000: False}
     assert VisibleTransactions.parse("10:10:").include(9) and not VisibleTransactions.parse("10:10:").include(10)
-
-
-def test_values_of_copy_are_those_that_the_log_has():
-    assert _split_fields(b"1\t\\N\t\n") == [b"1", None, b""]
-    assert _split_fields(b"a\\tb\\\\\\\\c\\nd\\\\N\t\\\\x00\\b\\\\\n") == [b"a\tb\\\\c\nd\\N", b"\\x00\b\\"]
 
 
 def test_the_place_behind_a_snapshot_is_one_that_the_log_reaches_without_another_record():
@@ -462,7 +457,7 @@ def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
     windows = started(orders, snapshot="initial")
     window = windows.freeze()
-    monkeypatch.setattr("airflow_kafka_spark.sources.cdc.tasks.reader.BATCH_ROWS", 1)
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.rows.PIECE_ROWS", 1)
     reader = windows.source.reader(window.splits, None)
     assert not isinstance(reader, str)
     batches = reader.read(0)

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from pyspark.sql import Row
 
-from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, make_session_name
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, make_session_name, parse_lsn
 from tests.sources.contract import RowSourceCase, WindowsContract
 from tests.sources.postgres_cdc.kit import Windows, changes, drop_slot, log_of
 from tests.support.waiting import eventually
@@ -397,3 +397,39 @@ def test_a_slot_that_is_gone_or_was_advanced_by_others_and_another_server_are_re
     drop_slot(place, orders.name)
     with pytest.raises(SourceRejected, match="is gone"):
         windows.freeze()
+
+
+def test_the_log_of_a_backup_is_refused_before_the_slot_is_advanced(orders):
+    windows, place = started(orders), orders.place
+    place.execute("INSERT INTO orders VALUES (1, 'one')")
+    window = windows.freeze()
+    windows.read(window)
+    windows.close(window, advance=False)  # the slot stays before it, as that of a backup
+    position = dict(windows.position or {})
+    lsn, xid = position["log"]["last"]
+    slot = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{orders.name}'"
+    before = place.rows(slot)
+    ahead = format_lsn(parse_lsn(place.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0]) + (1 << 40))
+    for other, found in (
+        ({"lsn": ahead}, "its log ends at .*, before .*, where the last window ended: a backup was restored"),
+        (
+            {"log": {**position["log"], "last": [lsn, xid + 1]}},
+            rf"the log ends with transaction {xid} at {lsn}, and transaction {xid + 1}",
+        ),
+        (
+            {"log": {**position["log"], "last": ["0/1", xid]}},
+            rf"the log ends with transaction {xid} at {lsn}, and no transaction was",
+        ),
+    ):
+        windows.position = {**position, **other}
+        with pytest.raises(LogLost, match=found):
+            windows.freeze()
+    windows.position = {**position, "lsn": format_lsn(parse_lsn(lsn) - 1)}
+    with pytest.raises(LogLost, match=rf"the log ends with no transaction, and transaction {xid} at {lsn} was published"):
+        windows.freeze()
+    assert place.rows(slot) == before
+    windows.position = position
+    place.execute("INSERT INTO orders VALUES (2, 'two')")
+    assert [after["id"] for _, _, after in changes(windows.next())] == [2]
+    windows.next()  # without changes
+    assert (windows.position or {})["log"]["last"][1] > xid

@@ -230,7 +230,7 @@ class _AvroParser:
             raise self.fail(f"found {json.dumps(value)[:80]}; expected a type")
         kind = value["type"]
         if kind in ("record", "error", "enum", "fixed"):
-            return self._named(value, namespace, depth)
+            return self._parse_named(value, namespace, depth)
         if kind == "array":
             return AvroArray(self.schema(value.get("items"), namespace, depth + 1))
         if kind == "map":
@@ -259,7 +259,7 @@ class _AvroParser:
             raise self.fail(f"the union {json.dumps(value)[:80]} is empty, holds a union, or holds a type twice")
         return AvroUnion(branches)
 
-    def _named(self, value: Mapping[str, Any], outer: str, depth: int) -> AvroSchema:
+    def _parse_named(self, value: Mapping[str, Any], outer: str, depth: int) -> AvroSchema:
         name = value.get("name")
         if not isinstance(name, str) or not name:
             raise self.fail(f"a {value['type']} has no name")
@@ -786,9 +786,9 @@ class _AvroWriter:
         if kind == "struct":
             return self._record(schema, more)
         if kind == "array":
-            return {"type": "array", "items": self._optional(schema["items"]), **more}
+            return {"type": "array", "items": self._write_optional(schema["items"]), **more}
         if kind == "map":
-            return {"type": "map", "values": self._optional(schema["values"]), **more}
+            return {"type": "map", "values": self._write_optional(schema["values"]), **more}
         if kind in ("int8", "int16"):
             more = {"connect.type": kind, **more}
         return {"type": _CONNECT_TYPES[kind], **more} if more else _CONNECT_TYPES[kind]
@@ -799,16 +799,16 @@ class _AvroWriter:
         if full in self._records:
             return full
         self._records.add(full)
-        fields = [self._field(field) for field in schema["fields"]]
+        fields = [self._write_field(field) for field in schema["fields"]]
         return {"type": "record", "name": name, **({"namespace": namespace} if namespace else {}), "fields": fields, **more}
 
-    def _field(self, field: Mapping[str, Any]) -> dict[str, Any]:
-        made = {"name": field["field"], "type": self._optional(field)}
+    def _write_field(self, field: Mapping[str, Any]) -> dict[str, Any]:
+        made = {"name": field["field"], "type": self._write_optional(field)}
         if "default" in field:
             return {**made, "default": field["default"]}
         return {**made, "default": None} if field.get("optional") else made
 
-    def _optional(self, schema: Mapping[str, Any]) -> Any:
+    def _write_optional(self, schema: Mapping[str, Any]) -> Any:
         made = self.type(schema)
         if not schema.get("optional"):
             return made

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid
-from airflow_kafka_spark.formats.base import DeclaredFormat, Decoder, Encoder, Kind, make_spark_column
+from airflow_kafka_spark.formats.base import (
+    DeclaredFormat,
+    Decoder,
+    Encoder,
+    Kind,
+    find_text_encoding_problems,
+    make_spark_column,
+)
 from airflow_kafka_spark.formats.text_values import CsvDialect, make_timestamp_reader
 from airflow_kafka_spark.formats.types import Array, Column, Map, SparkSchema, Struct, parse_columns, quote_with_backticks
 
@@ -20,7 +28,7 @@ _RESERVED = "+-./:=_"
 
 @dataclass(frozen=True)
 class Csv(DeclaredFormat):
-    """One line of CSV (RFC 4180, UTF-8) per record; its fields become the columns of ``schema``, by position. There is no header.
+    """One line of CSV (RFC 4180) per record; its fields become the columns of ``schema``, by position. There is no header.
 
     The options have the names and meanings of Spark's for CSV, but no value silently becomes null or another value: a value
     that does not fit its column makes the record bad, with a reason that names the column.
@@ -46,7 +54,8 @@ class Csv(DeclaredFormat):
     - Spaces belong to the fields. A field of any type may be in quotes, but a null never is: ``""`` is an empty text.
     - Quotes stand around a whole field, and are doubled within; delimiters and line breaks may stand within them.
     - Bad as a whole: more or fewer fields than columns; a quote within a field without quotes, or anything between a closing
-      quote and the delimiter; line breaks outside of quotes, but for one at the end; a byte order mark; invalid UTF-8.
+      quote and the delimiter; line breaks outside of quotes, but for one at the end; a byte order mark; bytes that
+      are not in the encoding.
     - A record without a value is a tombstone: a row of nulls, never bad. An empty record is one empty field.
 
     Written values are read back unchanged: texts are always in quotes, nulls and all other values never. Arrow decodes whole
@@ -63,6 +72,8 @@ class Csv(DeclaredFormat):
     :param timestamp_format: the pattern of ``timestamp`` columns: ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss``, ``S`` (up to
         nine), ``X`` to ``XXX`` (a zone, in UTC ``Z``), texts in single quotes. Parts that the pattern leaves out are not
         written. Default None: ``2026-11-05T07:08:09.123456Z``.
+    :param encoding: the encoding of records that are read, known to Python (``ISO-8859-1``, ``UTF-16``, ...); default ``UTF-8``,
+        the only one that is written.
     """
 
     schema: str | SparkSchema = ""
@@ -71,6 +82,7 @@ class Csv(DeclaredFormat):
     escape: str = '"'
     null_value: str = ""
     timestamp_format: str | None = None
+    encoding: str = "UTF-8"
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -119,7 +131,7 @@ class Csv(DeclaredFormat):
             except (ValueError, TypeError) as e:
                 found = f"found {e}; expected yyyy MM dd HH mm ss, S, X and texts in single quotes"
                 problems.append(Problem(f"{where}.timestamp_format", found, "Leave it out for ISO 8601"))
-        return problems
+        return [*problems, *find_text_encoding_problems(where, self.encoding)]
 
     def decoder(self) -> Decoder:
         """Return a picklable decoder.
@@ -128,12 +140,15 @@ class Csv(DeclaredFormat):
         """
         from airflow_kafka_spark.formats.csv.tasks.decode import CsvDecoder
 
-        return CsvDecoder(self.columns, self.dialect, self.timestamp_format)
+        return CsvDecoder(self.columns, self.dialect, self.timestamp_format, codecs.lookup(self.encoding).name)
 
     def find_encoding_problems(self, where: str, columns: Sequence[str]) -> list[Problem]:
         """Return the problems of the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
-        return [*empty, *self._find_option_problems(where)]
+        problems = [*empty, *self._find_option_problems(where)]
+        if not find_text_encoding_problems(where, self.encoding) and codecs.lookup(self.encoding).name != "utf-8":
+            problems.append(Problem(f"{where}.encoding", f"`{self.encoding}` is read, not written", "Leave it out"))
+        return problems
 
     def encode(self, columns: Sequence[str]) -> SparkColumn:
         """Return one line per row with all columns in order, without a line break: texts in quotes, everything else as in JSON
@@ -141,9 +156,9 @@ class Csv(DeclaredFormat):
         """
         from pyspark.sql import functions as F
 
-        return F.concat_ws(self.delimiter, *map(self._field, columns)).cast("binary")
+        return F.concat_ws(self.delimiter, *map(self._format_field, columns)).cast("binary")
 
-    def _field(self, name: str) -> SparkColumn:
+    def _format_field(self, name: str) -> SparkColumn:
         from pyspark.sql import functions as F
 
         column, kind = make_spark_column(name), F.expr(f"typeof({quote_with_backticks(name)})")
@@ -156,16 +171,16 @@ class Csv(DeclaredFormat):
         json = F.to_json(F.struct(column.alias("v")), options)
         text = F.btrim(F.substring(json, F.lit(6), F.length(json) - 6), F.lit('"'))
         own = F.lit(bool(self.timestamp_format)) & (kind == "timestamp")
-        text = F.when(own | (text == self.null_value), self._in_quotes(text)).otherwise(text)
+        text = F.when(own | (text == self.null_value), self._quote(text)).otherwise(text)
         nested = F.raise_error(F.concat(F.lit(f"column `{name}`: a field of CSV holds no "), kind)).cast("string")
         return (
             F.when(kind.rlike("^(array|map|struct|variant)"), nested)
             .when(column.isNull(), F.lit(self.null_value))
-            .when(kind.startswith("string"), self._in_quotes(column.cast("string")))
+            .when(kind.startswith("string"), self._quote(column.cast("string")))
             .otherwise(text)
         )
 
-    def _in_quotes(self, text: SparkColumn) -> SparkColumn:
+    def _quote(self, text: SparkColumn) -> SparkColumn:
         from pyspark.sql import functions as F
 
         if self.escape != self.quote:

@@ -80,6 +80,9 @@ class Debezium(Format):
         (``decimal.handling.mode=double`` or ``string``);
         ``unscaled``: numbers, base64 of the unscaled value with the scale of the column, or an object of scale and value
         (``precise``).
+    :param unavailable_value_placeholder: the text that the connector writes in place of a value which the log does not hold: an
+        update has not changed it, and PostgreSQL stores it out of line (``unavailable.value.placeholder``). An event that has it
+        in a text, in bytes or in a list of texts is bad, because the row would lose its value. None: it is a value like others.
     """
 
     value: Format
@@ -89,6 +92,7 @@ class Debezium(Format):
     truncates: Truncates = "fail"
     timestamps: Literal["text", "millis", "micros", "nanos"] = "text"
     decimals: Literal["text", "unscaled"] = "text"
+    unavailable_value_placeholder: str | None = "__debezium_unavailable_value"
 
     def of_topics(self, topics: Sequence[str], part: Part) -> Format:
         """Return this format with the format of its events for these topics."""
@@ -133,6 +137,9 @@ class Debezium(Format):
             for name, (found, known) in options.items()
             if found not in known
         ]
+        placeholder = self.unavailable_value_placeholder
+        if placeholder is not None and (not isinstance(placeholder, str) or not placeholder):
+            problems.append(Problem(f"{where}.unavailable_value_placeholder", f"found {placeholder!r}; expected a text, or None"))
         problems += [*self._find_field_problems(where), *self.value.validate(f"{where}.value")]
         return problems or self._find_column_problems(where)
 
@@ -249,6 +256,7 @@ class Debezium(Format):
             rewrites=mode in REWRITING,
             deleting=_DELETING.get(mode, ()),
             ignores_truncates=self.truncates == "ignore",
+            placeholder=self.unavailable_value_placeholder,
         )
 
 

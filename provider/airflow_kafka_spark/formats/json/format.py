@@ -279,11 +279,11 @@ class JsonEnvelope(Format):
             *find_duplicate_problems(where, columns),
         ]
 
-    def _written(self, names: Sequence[str]) -> list[Column]:
+    def _list_written_columns(self, names: Sequence[str]) -> list[Column]:
         known = {c.name: c for c in self.columns}
         return [known[name] for name in names]
 
-    def _before(self, columns: Sequence[Column]) -> str:
+    def _make_prefix(self, columns: Sequence[Column]) -> str:
         schema = json.dumps(connect_schema(columns, self.timestamps), ensure_ascii=False, separators=(",", ":"))
         return f'{{"schema":{schema},"payload":'
 
@@ -291,7 +291,7 @@ class JsonEnvelope(Format):
         """Return one envelope per row: the columns, cast to their declared types, after the schema derived from these."""
         from pyspark.sql import functions as F
 
-        written = self._written(columns)
+        written = self._list_written_columns(columns)
         fields = []
         for c in written:
             column = make_spark_column(c.name).cast(_format_cast_type(c.type))
@@ -300,23 +300,25 @@ class JsonEnvelope(Format):
                     _format_cast_type(c.type)
                 )
                 column = F.when(column.isNull(), refused).otherwise(column)
-            fields.append(self._value(column, c.type, c.name).alias(c.name))
+            fields.append(self._make_value(column, c.type, c.name).alias(c.name))
         payload = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"})
-        return F.concat(F.lit(self._before(written)), payload, F.lit("}")).cast("binary")
+        return F.concat(F.lit(self._make_prefix(written)), payload, F.lit("}")).cast("binary")
 
-    def _value(self, column: SparkColumn, data_type: DataType, path: str) -> SparkColumn:
+    def _make_value(self, column: SparkColumn, data_type: DataType, path: str) -> SparkColumn:
         """Return the expression from which to_json writes the JSON that the schema describes."""
         from pyspark.sql import functions as F
 
         if isinstance(data_type, Struct):
-            fields = [self._value(column.getField(f.name), f.type, f"{path}.{f.name}").alias(f.name) for f in data_type.fields]
+            fields = [
+                self._make_value(column.getField(f.name), f.type, f"{path}.{f.name}").alias(f.name) for f in data_type.fields
+            ]
             return F.when(column.isNotNull(), F.struct(*fields))
         if isinstance(data_type, Array):
             element = data_type.element
-            return F.transform(column, lambda item: self._value(item, element, f"{path}[]"))
+            return F.transform(column, lambda item: self._make_value(item, element, f"{path}[]"))
         if isinstance(data_type, Map):
             value = data_type.value
-            return F.transform_values(column, lambda _, item: self._value(item, value, f"{path}[]"))
+            return F.transform_values(column, lambda _, item: self._make_value(item, value, f"{path}[]"))
         if str(data_type) == "date":
             return F.unix_date(column)
         if str(data_type) not in ("timestamp", "timestamp_ntz"):
@@ -332,13 +334,13 @@ class JsonEnvelope(Format):
         from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeEncoder
 
         try:
-            written = self._written([name for name, _ in columns])
+            written = self._list_written_columns([name for name, _ in columns])
         except (KeyError, SchemaInvalid):
             return None
         kinds = [kind for _, kind in columns]
         if not columns or [_KINDS.get(str(c.type)) for c in written] != kinds:
             return None
-        return EnvelopeEncoder(self._before(written), tuple(zip(written, kinds, strict=True)), self.timestamps)
+        return EnvelopeEncoder(self._make_prefix(written), tuple(zip(written, kinds, strict=True)), self.timestamps)
 
 
 def _format_cast_type(data_type: DataType) -> str:
@@ -453,7 +455,7 @@ class JsonSchema(RegistryFormat):
             except SchemaUnusable as e:
                 unusable[registered.id] = e.found
                 continue
-            written = _as_written(columns, document)
+            written = _apply_logical_types(columns, document)
             if written != tuple(columns):
                 others[registered.id] = written
         return RegisteredJsonDecoder(columns, known, unusable, self._describe_versions(versions), True, self.check_values, others)
@@ -485,7 +487,7 @@ def _parse_fields(document: SchemaDocument) -> tuple[Property, ...]:
     return list_fields(bundle_references(document), document.name)
 
 
-def _as_written(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
+def _apply_logical_types(columns: Sequence[Column], document: SchemaDocument) -> tuple[Column, ...]:
     """Return columns with the logical types of a writer's schema; unchanged if that schema has no columns."""
     from airflow_kafka_spark.formats.json.schema import bundle_references, list_readable_fields
 

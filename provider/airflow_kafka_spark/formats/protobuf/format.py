@@ -109,9 +109,9 @@ class Protobuf(RegistryFormat):
 
         :raises KafkaSparkError: the message is not found, or has no columns.
         """
-        return self._layout_of(self._files, "the reader's message")
+        return self._read_layout(self._files, "the reader's message")
 
-    def _layout_of(self, files: bytes, what: str) -> FieldLayout:
+    def _read_layout(self, files: bytes, what: str) -> FieldLayout:
         from airflow_kafka_spark.formats.protobuf.schema import MessageLayout, find_message
 
         return MessageLayout(what, self.recursive_fields_max_depth).message(find_message(files, self.message, what))
@@ -180,7 +180,7 @@ class Protobuf(RegistryFormat):
     def _find_message_to_write(self, document: SchemaDocument) -> tuple[bytes, FieldLayout]:
         given = isinstance(self.schema, bytes) and not self.registry
         files = self.schema if given and isinstance(self.schema, bytes) else _compile_document(document)
-        return files, self._layout_of(files, document.name)
+        return files, self._read_layout(files, document.name)
 
     def _list_fields_to_write(self, document: SchemaDocument) -> Sequence[Column]:
         return [node.column for node in self._find_message_to_write(document)[1].fields]

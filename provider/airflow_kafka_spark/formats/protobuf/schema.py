@@ -438,28 +438,28 @@ class _MessageWriter:
             here = f"{path}.{column.name}" if path else column.name
             if not NAME.fullmatch(column.name):
                 raise SchemaUnusable(_WHAT, f"column `{here}` has a name that Protobuf does not take", "Rename it")
-            label, kind, options = self._field(column, here, inner)
+            label, kind, options = self._write_field(column, here, inner)
             fields.append(f"  {label}{kind} {column.name} = {number}{options};")
         return [f"message {name} {{", *(f"  {line}" for line in inner), *fields, "}"]
 
-    def _field(self, column: Column, path: str, inner: list[str]) -> tuple[str, str, str]:
+    def _write_field(self, column: Column, path: str, inner: list[str]) -> tuple[str, str, str]:
         data_type = column.type
         if isinstance(data_type, Array):
             if isinstance(data_type.element, Array | Map):
                 raise _make_no_counterpart_error(path, data_type, "Put the inner one into a struct")
-            return "repeated ", *self._one(data_type.element, column.name, path, inner)
+            return "repeated ", *self._write_type(data_type.element, column.name, path, inner)
         if isinstance(data_type, Map):
             if str(data_type.key) not in ("string", "int", "bigint", "boolean", "smallint", "tinyint"):
                 raise _make_no_counterpart_error(path, data_type, "Keys are strings, integers or booleans")
             if isinstance(data_type.value, Array | Map | Decimal):
                 raise _make_no_counterpart_error(path, data_type, "Put the value into a struct")
-            key, _ = self._one(data_type.key, column.name, path, inner)
-            value, options = self._one(data_type.value, column.name, path, inner)
+            key, _ = self._write_type(data_type.key, column.name, path, inner)
+            value, options = self._write_type(data_type.value, column.name, path, inner)
             return "", f"map<{key}, {value}>", options
-        kind, options = self._one(data_type, column.name, path, inner)
+        kind, options = self._write_type(data_type, column.name, path, inner)
         return "optional " if column.nullable else "", kind, options
 
-    def _one(self, data_type: DataType, name: str, path: str, inner: list[str]) -> tuple[str, str]:
+    def _write_type(self, data_type: DataType, name: str, path: str, inner: list[str]) -> tuple[str, str]:
         if isinstance(data_type, Struct):
             message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
             # protoc puts a nested message into the scope of its field's siblings.
@@ -562,7 +562,7 @@ class MessageLayout:
 
         :raises SchemaUnusable: it has no columns.
         """
-        node = self._message(message, (), message.name)
+        node = self._read_message(message, (), message.name)
         if node is None:
             raise self._make_schema_error(f"message `{message.full_name}` has no fields", "Read such values with Raw")
         return node
@@ -570,14 +570,14 @@ class MessageLayout:
     def _make_schema_error(self, detail: str, action: str = "") -> SchemaUnusable:
         return SchemaUnusable(self.what, detail, action)
 
-    def _message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
+    def _read_message(self, message: Descriptor, within: tuple[str, ...], name: str) -> FieldLayout | None:
         """Return the layout of a message, or None if none of its fields is a column."""
         if len(within) >= _MAX_NESTING:
             raise self._make_schema_error(f"messages are nested more than {_MAX_NESTING} deep")
         here = (*within, message.full_name)
         found, seen = [], dict[str, str]()
         for field in message.fields:
-            node = self._field(field, here)
+            node = self._read_field(field, here)
             if node is None:
                 continue
             other = seen.setdefault(node.name.casefold(), node.name)
@@ -592,14 +592,14 @@ class MessageLayout:
         numbers = frozenset(field.number for field in message.fields)
         return FieldLayout(name, "message", struct, fields=tuple(found), numbers=numbers, full_name=message.full_name)
 
-    def _field(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
+    def _read_field(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
         if is_map(field):
             entry = field.message_type
-            key, value = (self._value(entry.fields_by_name[part], within) for part in ("key", "value"))
+            key, value = (self._read_value(entry.fields_by_name[part], within) for part in ("key", "value"))
             if key is None or value is None:
                 return None
             return FieldLayout(field.name, "plain", value.type, many="map", inner=(key, value))
-        node = self._value(field, within)
+        node = self._read_value(field, within)
         if node is None or is_repeated(field):
             return node and replace(node, many="list", nullable=False)
         has_default = field.has_default_value and get_type_name(field) not in ("MESSAGE", "GROUP")
@@ -608,7 +608,7 @@ class MessageLayout:
         nullable = bool(field.has_presence) and not is_required(field) and not has_default
         return replace(node, nullable=nullable, choice=choice)
 
-    def _value(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
+    def _read_value(self, field: FieldDescriptor, within: tuple[str, ...]) -> FieldLayout | None:
         kind = get_type_name(field)
         if kind in _PLAIN:
             return FieldLayout(field.name, "plain", _PLAIN[kind], bounds=_BOUNDS.get(kind))
@@ -623,7 +623,7 @@ class MessageLayout:
             how, data_type = _WELL_KNOWN[name]
             return FieldLayout(field.name, how, data_type, full_name=name)
         if name in _WRAPPERS:
-            inner = self._value(message.fields_by_name["value"], within)
+            inner = self._read_value(message.fields_by_name["value"], within)
             assert inner is not None
             return FieldLayout(field.name, "wrapper", inner.type, inner=(inner,), full_name=name)
         if name in _JSON:
@@ -637,7 +637,7 @@ class MessageLayout:
             )
         if times and times >= (self.recursive_fields_max_depth or 0):
             return None
-        return self._message(message, within, field.name)
+        return self._read_message(message, within, field.name)
 
 
 def _find_decimal(field: FieldDescriptor) -> Decimal | None:
@@ -724,21 +724,21 @@ class _ConnectMessages:
             number = known.get(column.name)
             if not number:
                 number = following = following + 1
-            lines.append(f"  {self._field(column, of_fields[column.name])} = {number}{self._options(column)};")
+            lines.append(f"  {self._write_field(column, of_fields[column.name])} = {number}{self._write_options(column)};")
         gone = {field: number for field, number in known.items() if field not in of_fields}
         names = sorted(f'"{field}"' for field in gone if not field.isdigit())
         reserved = [", ".join(map(str, sorted(filter(None, gone.values())))), ", ".join(names)]
         return [*(f"  reserved {those};" for those in reserved if those), *lines]
 
-    def _field(self, column: Column, schema: Mapping[str, Any]) -> str:
+    def _write_field(self, column: Column, schema: Mapping[str, Any]) -> str:
         if isinstance(column.type, Array):
             if isinstance(column.type.element, Array | Map):
                 found = f"column `{column.name}` is an array of arrays, which Protobuf does not have"
                 raise SchemaUnusable(f"message {self._outer}", found, "Leave the table out")
-            return f"repeated {self._kind(Column(column.name, column.type.element), schema['items'])} {column.name}"
-        return f"{'optional ' if column.nullable else ''}{self._kind(column, schema)} {column.name}"
+            return f"repeated {self._write_kind(Column(column.name, column.type.element), schema['items'])} {column.name}"
+        return f"{'optional ' if column.nullable else ''}{self._write_kind(column, schema)} {column.name}"
 
-    def _kind(self, column: Column, schema: Mapping[str, Any]) -> str:
+    def _write_kind(self, column: Column, schema: Mapping[str, Any]) -> str:
         if not isinstance(column.type, Struct):
             return self.scalars.kind(column.type, column.name)[0]
         name = make_message_name(schema).rpartition(".")[2]
@@ -748,6 +748,6 @@ class _ConnectMessages:
             self.inner += [f"  message {name} {{", *(f"  {line}" for line in lines), "  }"]
         return f"{self._outer}.{name}"
 
-    def _options(self, column: Column) -> str:
+    def _write_options(self, column: Column) -> str:
         kind = column.type.element if isinstance(column.type, Array) else column.type
         return "" if isinstance(kind, Struct) else self.scalars.kind(kind, column.name)[1]

@@ -107,7 +107,7 @@ class ConnectEncoder(Encoder):
                 continue
             writer = self._latest.get(topic)
             if writer is None or not value.startswith(writer.before):
-                writer = self._latest[topic] = self._writer(topic, value)
+                writer = self._latest[topic] = self._get_writer(topic, value)
             writers.setdefault(id(writer), writer)
             writer.positions.append(at)
             writer.payloads.append(value[len(writer.before) : -1])
@@ -115,17 +115,17 @@ class ConnectEncoder(Encoder):
             writer.write(made)
         return pa.array(made, pa.binary())
 
-    def _writer(self, topic: str, value: bytes) -> _SchemaWriter:
+    def _get_writer(self, topic: str, value: bytes) -> _SchemaWriter:
         """Return the writer of a value's schema."""
         text, _, before = split_envelope(value)
         assert before is not None, "the source writes the schema first"
         if (topic, text) not in self._known:
             if len(self._known) >= _SCHEMAS:
                 self._known.clear()
-            self._known[topic, text] = self._made(topic, json.loads(text), before)
+            self._known[topic, text] = self._make_writer(topic, json.loads(text), before)
         return self._known[topic, text]
 
-    def _made(self, topic: str, schema: Mapping[str, Any], before: bytes) -> _SchemaWriter:
+    def _make_writer(self, topic: str, schema: Mapping[str, Any], before: bytes) -> _SchemaWriter:
         try:
             columns, encoder = self._format.make_encoder_for_schema(schema, topic, self._registry)
             wire_columns = list_written_columns(columns, schema)

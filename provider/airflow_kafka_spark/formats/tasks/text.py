@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.base import Encoder, Kind
 from airflow_kafka_spark.formats.text_values import CsvDialect
+from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
-_DAY = 86_400_000_000
 _FIRST, _LAST = -719_162, 2_932_896
 """First and last day, since 1970, of the years 1 to 9999. Arrow writes these as Spark does."""
 
@@ -90,7 +90,7 @@ class JsonEncoder(Encoder):
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
         """Return the rows' objects."""
         members = [(_quote(name, _JACKSON), _format_values(rows[name], kind)) for name, kind in self.columns]
-        return _join_objects(members, rows=0, nulls=True).cast(pa.binary())
+        return join_objects(members, rows=0, nulls=True).cast(pa.binary())
 
 
 @dataclass(frozen=True)
@@ -183,12 +183,17 @@ def format_json_lines(batch: pa.RecordBatch) -> pa.Buffer:
     in UTC (with microseconds, which Spark's writer drops), binary is base64, NaN and the infinities are strings.
     """
     members = [(_quote(n, _PYTHON), _format_texts(c)) for n, c in zip(batch.schema.names, batch.columns, strict=True)]
-    return concatenate_texts(_join_objects(members, batch.num_rows, end="}\n"))
+    return concatenate_texts(join_objects(members, batch.num_rows, end="}\n"))
 
 
 def format_json_values(column: pa.Array) -> pa.Array:
     """Return each value as JSON, as :func:`format_json_lines` writes it; null stays null."""
     return _format_texts(column).as_json()
+
+
+def format_strings(column: pa.Array) -> ValueTexts:
+    """Return texts as strings of JSON, as Python writes them."""
+    return ValueTexts(_escape(column, _PYTHON), quoted=True)
 
 
 def format_csv_lines(batch: pa.RecordBatch, delimiter: str = ",") -> pa.Buffer:
@@ -226,7 +231,7 @@ def format_rows_as_json(columns: Sequence[tuple[str, pa.Array]]) -> list[bytes]:
     if not columns:
         return []
     members = [(_quote(name, _PYTHON), _format_texts(column, _SHOWN)) for name, column in columns]
-    objects: list[bytes] = _join_objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
+    objects: list[bytes] = join_objects(members, len(columns[0][1]), nulls=True).cast(pa.binary()).to_pylist()
     return objects
 
 
@@ -241,7 +246,7 @@ def _format_texts(array: pa.Array, style: _Style = _FILES) -> ValueTexts:
             (_quote(kind.field(i).name, style.escapes), _format_texts(pc.struct_field(array, [i]), style))
             for i in range(kind.num_fields)
         ]
-        return ValueTexts(pc.if_else(pc.is_valid(array), _join_objects(members, len(array), nulls=style.nulls), None))
+        return ValueTexts(pc.if_else(pc.is_valid(array), join_objects(members, len(array), nulls=style.nulls), None))
     if pa.types.is_map(kind):
         items = pc.fill_null(_format_texts(array.items, style).as_json(), "null")
         return _join_nested(array, _join(_format_keys(array.keys, style), ":", items), "{", "}")
@@ -316,20 +321,23 @@ def _replace_invalid_utf8(array: pa.Array) -> pa.Array:
 # --- rows -------------------------------------------------------------------------------------------------------------------
 
 
-def _join_objects(members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool = False, end: str = "}") -> pa.Array:
+def join_objects(
+    members: Sequence[tuple[str, ValueTexts]], rows: int, nulls: bool = False, start: str = "{", end: str = "}"
+) -> pa.Array:
     """Return one JSON object per row.
 
     :param members: names, in quotes, and values.
     :param rows: the number of rows, for objects without members.
     :param nulls: True if members that are null are written, False if they are left out.
-    :param end: the text after each object.
+    :param start: the text up to the brace that opens the object; more than the brace only with ``nulls``.
+    :param end: the text from the brace that closes it on.
     """
     if not members:
-        return pa.array(["{" + end] * rows, pa.string())
+        return pa.array([start + end] * rows, pa.string())
     # Where the first member may be left out, each member begins with a comma, and the first comma is replaced.
     comma_first = not nulls and members[0][1].text.null_count > 0
     parts: list[str | pa.Array] = []
-    separator = "," if comma_first else "{"
+    separator = "," if comma_first else start
     for name, value in members:
         before, after = value.around
         if not value.text.null_count:
@@ -514,7 +522,7 @@ def format_timestamps(column: pa.Array, between: str, sign: str = "+") -> pa.Arr
     :param sign: the text before a year after 9999.
     """
     plain = column.cast(pa.int64())
-    if not _is_within(plain, _FIRST * _DAY, (_LAST + 1) * _DAY - 1):
+    if not _is_within(plain, _FIRST * MICROSECONDS_OF_DAY, (_LAST + 1) * MICROSECONDS_OF_DAY - 1):
         return pc.replace_substring(_format_far(plain, "us", sign), "T", between)
     text = plain.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_replace_slice(text, 10, 11, between) if between != " " else text

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException
 
-from airflow_kafka_spark.errors import ConnectionInvalid, GroupHasMembers, KafkaRefused, KafkaSparkError, TopicMissing
+from airflow_kafka_spark.errors import (
+    ConnectionInvalid,
+    GroupHasMembers,
+    KafkaRefused,
+    KafkaSparkError,
+    KafkaUnavailable,
+    TopicMissing,
+)
 from airflow_kafka_spark.hooks.connections import require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
@@ -23,6 +30,7 @@ from airflow_kafka_spark.hooks.kafka.requests import (
     RecordAt,
     TopicDescription,
 )
+from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -46,9 +54,6 @@ _MEMBERS_ARE_LIVE = (
 
 DEFAULT_LARGEST = 1_048_588
 """Default of the brokers' ``max.message.bytes``."""
-
-TEST_SECONDS = 10.0
-"""Timeout in seconds for a test of a connection."""
 
 
 class KafkaHook(KafkaBaseHook):
@@ -204,11 +209,18 @@ class KafkaHook(KafkaBaseHook):
                 found = hook._calls.request_one(
                     "connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
                 )
+        except KafkaUnavailable as error:
+            return False, self._name_other_server(str(error))
         except KafkaSparkError as error:
             return False, str(error)
         brokers = [f"{node.host}:{node.port}" for node in sorted(found.nodes, key=lambda node: node.id)]
         named = ", ".join(brokers[:10]) + (f" and {len(brokers) - 10} more" if len(brokers) > 10 else "")
         return True, f"Connected to Kafka cluster {found.cluster_id}, brokers: {named}."
+
+    def _name_other_server(self, found: str) -> str:
+        """Return an error with what answers at the first address, if that is no broker."""
+        host, _, port = str(self.config.get("bootstrap.servers", "")).split(",")[0].rpartition("://")[2].strip().rpartition(":")
+        return name_other_server(found, host.strip("[]"), int(port), "kafka") if host and port.isdecimal() else found
 
     # --- the cluster and its topics ---
 

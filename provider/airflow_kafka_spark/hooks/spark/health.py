@@ -22,6 +22,8 @@ from contextlib import suppress
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.hooks.servers import ServerKind, identify_server
+
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaClass, JavaGateway, JVMView
     from pyspark import SparkContext
@@ -156,11 +158,15 @@ def find_master_problem(master: str) -> str:
     return ""
 
 
-def find_unreachable_reason(master: str) -> str:
+def find_unreachable_reason(master: str, *, uses_tls: bool = False, refuse_silent: bool = False) -> str:
     """Return the reason why a master or a Connect server cannot be reached. Return an empty text if it can, or if the address
     cannot be checked (``k8s://``, ``local``, a Connect server behind a proxy).
 
-    The address of YARN is in Hadoop's configuration. Without it, Spark's JVM ends with a message on its standard error only.
+    The address of YARN is in Hadoop's configuration. Without it, Spark's JVM ends with a message on its standard error only. A
+    server of another protocol would be found by Spark only after a minute or more.
+
+    :param uses_tls: True if the client connects to the Connect server with TLS.
+    :param refuse_silent: True to return a reason for a server that answers nothing within two seconds, too.
     """
     if master.startswith("yarn"):
         has_configuration = any(map(os.environ.get, _HADOOP))
@@ -168,15 +174,37 @@ def find_unreachable_reason(master: str) -> str:
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS or not rest or (scheme == "sc" and any(map(os.environ.get, _PROXIES))):
         return ""
-    reasons = []
+    reasons, others = [], []
     for place in rest.partition("/")[0].split(","):
         host, _, port = place.rpartition(":") if place.rpartition(":")[2].isdecimal() else (place, "", str(_PORTS[scheme]))
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS):
+                pass
+            if not (other := _find_other_server(scheme, host.strip("[]"), int(port), uses_tls, refuse_silent)):
                 return ""
+            others.append(f"{host}:{port} {other}")
         except OSError as error:
             reasons.append(f"{host}:{port}: {error.strerror or error}")
+    if others:
+        expected = "Spark Connect server" if scheme == "sc" else "Spark master"
+        return f"There is no {expected}: {'; '.join([*others, *reasons])}"
     return f"Nothing answers at {'; '.join(reasons)}"
+
+
+def _find_other_server(scheme: str, host: str, port: int, uses_tls: bool, refuse_silent: bool) -> str:
+    """Return the server that answers instead of a master or a Connect server, as the end of a sentence; "" for the right one, and
+    for one that is not known.
+
+    :raises OSError: no connection can be made.
+    """
+    own: ServerKind = "http2" if scheme == "sc" else "spark"
+    found = identify_server(host, port, own)
+    if scheme == "sc" and found.kind == "http2" and uses_tls:
+        return "expects no TLS, which `use_ssl` and, but for `localhost`, a password (a token) ask for"
+    if scheme == "sc" and found.kind == "tls" and not uses_tls:
+        return "expects TLS; set `use_ssl` in the extra"
+    known = ("spark", "http2", "http", "postgres", "mysql", "kafka", *(["silent"] if refuse_silent else []))
+    return f"is {found.what}" if found.kind != own and found.kind in known else ""
 
 
 def probe_spark(

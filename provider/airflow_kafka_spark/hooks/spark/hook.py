@@ -390,17 +390,17 @@ class SparkHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Start a session, run a job, and return True and Spark's version, or False and the reason, for Airflow's UI.
 
-        The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers is
-        reported within seconds; the whole test takes at most 90 seconds.
+        The session runs in a process of its own, so that no JVM is left in Airflow's. An address at which nothing answers, or a
+        server of another protocol, is reported within ten seconds; the whole test takes at most 90 seconds.
         """
-        from airflow_kafka_spark.hooks.spark.health import find_master_problem, find_unreachable_reason, probe_spark
+        from airflow_kafka_spark.hooks.spark.health import find_master_problem, probe_spark
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
         try:
             _ = self.keep_alive
             if not self.is_connect:
                 find_java()
-            if reason := find_master_problem(self.master) or find_unreachable_reason(self.master):
+            if reason := find_master_problem(self.master) or self.find_unreachable_reason(refuse_silent=True):
                 return False, reason
             settings = self.settings()
             if self.is_connect:
@@ -411,6 +411,18 @@ class SparkHook(BaseHook):
         if done:
             return True, f"Connected to Spark {outcome} at {self.master}."
         return False, f"Spark at {self.master}: {self._without_secret(outcome)}"
+
+    def find_unreachable_reason(self, *, refuse_silent: bool = False) -> str:
+        """Return the reason why the master cannot be reached; "" if it can, or if that cannot be checked.
+
+        :param refuse_silent: True to return a reason for a server that answers nothing within two seconds, too.
+        """
+        from airflow_kafka_spark.hooks.spark.health import find_unreachable_reason
+
+        connection = self.connection
+        use_ssl = str(connection.extra_dejson.get("use_ssl", "")).lower() == "true"
+        uses_tls = use_ssl or (bool(connection.password) and not self.master.startswith("sc://localhost"))
+        return find_unreachable_reason(self.master, uses_tls=uses_tls, refuse_silent=refuse_silent)
 
     def _without_secret(self, text: str) -> str:
         secret = self.connection.password

@@ -32,8 +32,8 @@ _NEEDED = (
     "confluent_kafka",
     "pyarrow.compute",
     "pyspark.sql.pandas.serializers",
-    "airflow_kafka_spark.road.tasks.publish",
-    "airflow_kafka_spark.road.tasks.write",
+    "airflow_kafka_spark.jobs.tasks.publish",
+    "airflow_kafka_spark.jobs.tasks.write",
     "airflow_kafka_spark.sinks.kafka.tasks.publish",
     "airflow_kafka_spark.sources.kafka.tasks.read",
 )

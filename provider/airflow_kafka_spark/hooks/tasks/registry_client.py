@@ -223,6 +223,8 @@ class RegistryRequests(ABC):
     def _refused(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
         number = code if isinstance(code, int) else -1
         reason = self._scrub(str(message or "without a reason"))[:500]
+        if re.search(r"<!doctype html|<html", reason, re.IGNORECASE):
+            reason = "it answered with a web page"
         detail = f"{reason} (HTTP {status}{f', code {number}' if number > 0 else ''})"
         if status in _TRY_AGAIN or status >= 500:
             return RegistryUnavailable(self.conn_id, self.url, f"being asked for {what}", detail)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTaskTimeout, BaseOperator, BaseOperatorLink
 
+from airflow_kafka_spark.jobs.watch import follow_jobs
 from airflow_kafka_spark.operators.options import LedgerOptions
 from airflow_kafka_spark.operators.visibility import links
 from airflow_kafka_spark.operators.visibility.configuration import describe_configuration, get_arguments
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow, make_lineage
 from airflow_kafka_spark.operators.visibility.progress import Progress, find_store, get_window_name
-from airflow_kafka_spark.road.watch import follow_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa

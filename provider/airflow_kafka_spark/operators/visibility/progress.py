@@ -100,7 +100,7 @@ class Progress:
 
     Guarantee: an error of the store never fails the window. After an error, the store is not used for half a minute.
 
-    It is a :class:`~airflow_kafka_spark.road.watch.Follower` of the window's job. Its methods are called by a thread of the job,
+    It is a :class:`~airflow_kafka_spark.jobs.watch.Follower` of the window's job. Its methods are called by a thread of the job,
     while the task's own thread waits for Spark. A task's channel to its supervisor has a lock.
 
     :param store: ``context["task_state_store"]``; None without one.

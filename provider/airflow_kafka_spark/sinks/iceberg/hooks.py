@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable, find_catalog_access
+from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server_at, run_within
+from airflow_kafka_spark.sinks.iceberg.catalog import CatalogAccess, IcebergTable, find_catalog_access
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -40,9 +41,24 @@ class IcebergHook(BaseHook):
         return find_catalog_access(self.conn_id).open()
 
     def test_connection(self) -> tuple[bool, str]:
-        """List the namespaces, and return True and the catalog's address, or False and the reason, for Airflow's UI."""
+        """List the namespaces, and return True and the catalog's address, or False and the reason, for Airflow's UI.
+
+        It takes some ten seconds at most.
+        """
         try:
             access = find_catalog_access(self.conn_id)
+        except KafkaSparkError as error:
+            return False, error.found
+        # Clients of catalogs wait without end for a server that does not answer.
+        done, found = run_within(TEST_SECONDS, lambda: self._list_namespaces(access)) or (
+            False, f"The catalog at {access.address} gave no answer within {TEST_SECONDS:g} s.",
+        )  # fmt: skip
+        if done:
+            return True, f"Connected to the catalog at {access.address}."
+        return False, name_other_server_at(found, access.address)
+
+    def _list_namespaces(self, access: CatalogAccess) -> tuple[bool, str]:
+        try:
             with IcebergTable(access, "", f"iceberg://{self.conn_id}") as lake:
                 try:
                     lake.catalog.list_namespaces()
@@ -52,4 +68,4 @@ class IcebergHook(BaseHook):
                     raise lake.unavailable("listing its namespaces", error) from error
         except KafkaSparkError as error:
             return False, error.found
-        return True, f"Connected to the catalog at {access.address}."
+        return True, ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.formats.base import END, Encoder, Format, Kind, StructEncoder, find_kind, make_spark_column
+from airflow_kafka_spark.formats.base import END, ERROR, Encoder, Format, Kind, StructEncoder, find_kind, make_spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import parse_columns
 from airflow_kafka_spark.sinks.base import Guarantee
@@ -307,7 +307,7 @@ class KafkaSink:
         and ``headers``."""
         from pyspark.sql import functions as F
 
-        names = [*(self.value_columns or (name for name in frame.columns if name != END))]
+        names = [*(self.value_columns or (name for name in frame.columns if name not in (END, ERROR)))]
         columns = [
             (self.key_writer.encode(self.key_columns) if self.key_columns else F.lit(None).cast("binary")).alias("key"),
             self.value_writer.encode(names).alias("value"),
@@ -320,8 +320,7 @@ class KafkaSink:
             columns.append(self.make_timestamp_column(frame).alias("timestamp"))
         if self.headers:
             columns.append(self.make_headers_column().alias("headers"))
-        if END in frame.columns:
-            columns.append(F.col(END))
+        columns += [F.col(name) for name in (END, ERROR) if name in frame.columns]
         return frame.select(*columns)
 
     def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:

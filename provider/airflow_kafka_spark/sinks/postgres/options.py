@@ -48,7 +48,7 @@ class PostgresSinkOptions:
         """
         from airflow_kafka_spark.sinks.postgres.server import read_connection
 
-        return read_connection(self.conn_id, self.lock_timeout)
+        return read_connection(self.conn_id, self.lock_timeout if self.lock_timeout > 0 else 60.0)
 
     def find_problems(self) -> Iterator[Problem]:
         """Yield the problems of the options, each alone and in combination."""

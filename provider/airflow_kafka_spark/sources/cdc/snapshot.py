@@ -188,7 +188,7 @@ def advance_snapshot(
     """
     state = SnapshotState.from_json(position)
     is_of_chunks = bool(splits) and is_chunk(splits[0])
-    after = _advance_by_chunks(state, splits, tokens, order) if is_of_chunks else _advance_by_truncates(state, splits, tokens)
+    after = _advance_by_chunks(state, splits, tokens, order) if is_of_chunks else _advance_by_statements(state, splits, tokens)
     if after == state:
         return position
     kept = {name: value for name, value in position.items() if name not in ("snapshot", "finished")}
@@ -217,10 +217,13 @@ def _advance_by_chunks(
     return replace(state, tables=tuple(tables.values()), behind=max(points, key=order))
 
 
-def _advance_by_truncates(
+def _advance_by_statements(
     state: SnapshotState, splits: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]
 ) -> SnapshotState:
-    """Return the state after a window of the log in which tables were truncated that have to be read again."""
+    """Return the state after a window of the log in which tables were renamed, or were truncated and have to be read again."""
+    renamed = {tuple(table) for token in tokens for table in token.get("renamed", ())}
+    if renamed:
+        state = replace(state, tables=tuple(replace(t, is_renamed=t.is_renamed or t.table in renamed) for t in state.tables))
     again = {tuple(table) for token in tokens for table in token.get("truncated", ())}
     if not again:
         return state

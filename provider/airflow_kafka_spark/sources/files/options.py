@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from airflow_kafka_spark.errors import Problem, SchemaInvalid, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.formats.base import find_text_encoding_problems
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Map, Struct, Text, parse_ddl
 from airflow_kafka_spark.sources.files.store import open_store
 
@@ -55,6 +57,9 @@ _RESERVED: Mapping[str, str] = {
     "mergeschema": "Give `schema`: all files are then read with it",
     "columnpruning": "Every column is parsed, so that no malformed one is missed",
 }
+
+_TEXT_ENCODINGS = ("utf-8", "ascii", "iso8859-1")
+"""The encodings, by Python's names, in which lines of text are read. Spark looks for bytes of a line feed."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ def _normalize_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_contradicting_options(format: str, given: Mapping[str, str], columns: tuple[Column, ...]) -> Iterator[Problem]:
+    yield from _find_encoding_problems(format, given)
     for name in ("multiline", "header", "wholetext", "enforceschema"):
         if given.get(name, "true").lower() not in ("true", "false"):
             yield Problem("source.options", f"`{name}` is `{given[name]}`; expected true or false")
@@ -216,6 +222,22 @@ def _find_contradicting_options(format: str, given: Mapping[str, str], columns: 
         yield Problem("source.options", "`wholetext` and `lineSep` contradict each other", "Leave one of them out")
     if given.get("multiline", "").lower() == "true" and "linesep" in given and format == "json":
         yield Problem("source.options", "`multiLine` and `lineSep` contradict each other", "Leave one of them out")
+
+
+def _find_encoding_problems(format: str, given: Mapping[str, str]) -> Iterator[Problem]:
+    encoding = given.get("encoding", given.get("charset", "UTF-8"))
+    if unknown := find_text_encoding_problems("source.options", encoding):
+        yield from unknown
+    elif format == "text" and codecs.lookup(encoding).name not in _TEXT_ENCODINGS:
+        found = f"`encoding` is `{encoding}`; lines of text are decoded from UTF-8 or ISO-8859-1 only"
+        yield Problem("source.options", found, 'Convert the files, or read them with `format="csv"`')
+    elif (
+        codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+        and given.get("multiline", "").lower() != "true"
+        and "linesep" not in given
+    ):
+        found = f"`encoding` is `{encoding}`: Spark looks for bytes of a line feed, which are others there"
+        yield Problem("source.options", found, "Set `multiLine` to True, or `lineSep`")
 
 
 def _list_nested_types(kind: DataType) -> Iterator[DataType]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.files.encoding import FileEncoding
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.store import FileStore, ListedFile, LocalStore, join_names, open_store, read_footers
 from airflow_kafka_spark.sources.files.windows import (
@@ -74,6 +75,8 @@ def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.csv.parser.columnPruning.enabled": "false",
+        # Spark 4 takes seven encodings only, without windows-1252.
+        "spark.sql.legacy.javaCharsets": "true",
         "spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text",
         # Spark lists many files of an object store by a job of its own; for a local disk that is slower.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000" if local else "32",
@@ -117,7 +120,7 @@ class SparkFileReader:
     :param store: the store of the files.
     :param format: of the files.
     :param schema: DDL; None for the types in the files.
-    :param options: of Spark's reader.
+    :param options: of the reader, with names in lower case.
     :param split_bytes: the split size with which the splits were frozen.
     """
 
@@ -137,9 +140,13 @@ class SparkFileReader:
             # These are all splits of a window: with the settings, Spark splits the files in this way.
             frame = self._load(spark, files)
             self._require_same_splits(frame, splits)
-            return frame
+            return self._encoding.check_texts(frame)
         frames = [self._read_split(spark, split) for split in splits]
         return reduce(lambda left, right: left.union(right), frames)
+
+    @property
+    def _encoding(self) -> FileEncoding:
+        return FileEncoding(self.format, self.schema, self.options)
 
     def _split(self, files: Sequence[ListedFile]) -> tuple[FileSplit, ...]:
         whole = {f.name for f in files if not is_splittable(f.name, self.format, self.options)}
@@ -148,7 +155,8 @@ class SparkFileReader:
     def _load(self, spark: SparkSession, files: Sequence[ListedFile]) -> DataFrame:
         # In the order that split_files() takes them: Spark keeps it among slices of one length.
         names = [file.name for file in sort_like_spark(files)]
-        reader = spark.read.format(self.format).options(**self.options).options(**self.store.make_hadoop_options(names))
+        options = {**self._encoding.reader_options, **self.store.make_hadoop_options(names)}
+        reader = spark.read.format(self.format).options(**options)
         if self.schema:
             reader = reader.schema(self.schema)
         try:
@@ -162,11 +170,12 @@ class SparkFileReader:
         """Return one split alone. A slice of a file is found by reading the whole file: Spark's readers take no range."""
         frames = []
         if whole := [part.file for part in split if part.is_whole]:
-            frames.append(self._load(spark, whole))
+            frames.append(self._encoding.check_texts(self._load(spark, whole)))
         for part in split:
             if not part.is_whole:
                 frame = self._load(spark, [part.file])
-                frames.append(frame.where(frame["_metadata.file_block_start"] == part.start))
+                there = frame.where(frame["_metadata.file_block_start"] == part.start)
+                frames.append(self._encoding.check_texts(there))
         return reduce(lambda left, right: left.union(right), frames).coalesce(1)
 
     def _require_same_splits(self, frame: DataFrame, splits: Sequence[FileSplit]) -> None:
@@ -272,6 +281,11 @@ class FilesSource(FilesSourceOptions, RowSource):
     A malformed record of JSON or CSV fails the window (``FAILFAST``); so does a CSV header that does not name the columns of
     ``schema`` in their order, and a damaged file. JSON fields that ``schema`` does not name are left out.
 
+    A row with a text that is not in the files' encoding is a bad row: it fails its split, or becomes a dead letter
+    (``errors_tolerance``). The encoding is UTF-8, or that of the option ``encoding``. For CSV with another encoding, with
+    ``multiLine`` or ``locale``, and with options or a header beyond ASCII, Spark's reader puts U+FFFD in place of such bytes. A
+    row with U+FFFD is then bad, also if the file holds that character itself. A line of JSON with such bytes is malformed.
+
     :param path: an absolute path or ``file://`` URI of a directory that the worker and Spark both have mounted; or a URI of an
         object store, as ``s3a://bucket/prefix`` (``s3``, ``gs``, ``abfs``, ``hdfs``...), which the worker lists by the Airflow
         provider of that store, and which Spark reads with the jars and credentials of its own configuration. Templated.
@@ -303,6 +317,10 @@ class FilesSource(FilesSourceOptions, RowSource):
     def settings(self) -> Mapping[str, str]:
         """The settings with which Spark splits as frozen, and fails on files and columns that it cannot read."""
         return make_session_settings(self._store, self.split_bytes)
+
+    @property
+    def may_be_unreadable(self) -> bool:
+        return True
 
     def validate(self) -> list[Problem]:
         """Return the problems of options, schema, directory and the right to list it."""

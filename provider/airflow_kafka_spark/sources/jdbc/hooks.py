@@ -5,12 +5,16 @@ If no provider declares a type, ``airflow connections add --conn-type postgres``
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
+from airflow_kafka_spark.hooks.servers import TEST_SECONDS, ServerKind, name_other_server, run_within
 from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem, open_database
+
+if TYPE_CHECKING:
+    from airflow_kafka_spark.sources.jdbc.database import SourceDatabase
 
 
 class DatabaseHook(BaseHook):
@@ -20,6 +24,7 @@ class DatabaseHook(BaseHook):
     """
 
     conn_name_attr = "conn_id"
+    kind: ServerKind
 
     def __init__(self, conn_id: str) -> None:
         super().__init__()
@@ -34,23 +39,37 @@ class DatabaseHook(BaseHook):
         raise ConnectionInvalid(self.conn_id, "this hook only tests the connection", action)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Open a session, and return True and the server's address, or False and the reason, for Airflow's UI."""
+        """Open a session, and return True and the server's address, or False and the reason, for Airflow's UI.
+
+        It takes some ten seconds at most.
+        """
         try:
             database = open_database(self.conn_id)
-            with database.session("testing the connection") as session:
-                if problems := list(session.find_server_problems()):
-                    return False, " ".join(map(str, problems))
         except ImportError as error:
             return False, str(make_missing_driver_problem(error))
         except KafkaSparkError as error:
             return False, error.found
-        return True, f"Connected to {database.server.where}."
+        server = database.server
+        done, found = run_within(TEST_SECONDS, lambda: _test_database(database)) or (
+            False, f"{server.where} gave no answer within {TEST_SECONDS:g} s.",
+        )  # fmt: skip
+        return done, found if done else name_other_server(found, server.host, server.port, self.kind)
+
+
+def _test_database(database: SourceDatabase) -> tuple[bool, str]:
+    try:
+        with database.session("testing the connection") as session:
+            problems = list(session.find_server_problems())
+    except KafkaSparkError as error:
+        return False, error.found
+    return not problems, " ".join(map(str, problems)) or f"Connected to {database.server.where}."
 
 
 class PostgresHook(DatabaseHook):
     """A connection of the type ``postgres``, with the connection test of Airflow's UI."""
 
     conn_type = "postgres"
+    kind = "postgres"
     default_conn_name = "postgres_default"
     hook_name = "Postgres"
 
@@ -59,5 +78,6 @@ class MysqlHook(DatabaseHook):
     """A connection of the type ``mysql``, with the connection test of Airflow's UI."""
 
     conn_type = "mysql"
+    kind = "mysql"
     default_conn_name = "mysql_default"
     hook_name = "MySQL"

@@ -144,7 +144,7 @@ class MysqlServer:
             context = ssl.create_default_context(cafile=self.ca or None)
             context.check_hostname = self.tls == "verify-full"
             context.verify_mode = ssl.CERT_NONE if self.tls == "trust" else ssl.CERT_REQUIRED
-        return pymysql.connect(
+        connection: Any = pymysql.connect(
             host=self.host,
             port=self.port,
             user=self.user,
@@ -152,11 +152,16 @@ class MysqlServer:
             database=self.database or None,
             charset="utf8mb4",
             connect_timeout=self.connect_timeout,
+            # A server that accepts the connection may not greet. Behind the greeting, queries take as long as they take.
+            read_timeout=self.connect_timeout,
             autocommit=True,
             ssl=context,
             ssl_disabled=context is None,
             init_command=f"SET {TIME_ZONE}",
         )
+        connection._read_timeout = None
+        made: Connection = connection
+        return made
 
 
 TIME_ZONE = "time_zone = '+00:00'"

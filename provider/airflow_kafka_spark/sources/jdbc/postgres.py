@@ -473,7 +473,9 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
     def open_session(self) -> PostgresSession:
         import psycopg
 
-        connection = psycopg.connect(self.server.named(APPLICATION), autocommit=True, prepare_threshold=None)
+        # With the encoding of a SQL_ASCII database, psycopg returns bytes for texts.
+        conninfo = f"{self.server.named(APPLICATION)} client_encoding=UTF8"
+        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
         return PostgresSession(connection, self.server)
 
     def list_driver_errors(self) -> tuple[type[Exception], ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kafka_spark.errors import ConnectionInvalid, Problem
+from airflow_kafka_spark.errors import ConnectionInvalid, Problem, SourceRejected
 from airflow_kafka_spark.hooks.connections import get_connection_type, look_up
 from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.jdbc.database import SourceDatabase
+
+
+_INVALID_TEXT = re.compile(r'invalid byte sequence for encoding "UTF8"(?:: 0x[0-9a-f]{2})*')
+"""The end of PostgreSQL's message about a text of a database without an encoding."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,15 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         from airflow_kafka_spark.sources.jdbc.windows import read_frame
 
         return read_frame(self, self.database(), spark, splits)
+
+    def explain(self, error: BaseException) -> SourceRejected | None:
+        """Return the error for a text that is not UTF-8, in a database without an encoding (SQL_ASCII); None for others."""
+        found = _INVALID_TEXT.search(str(error))
+        if found is None:
+            return None
+        detail = f"it holds a text that is not UTF-8: {found[0]}"
+        action = "Correct the text: a database of the encoding SQL_ASCII stores bytes of any encoding, and does not know which"
+        return SourceRejected(self.uri, detail, action)
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of the table as they are now."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import KafkaRefused, Problem
+from airflow_kafka_spark.hooks.kafka.log import read_records
 from airflow_kafka_spark.windows.model import TOPIC_NAME
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SAMPLED, _SAMPLE_SECONDS = 20, 10.0
+"""The most partitions, and seconds, for a look at the newest records."""
 _NAMES = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
 _PATTERN_INSTEAD = "Give a regular expression as `topics_pattern`, in which `.*` stands for any text"
 _LIST_INSTEAD = "A template renders to a text: give the output of the task itself, as `topics=task.output`"
@@ -98,3 +102,18 @@ def find_compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset
         log.warning("It is unknown if topics are compacted: the right DESCRIBE_CONFIGS on them is missing: %s", error.found)
         return frozenset()
     return frozenset(topic for topic, found in settings.items() if "compact" in found.get("cleanup.policy", ""))
+
+
+def find_record_without_key(hook: KafkaHook, topics: Collection[str]) -> str:
+    """Return a record without a key among the newest ones of topics, as ``orders-0@17``; "" if none of these is without.
+
+    One or two records of each of up to 20 partitions are read.
+
+    :raises KafkaSparkError: Kafka does not answer, or the user may not read a topic.
+    """
+    bounds = {partition: found for partition, found in hook.offsets(topics).items() if found.lso > found.low}
+    newest = {partition: (max(found.low, found.lso - 2), found.lso) for partition, found in sorted(bounds.items())[:_SAMPLED]}
+    if not newest:
+        return ""
+    with closing(read_records(hook, newest, "reading the keys of newest records", seconds=_SAMPLE_SECONDS)) as messages:
+        return next((f"{m.topic()}-{m.partition()}@{m.offset()}" for m in messages if m.key() is None), "")

@@ -46,6 +46,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
     format_literals,
     make_chunk_token,
     make_typed_column,
+    may_rename,
     take_snapshot,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
@@ -113,6 +114,7 @@ class MysqlChunkPlanner(ChunkPlanner):
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = read_table_shape(self.server, self.connection, table.table, self.form)
         if shape is None:
+            self._refuse_renamed(table)
             return None
         shape.refuse_other_key(table.key, table.types)
         names = [DIALECT.quote(name) for name in table.key]
@@ -127,6 +129,21 @@ class MysqlChunkPlanner(ChunkPlanner):
             after = tuple(str(value) for value in last[0])
             found.append(after)
         return found
+
+    def _refuse_renamed(self, table: TableSnapshot) -> None:
+        """Make sure that a table of which the catalog does not have the name was dropped.
+
+        :raises SourceRejected: it may have another name now.
+        """
+        start, end = LogCoordinates.parse(self.bounds["start"]), self.server.end(self.connection)
+        is_renamed = table.is_renamed
+        for located in self.server.read_events_up_to(start, end) if start.order < end.order and not is_renamed else ():
+            is_renamed = is_renamed or (located.event.kind == binlog.QUERY and may_rename(located.event.body, table.table))
+            if located.end.order >= end.order:
+                break
+        if is_renamed:
+            what = "it was renamed, and its snapshot is not complete: its other rows would never be read"
+            raise SourceRejected(table.shown, what, f"Give it its name back until the snapshot is complete. {NEW_PIPELINE}")
 
 
 log = logging.getLogger(__name__)
@@ -205,7 +222,7 @@ class MySqlLogWindowPlanner:
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
             if 0 < compute_distance(files, start, end) <= LOOKED_THROUGH_BYTES:
-                end, has_changes = self._find_end(start, end, form)
+                end, has_changes = self._find_end(start, end, form, [table.table for table in state.tables])
                 is_exact = True
             after = state.after_log(end.order, _parse_order)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
@@ -336,11 +353,14 @@ class MySqlLogWindowPlanner:
             return LogCoordinates(behind.file, FIRST)
         raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
-    def _find_end(self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm) -> tuple[LogCoordinates, bool]:
-        """Return the first coordinates from ``end`` on at which no transaction is open, and True if a captured table has changes
+    def _find_end(
+        self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm, tables: Sequence[TableName] = ()
+    ) -> tuple[LogCoordinates, bool]:
+        """Return the first coordinates from ``end`` on at which no transaction is open, and whether a captured table has changes
         before them.
 
-        :raises SourceUnavailable: the server does not send its log up to these coordinates.
+        :param tables: tables whose snapshot is not complete.
+        :raises SourceUnavailable: the server does not send its log so far.
         """
         transactions, has_changes, coordinates = Transactions(), False, start
         for located in self.server.read_events_up_to(start, end):
@@ -350,16 +370,17 @@ class MySqlLogWindowPlanner:
                 _, database, name = binlog.parse_table_names(event.body)
                 has_changes = has_changes or form.takes((database, name))
             elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
-                has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form)
+                has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form, tables)
             if coordinates.order >= end.order and not transactions.is_open:
                 break
         return coordinates, has_changes
 
-    def _concerns(self, body: bytes, form: MysqlEventForm) -> bool:
-        """Return True if a statement may be one that a reader of the window publishes or refuses."""
+    def _concerns(self, body: bytes, form: MysqlEventForm, tables: Sequence[TableName]) -> bool:
+        """Return True if a statement may be one that a reader of the window publishes, notes or refuses."""
         from airflow_kafka_spark.sources.mysql_cdc.tasks.events import find_truncated_table, is_change
 
-        return find_truncated_table(body, form) is not None or is_change(body, form)
+        is_published = find_truncated_table(body, form) is not None or is_change(body, form)
+        return is_published or any(may_rename(body, table) for table in tables)
 
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]

@@ -32,7 +32,15 @@ from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, SlotServer, SlotState, format_lsn, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import (
+    NEW_PIPELINE,
+    SlotServer,
+    SlotState,
+    format_lsn,
+    format_publication_names,
+    parse_lsn,
+    read_flushed_lsn,
+)
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
 from airflow_kafka_spark.windows.report import PassProgress
 
@@ -192,14 +200,9 @@ class PostgresLogWindowPlanner:
                     snapshot = snapshot.add(self._begin_added(connection, position))
             slot.release(connection)
             self._advance(connection, start)
-            flushed = _read_flushed_lsn(connection)
-            if flushed < start:
-                raise SourceRejected(
-                    self.server.where,
-                    f"its log ends at {format_lsn(flushed)}, before {format_lsn(start)}, where the last window ended",
-                    "Connect to the server of before",
-                )
-            identity = slot.identity(connection)
+            flushed, identity = read_flushed_lsn(connection), slot.identity(connection)
+            if position is not None and "last" in position["log"]:
+                identity["last"] = position["log"]["last"]
             if snapshot.tables and snapshot.is_caught_up:
                 return self._chunks(connection, start, flushed, identity, snapshot)
             first = self._find_first_commit(connection, flushed)
@@ -238,7 +241,10 @@ class PostgresLogWindowPlanner:
         found = self.slot.state(connection)
         try:
             if position is not None or found is not None:
-                self.slot.refuse_other(connection, start, log_of)
+                state = self.slot.refuse_other(connection, start, log_of)
+                self.slot.release(connection)
+                publication = format_publication_names(self.options.publication)
+                self.slot.refuse_other_history(connection, publication, state, start, log_of)
         except LogLost as error:
             if self.options.snapshot != "when_needed":
                 raise
@@ -268,6 +274,9 @@ class PostgresLogWindowPlanner:
         if first is not None:
             # A window has at least one transaction, so that windows always make progress.
             end = min(flushed, max(start + self.options.max_wal_bytes, first + 1))
+        if first is not None:
+            # A task will say which transaction is the last one.
+            identity = {name: value for name, value in identity.items() if name != "last"}
         bounds: dict[str, Any] = {"start": format_lsn(start), "end": format_lsn(end), "log": dict(identity)}
         if snapshot.filter:
             bounds["snapshot"] = snapshot.filter
@@ -288,8 +297,11 @@ class PostgresLogWindowPlanner:
     def position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position after a window, with the snapshots of its chunks. See :meth:`RowSource.position_after`."""
-        return advance_snapshot(position, splits, tokens, parse_lsn)
+        """Return the position behind a window, with the snapshots of its chunks, or with the last transaction of a window of the
+        log. See :meth:`RowSource.position_after`."""
+        found = advance_snapshot(position, splits, tokens, parse_lsn)
+        last = tokens[0].get("last") if tokens else None
+        return {**found, "log": {**found["log"], "last": last}} if last else found
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int:
         """Return the bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
@@ -298,7 +310,7 @@ class PostgresLogWindowPlanner:
         start = parse_lsn(position["lsn"])
         with self.slot.session("reading the length of the log") as connection:
             self.slot.refuse_other(connection, start, dict(position["log"]))
-            return max(0, _read_flushed_lsn(connection) - start)
+            return max(0, read_flushed_lsn(connection) - start)
 
     def completed(self, position: Mapping[str, Any]) -> None:
         """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
@@ -356,7 +368,7 @@ class PostgresLogWindowPlanner:
 
         Before PostgreSQL 15 the server names transactions without changes of published tables, too.
         """
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import decode_message, format_publication_names
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import decode_message
 
         refuse_missing_publication = self.slot.watch_publication(connection, self.options.publication)
         found = connection.execute(
@@ -397,12 +409,6 @@ class PostgresLogWindowPlanner:
         )
         lag = given.max_replica_lag
         return CdcReader(tuple(splits), list_needed_columns(needed), self.slot, given.publication, form, lag)
-
-
-def _read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    found = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
-    assert found is not None
-    return parse_lsn(found[0])
 
 
 def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, tuple[str, ...]]:

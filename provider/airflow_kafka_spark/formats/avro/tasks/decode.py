@@ -109,10 +109,10 @@ class AvroDecoder(BatchDecoder):
         number = read_schema_id(value) if self._framed else 0
         row_reader = self._row_readers.get(number)
         if row_reader is None:
-            row_reader = self._row_readers[number] = AvroRowReader(self._writer(number), self._reader)
+            row_reader = self._row_readers[number] = AvroRowReader(self._get_writer(number), self._reader)
         return row_reader.read(value, self._header)
 
-    def _writer(self, number: int) -> AvroRecord:
+    def _get_writer(self, number: int) -> AvroRecord:
         writer = self._writers.get(number)
         if isinstance(writer, AvroRecord):
             return writer
@@ -161,12 +161,12 @@ class AvroDecoder(BatchDecoder):
 
     def _plan(self, head: bytes) -> BatchReader | None:
         if head not in self._plans:
-            self._plans[head] = self._made(head)
+            self._plans[head] = self._make_batch_reader(head)
         return self._plans[head]
 
-    def _made(self, head: bytes) -> BatchReader | None:
+    def _make_batch_reader(self, head: bytes) -> BatchReader | None:
         try:
-            return BatchReader(self._writer(read_schema_id(head) if self._framed else 0), self._reader, self._header)
+            return BatchReader(self._get_writer(read_schema_id(head) if self._framed else 0), self._reader, self._header)
         except (BadValue, OnlyRowWise):
             return None
 
@@ -206,11 +206,11 @@ class BatchReader:
         self._schema = types.to_arrow_schema(list_columns(reader))
         self._header = header
         self._names = 0
-        compiled = self._fields(writer, reader)
+        compiled = self._make_field_readers(writer, reader)
         self._steps, self._build = compiled
-        ahead = [{"name": "h", "type": self._fixed(header)}] if header else []
+        ahead = [{"name": "h", "type": self._make_fixed(header)}] if header else []
         fields = [{"name": f"f{n}", "type": step.schema} for n, (step, _) in enumerate(self._steps)]
-        last = {"name": "z", "type": self._fixed(NONCE_BYTES)}
+        last = {"name": "z", "type": self._make_fixed(NONCE_BYTES)}
         text = json.dumps({"type": "record", "name": "T", "fields": [*ahead, *fields, last]}).encode()
         meta = encode_long(1) + encode_long(11) + b"avro.schema" + encode_long(len(text)) + text + encode_long(0)
         self._head = b"Obj\x01" + meta + _SYNC
@@ -252,7 +252,7 @@ class BatchReader:
 
     # --- types -------------------------------------------------------------------------------------------------------
 
-    def _fixed(self, size: int) -> dict[str, Any]:
+    def _make_fixed(self, size: int) -> dict[str, Any]:
         return {"type": "fixed", "name": self._name(), "size": size}
 
     def _name(self) -> str:
@@ -262,7 +262,7 @@ class BatchReader:
     def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
         """Return the reading of the writer's type as the reader's."""
         if isinstance(writer, AvroUnion):
-            return self._optional(writer, reader)
+            return self._make_optional_reader(writer, reader)
         if isinstance(reader, AvroUnion):
             if (
                 len(reader.present) != 1
@@ -276,17 +276,19 @@ class BatchReader:
         if isinstance(writer, AvroRecord):
             return self._record(writer, cast(AvroRecord, reader))
         if isinstance(writer, AvroArray):
-            return self._array(writer, cast(AvroArray, reader))
+            return self._make_array_reader(writer, cast(AvroArray, reader))
         if isinstance(writer, AvroMap):
             return self._map(writer, cast(AvroMap, reader))
-        return self._leaf(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
+        return self._make_leaf_reader(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
 
-    def _leaf(self, writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum) -> FieldReader:
+    def _make_leaf_reader(
+        self, writer: AvroPrimitive | AvroFixed | AvroEnum, reader: AvroPrimitive | AvroFixed | AvroEnum
+    ) -> FieldReader:
         change = make_scalar_conversion(writer, reader)
         if isinstance(writer, AvroFixed):
-            return FieldReader(self._fixed(writer.size), FixedSizeLayout(writer.size), change)
+            return FieldReader(self._make_fixed(writer.size), FixedSizeLayout(writer.size), change)
         if writer.kind == "boolean":
-            return FieldReader(self._fixed(1), FixedSizeLayout(1), change)
+            return FieldReader(self._make_fixed(1), FixedSizeLayout(1), change)
         if writer.kind in ("enum", "int", "long"):
             return FieldReader("long", LongLayout(), change)
         if writer.kind in ("bytes", "string"):
@@ -295,7 +297,7 @@ class BatchReader:
             raise OnlyRowWise
         return FieldReader(writer.kind, FixedSizeLayout(4 if writer.kind == "float" else 8), change)
 
-    def _optional(self, writer: AvroUnion, reader: AvroSchema) -> FieldReader:
+    def _make_optional_reader(self, writer: AvroUnion, reader: AvroSchema) -> FieldReader:
         if not writer.optional:
             raise OnlyRowWise
         if isinstance(reader, AvroUnion) and (not reader.optional):
@@ -306,7 +308,7 @@ class BatchReader:
         schema = ["null", step.schema] if first else [step.schema, "null"]
         return FieldReader(schema, OptionalLayout(step.layout, 2 if first else 0, 0 if first else 2), change)
 
-    def _array(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
+    def _make_array_reader(self, writer: AvroArray, reader: AvroArray) -> FieldReader:
         # Items without bytes may be more than fit into memory.
         if not compute_smallest_size(writer.items):
             raise OnlyRowWise
@@ -318,7 +320,10 @@ class BatchReader:
         return FieldReader({"type": "array", "items": item.schema}, ArrayLayout(item.layout), change)
 
     def _map(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
-        key, item = self._leaf(AvroPrimitive("string"), AvroPrimitive("string")), self._step(writer.values, reader.values)
+        key, item = (
+            self._make_leaf_reader(AvroPrimitive("string"), AvroPrimitive("string")),
+            self._step(writer.values, reader.values),
+        )
         wanted = cast(pa.MapType, _find_type(reader))
 
         def change(array: pa.Array) -> pa.Array:
@@ -335,7 +340,7 @@ class BatchReader:
     def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
         if not writer.fields:
             raise OnlyRowWise
-        steps, build = self._fields(writer, reader)
+        steps, build = self._make_field_readers(writer, reader)
         wanted = _find_type(reader)
 
         def change(array: pa.Array) -> pa.Array:
@@ -347,7 +352,7 @@ class BatchReader:
             {"type": "record", "name": self._name(), "fields": fields}, AvroRecordLayout([s.layout for s, _ in steps]), change
         )
 
-    def _fields(
+    def _make_field_readers(
         self, writer: AvroRecord, reader: AvroRecord
     ) -> tuple[list[tuple[FieldReader, AvroField | None]], Callable[[Sequence[pa.Array], int], list[pa.Array]]]:
         """Return the reading of the writer's fields, and the function that builds the reader's columns from them."""
@@ -655,13 +660,13 @@ class AvroRecordLayout(WireLayout):
         self.has_branches = any(p.has_branches for p in parts)
 
     def sizes(self, array: pa.Array) -> np.ndarray:
-        return sum(self.compute_sizes_of(self._fields(array)), np.zeros(len(array), np.int64))
+        return sum(self.compute_sizes_of(self._split_fields(array)), np.zeros(len(array), np.int64))
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
-        fields = self._fields(array)
+        fields = self._split_fields(array)
         self.check_of(fields, self.compute_sizes_of(fields), starts, body)
 
-    def _fields(self, array: pa.Array) -> list[pa.Array]:
+    def _split_fields(self, array: pa.Array) -> list[pa.Array]:
         return [array.field(n) for n in range(len(self._parts))]
 
     def compute_sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
@@ -684,20 +689,20 @@ class ArrayLayout(WireLayout):
         self.has_branches = item.has_branches
 
     def sizes(self, array: pa.Array) -> np.ndarray:
-        counts, before = self._counts(array)
+        counts, before = self._count_items(array)
         ends = np.append(0, np.cumsum(self._item.sizes(array.flatten())))
         last = np.cumsum(counts)
         return before + ends[last] - ends[last - counts] + (counts > 0)
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
         items = array.flatten()
-        counts, before = self._counts(array)
+        counts, before = self._count_items(array)
         sizes = self._item.sizes(items)
         ahead = np.cumsum(sizes) - sizes
         first = np.append(ahead, 0)[np.minimum(np.cumsum(counts) - counts, len(ahead))]
         self._item.check(items, ahead + np.repeat(starts + before - first, counts), body)
 
-    def _counts(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    def _count_items(self, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of items of each array, and the size of that number."""
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
         return counts, compute_varint_sizes((counts << 1).astype(np.uint64))

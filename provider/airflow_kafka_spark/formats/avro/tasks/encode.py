@@ -87,7 +87,7 @@ class AvroEncoder(Encoder):
             there[there] = column.is_valid().to_numpy(zero_copy_only=False)
             columns = {name: column.drop_null()}
         positions = np.flatnonzero(there)
-        parts = list(self._divided(columns, positions))
+        parts = list(self._encode_in_parts(columns, positions))
         found = parts[0] if len(parts) == 1 else _concatenate_parts(parts)
         if len(positions) == len(there):
             return found
@@ -95,7 +95,7 @@ class AvroEncoder(Encoder):
         there[[at for at, _ in found.bad]] = False
         return Encoded(scatter_values(values, there, nulls=True), found.bad)
 
-    def _divided(self, columns: Mapping[str, pa.Array], positions: np.ndarray) -> Iterator[Encoded]:
+    def _encode_in_parts(self, columns: Mapping[str, pa.Array], positions: np.ndarray) -> Iterator[Encoded]:
         """Yield all rows encoded as a batch; if that fails, in parts, so that a row that does not fit affects only a few
         others.
         """
@@ -106,7 +106,7 @@ class AvroEncoder(Encoder):
                 yield self.encode_row_wise(columns, positions.tolist())
                 return
             for at in range(0, len(positions), DIVIDED_ROWS):
-                yield from self._divided(
+                yield from self._encode_in_parts(
                     {name: c.slice(at, DIVIDED_ROWS) for name, c in columns.items()}, positions[at : at + DIVIDED_ROWS]
                 )
 
@@ -227,14 +227,14 @@ def scatter_values(dense: pa.Array, there: np.ndarray, nulls: bool = False) -> p
 
     :param dense: the values.
     """
-    ends, data = _ends(dense)
+    ends, data = _read_ends(dense)
     sizes = np.zeros(len(there), np.int64)
     sizes[there] = np.diff(ends)
     inside = data.slice(int(ends[0]), int(ends[-1] - ends[0])) if data is not None else None
     return make_binary_array(sizes, inside, there if nulls else None)
 
 
-def _ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
+def _read_ends(column: pa.Array) -> tuple[np.ndarray, pa.Buffer | None]:
     if not len(column):
         return np.zeros(1, np.int64), None
     _, ends, data = column.buffers()
@@ -321,7 +321,7 @@ def _encode_blocks(ends: np.ndarray, items: pa.Array) -> list[BytesPart]:
     """
     counts = np.diff(ends)
     there = counts > 0
-    among, data = _ends(items)
+    among, data = _read_ends(items)
     return [scatter_values(_encode_long(counts[there]), there), _slice_at(among[ends], data), b"\0"]
 
 

@@ -59,14 +59,20 @@ class CsvDecoder(BatchDecoder):
     :param columns: the columns, in the order of the fields.
     :param dialect: how the fields are written.
     :param timestamp_format: the pattern of timestamps; None for ISO 8601.
+    :param encoding: the encoding of the records, by Python's name.
     :param few: up to this many records (and 64 KiB) are read row by row, which is faster than starting Arrow's reader.
     """
 
     def __init__(
-        self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None, few: int = FEW_RECORDS
+        self,
+        columns: Sequence[Column],
+        dialect: CsvDialect,
+        timestamp_format: str | None = None,
+        encoding: str = "utf-8",
+        few: int = FEW_RECORDS,
     ) -> None:
-        self._columns, self._dialect, self._timestamp_format = tuple(columns), dialect, timestamp_format
-        super().__init__(to_arrow_schema(self._columns), CsvRowReader(columns, dialect, timestamp_format).read, few)
+        self._columns, self._dialect, self._timestamp_format, self._encoding = tuple(columns), dialect, timestamp_format, encoding
+        super().__init__(to_arrow_schema(self._columns), CsvRowReader(columns, dialect, timestamp_format, encoding).read, few)
         self._converts = [_add_null_check(c, _make_text_conversion(c.type, timestamp_format)) for c in columns]
         names = [f"f{n}" for n in range(len(columns))]
         self._parse = pcsv.ParseOptions(
@@ -84,13 +90,15 @@ class CsvDecoder(BatchDecoder):
         )
         self._names = names
 
-    def __reduce__(self) -> tuple[type[CsvDecoder], tuple[tuple[Column, ...], CsvDialect, str | None, int]]:
-        return type(self), (self._columns, self._dialect, self._timestamp_format, self._few)
+    def __reduce__(self) -> tuple[type[CsvDecoder], tuple[tuple[Column, ...], CsvDialect, str | None, str, int]]:
+        return type(self), (self._columns, self._dialect, self._timestamp_format, self._encoding, self._few)
 
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
+            if self._encoding != "utf-8":
+                records = [record.decode(self._encoding).encode() for record in records]
             return self._read(_join(records, self._dialect, len(self._names)), len(records))
-        except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeDecodeError):
+        except (NeedsRowWise, BadValue, pa.ArrowException, OverflowError, UnicodeError):
             return None
 
     def _read(self, buffer: bytes, count: int) -> pa.RecordBatch:
@@ -244,10 +252,14 @@ class CsvRowReader:
     :param columns: the columns, in the order of the fields.
     :param dialect: how the fields are written.
     :param timestamp_format: see :func:`.make_timestamp_reader`.
+    :param encoding: the encoding of the records, by Python's name.
     """
 
-    def __init__(self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None) -> None:
+    def __init__(
+        self, columns: Sequence[Column], dialect: CsvDialect, timestamp_format: str | None = None, encoding: str = "utf-8"
+    ) -> None:
         self._columns = tuple(columns)
+        self._encoding = encoding
         self._dialect = dialect
         self._converts = [make_field_reader(c.type, timestamp_format) for c in columns]
         q, e, d = (re.escape(c) for c in (dialect.quote, dialect.escape, dialect.delimiter))
@@ -262,12 +274,17 @@ class CsvRowReader:
         :raises BadValue: the record is not one line of CSV, has more or fewer fields, or a field does not fit its column.
         """
         try:
-            text = value.decode("utf-8")
+            text = value.decode(self._encoding)
+            if self._encoding != "utf-8":
+                text.encode()
         except UnicodeDecodeError as e:
-            raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
+            byte = value[e.start] if e.start < len(value) else 0
+            raise BadValue(f"not {self._encoding.upper()}: byte 0x{byte:02x} at position {e.start}") from None
+        except UnicodeEncodeError as e:
+            raise BadValue(f"it holds the lone surrogate {ascii(e.object[e.start])}, which is no character") from None
         if text.startswith("\ufeff"):
             raise BadValue("it begins with a byte order mark, expected the first field")
-        fields = self._fields(text[:-2] if text.endswith("\r\n") else text.removesuffix("\n"))
+        fields = self._split_fields(text[:-2] if text.endswith("\r\n") else text.removesuffix("\n"))
         if len(fields) > len(self._columns):
             raise BadValue(f"found {len(fields)} fields, expected {len(self._columns)}")
         if len(fields) < len(self._columns):
@@ -283,14 +300,14 @@ class CsvRowReader:
                 raise e.prepend(f".{column.name}") from None
         return row
 
-    def _fields(self, text: str) -> list[str | None]:
+    def _split_fields(self, text: str) -> list[str | None]:
         """Return the texts of the fields; None for a null."""
         dialect, i = self._dialect, 0
         fields: list[str | None] = []
         while True:
             match = self._field(text, i)
             if match is None:
-                raise self._refused(text, i, len(fields))
+                raise self._make_bad_value(text, i, len(fields))
             quoted, bare, end = match.groups()
             if quoted is None:
                 fields.append(None if bare == dialect.null else bare)
@@ -300,7 +317,7 @@ class CsvRowReader:
             if not end:
                 return fields
 
-    def _refused(self, text: str, i: int, field: int) -> BadValue:
+    def _make_bad_value(self, text: str, i: int, field: int) -> BadValue:
         quote = self._dialect.quote
         if not text.startswith(quote, i):
             stop = re.compile(f"[{re.escape(quote)}\r\n]").search(text, i)

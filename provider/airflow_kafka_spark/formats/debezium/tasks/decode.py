@@ -26,6 +26,7 @@ class DebeziumDecoder(Decoder):
     :param rewrites: True if a delete event becomes a row.
     :param deleting: the events that delete the row of their key: ``d`` for delete events, ``none`` for tombstones.
     :param ignores_truncates: True to leave out truncate events; False if they are bad.
+    :param placeholder: the text in place of a value that the log does not hold; None if such texts are values.
     """
 
     events: Decoder
@@ -34,6 +35,7 @@ class DebeziumDecoder(Decoder):
     rewrites: bool
     deleting: Collection[str]
     ignores_truncates: bool
+    placeholder: str | None = None
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Return the rows of the events."""
@@ -44,10 +46,13 @@ class DebeziumDecoder(Decoder):
         op, after = batch.column("op"), batch.column("after")
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
         columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
+        incomplete = self._find_incomplete_rows(after)
+        if incomplete:
+            is_row[list(incomplete)] = False
         if is_row.all():
             columns += [pa.repeat("false", len(values))] if self.rewrites else []
             return Decoded(self._batch(columns))
-        bad, deleted, left_out = dict(events.bad), np.zeros(len(values), bool), []
+        bad, deleted, left_out = {**incomplete, **dict(events.bad)}, np.zeros(len(values), bool), []
         gone = set() if events.deleted is None else set(np.flatnonzero(np.asarray(events.deleted)).tolist())
         from_before = np.zeros(len(values), bool)
         for at in np.flatnonzero(~is_row).tolist():
@@ -73,6 +78,26 @@ class DebeziumDecoder(Decoder):
         mask = pa.array(deleted) if deleted.any() else None
         return Decoded(rows, tuple(sorted(bad.items())), mask, tuple(left_out))
 
+    def _find_incomplete_rows(self, rows: pa.StructArray) -> dict[int, str]:
+        """Return the rows that lack a value which the log does not hold, and the reason why they are bad."""
+        found: dict[int, str] = {}
+        if self.placeholder is None:
+            return found
+        placeholder = self.placeholder.encode()
+        for field, column in zip(rows.type, rows.flatten(), strict=True):
+            texts = column
+            if pa.types.is_list(field.type):
+                texts = pc.list_element(column.filter(_has_one(column)), 0)
+            if not pa.types.is_string(texts.type) and not pa.types.is_binary(texts.type):
+                continue
+            is_missing = pc.equal(texts, pa.scalar(placeholder, pa.binary()).cast(texts.type))
+            if not pc.any(is_missing).as_py():
+                continue
+            places = np.arange(len(rows)) if texts is column else np.flatnonzero(np.asarray(_has_one(column)))
+            for at in places[np.asarray(is_missing.fill_null(False))].tolist():
+                found.setdefault(at, _describe_missing_value(field.name))
+        return found
+
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -85,6 +110,18 @@ class DebeziumDecoder(Decoder):
     def _choose(self, after: pa.Array, before: pa.Array, from_before: np.ndarray) -> pa.Array:
         positions = np.arange(len(after))
         return pa.concat_arrays([after, before]).take(pa.array(np.where(from_before, positions + len(after), positions)))
+
+
+def _has_one(lists: pa.ListArray) -> pa.Array:
+    """Return for each list whether it has one element."""
+    return pc.fill_null(pc.equal(pc.list_value_length(lists), 1), False)
+
+
+def _describe_missing_value(column: str) -> str:
+    return (
+        f"the event does not hold the value of `{column}`, which is stored out of line and was not changed; "
+        "set ALTER TABLE ... REPLICA IDENTITY FULL on the source's table, and write the row again"
+    )
 
 
 def _describe_wrong_operation(op: str | None, value: bytes | None) -> str:

@@ -273,11 +273,11 @@ class _Maps:
             return {}
         rows = self._find(records)
         return {
-            column.name: self._array([getattr(row, f"f{at}") or b"null" for row in rows], column, read[column.name])
+            column.name: self._make_array([getattr(row, f"f{at}") or b"null" for row in rows], column, read[column.name])
             for at, column in enumerate(self.columns)
         }
 
-    def _array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
+    def _make_array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
         assert isinstance(column.type, Map)
         wanted, is_text = to_arrow_type(column.type), column.type.value == Text()
         entries = [_pairs(str(raw, "utf-8")) or () for raw in found]
@@ -287,7 +287,7 @@ class _Maps:
             raise NeedsRowWise
         try:
             if is_text:
-                values = self._texts([value for pairs in entries for _, value in pairs], column.type)
+                values = self._make_texts([value for pairs in entries for _, value in pairs], column.type)
             else:
                 raw = [value for one in self._values_of(found) for value in (one or {}).values()]
                 values = self._read_values(raw, column.name, wanted.item_type)
@@ -297,7 +297,7 @@ class _Maps:
         made = pa.MapArray.from_arrays(pa.array(ends), keys, values, type=wanted)
         return made if not read.null_count else pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
 
-    def _texts(self, values: list[Any], kind: Map) -> pa.Array:
+    def _make_texts(self, values: list[Any], kind: Map) -> pa.Array:
         if not set(map(type, values)) <= ({str, type(None)} if kind.value_contains_null else {str}):
             raise NeedsRowWise
         return pa.array(values, pa.string())
@@ -336,7 +336,7 @@ class _ArrowReader:
 
     def __init__(self, columns: Sequence[Column], as_numbers: Sequence[bool]) -> None:
         self._as_numbers = iter(as_numbers)
-        compiled = [self._column(c.type, c.nullable) for c in columns]
+        compiled = [self._read_column(c.type, c.nullable) for c in columns]
         self._restore = [(c.name, restore) for c, (_, restore) in zip(columns, compiled, strict=True)]
         read_schema = pa.schema([pa.field(c.name, read_type) for c, (read_type, _) in zip(columns, compiled, strict=True)])
         self._parse = pj.ParseOptions(explicit_schema=read_schema, unexpected_field_behavior="ignore")
@@ -356,15 +356,15 @@ class _ArrowReader:
             arrays[name] = restore(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
         return arrays
 
-    def _column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, ArrayFunction]:
-        read_type, restore = self._typed(data_type)
+    def _read_column(self, data_type: DataType, nullable: bool) -> tuple[pa.DataType, ArrayFunction]:
+        read_type, restore = self._read_type(data_type)
         return read_type, restore if nullable else refuse_nulls(restore)
 
-    def _typed(self, data_type: DataType) -> tuple[pa.DataType, ArrayFunction]:
+    def _read_type(self, data_type: DataType) -> tuple[pa.DataType, ArrayFunction]:
         if isinstance(data_type, Struct):
-            return self._struct(data_type)
+            return self._read_struct(data_type)
         if isinstance(data_type, Array):
-            return self._array(data_type)
+            return self._read_array(data_type)
         if isinstance(data_type, Map):
             return pa.struct([]), _keep_unchanged
         if isinstance(data_type, Decimal):
@@ -378,8 +378,8 @@ class _ArrowReader:
             return (pa.int64(), _convert_seconds) if next(self._as_numbers) else (to_arrow_type(data_type), check_years)
         return _READ_AS.get(data_type.name) or (to_arrow_type(data_type), _keep_unchanged)
 
-    def _struct(self, data_type: Struct) -> tuple[pa.DataType, ArrayFunction]:
-        compiled = [self._column(f.type, True) for f in data_type.fields]
+    def _read_struct(self, data_type: Struct) -> tuple[pa.DataType, ArrayFunction]:
+        compiled = [self._read_column(f.type, True) for f in data_type.fields]
         wanted = to_arrow_type(get_sql_type(data_type))
         read_type = pa.struct([pa.field(f.name, t) for f, (t, _) in zip(data_type.fields, compiled, strict=True)])
 
@@ -395,8 +395,8 @@ class _ArrowReader:
 
         return read_type, restore
 
-    def _array(self, data_type: Array) -> tuple[pa.DataType, ArrayFunction]:
-        element, restore_element = self._column(data_type.element, data_type.contains_null)
+    def _read_array(self, data_type: Array) -> tuple[pa.DataType, ArrayFunction]:
+        element, restore_element = self._read_column(data_type.element, data_type.contains_null)
         wanted = to_arrow_type(get_sql_type(data_type))
 
         def restore(array: pa.Array) -> pa.Array:

@@ -103,7 +103,7 @@ class EnvelopeDecoder(Decoder):
             if value is None:
                 continue
             try:
-                plan, payload = self._payload(value, row_wise)
+                plan, payload = self._split_payload(value, row_wise)
                 if len(payload) < 99 and payload.strip(b" \t\r\n") == b"null":
                     _check_null(plan)
                     nulls.append(at)
@@ -116,14 +116,14 @@ class EnvelopeDecoder(Decoder):
             group = groups.get(id(plan)) or groups.setdefault(id(plan), _Group(plan))
             group.places.append(at)
             group.payloads.append(payload)
-        batch = self._rows(groups.values(), values, bad, row_wise)
+        batch = self._make_rows(groups.values(), values, bad, row_wise)
         deleted = None
         if nulls:
             gone = set(nulls)
             deleted = pa.array([at in gone for at in range(len(values))], pa.bool_())
         return Decoded(batch, tuple(sorted(bad.items())), deleted)
 
-    def _rows(
+    def _make_rows(
         self, groups: Iterable[_Group], values: Sequence[bytes | None], bad: dict[int, str], row_wise: bool
     ) -> pa.RecordBatch:
         """Return all rows in their order; reasons of bad records are added to ``bad``."""
@@ -156,7 +156,7 @@ class EnvelopeDecoder(Decoder):
         columns = zip(plan.fills, batch.columns, self._schema, strict=True)
         return pa.RecordBatch.from_arrays([fill_nulls(found, array, f.type) for found, array, f in columns], schema=self._schema)
 
-    def _payload(self, value: bytes, row_wise: bool) -> tuple[_PayloadReader, bytes]:
+    def _split_payload(self, value: bytes, row_wise: bool) -> tuple[_PayloadReader, bytes]:
         """Return the reader for a record's schema, and its payload."""
         prefix = self._prefix
         if not row_wise and prefix is not None and value.endswith(b"}"):
@@ -279,7 +279,7 @@ class EnvelopeEncoder(Encoder):
             if array.null_count and not column.nullable:
                 raise ValueError(f"Column `{column.name}` is null, and declared NOT NULL")
             if kind in ("zoned", "local"):
-                array, kind = self._moments(column.name, array), "integer"
+                array, kind = self._convert_instants(column.name, array), "integer"
             elif kind == "date":
                 array, kind = array.cast(pa.int32()), "integer"
             elif kind == "integer":
@@ -289,7 +289,7 @@ class EnvelopeEncoder(Encoder):
         payload = JsonEncoder(tuple(kinds)).encode(arrays).cast(pa.string())
         return pc.binary_join_element_wise(self.before, payload, "}", "").cast(pa.binary())
 
-    def _moments(self, name: str, array: pa.Array) -> pa.Array:
+    def _convert_instants(self, name: str, array: pa.Array) -> pa.Array:
         plain = array.cast(pa.int64())
         if self.precision == "micros":
             return plain
@@ -324,12 +324,12 @@ class DefaultFill:
         :param wanted: their type; a part that may not be null holds no null afterwards.
         """
         if self.parts:
-            array = self._inner(array, wanted)
+            array = self._fill_inner(array, wanted)
         if self.default is not None and array.null_count:
             array = pc.if_else(array.is_null(), self.default[0], array)
         return array
 
-    def _inner(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    def _fill_inner(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
         gone = array.is_null() if array.null_count else None
         if pa.types.is_struct(wanted):
             fields = zip(self.parts, array.flatten(), wanted, strict=True)
@@ -339,8 +339,8 @@ class DefaultFill:
         (part,) = self.parts
         if pa.types.is_map(wanted):
             items = fill_nulls(part, array.items, wanted.item_type)
-            return pa.MapArray.from_arrays(_starts(array), array.keys, items, type=wanted)
-        return pa.ListArray.from_arrays(_starts(array), fill_nulls(part, array.values, wanted.value_type), type=wanted)
+            return pa.MapArray.from_arrays(_read_starts(array), array.keys, items, type=wanted)
+        return pa.ListArray.from_arrays(_read_starts(array), fill_nulls(part, array.values, wanted.value_type), type=wanted)
 
 
 def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -348,7 +348,7 @@ def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType
     return array if filling is None else filling.of(array, wanted)
 
 
-def _starts(array: pa.Array) -> pa.Array:
+def _read_starts(array: pa.Array) -> pa.Array:
     """Return the offsets of lists, null where a list is null, as Arrow builds lists from parts."""
     if not array.null_count:
         return array.offsets

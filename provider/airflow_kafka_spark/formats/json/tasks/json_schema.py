@@ -76,11 +76,11 @@ class RegisteredJsonDecoder(Decoder):
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode a batch of values."""
         bad: dict[int, str] = {}
-        texts = self._texts(values, bad) if self._framed else list(values)
+        texts = self._strip_headers(values, bad) if self._framed else list(values)
         decoded = self._json.decode(texts) if not self._others else self._read_by_writer(values, texts)
         bad.update(decoded.bad)
         if self._checks:
-            decoded = self._checked(decoded, values, texts, bad)
+            decoded = self._check_values(decoded, values, texts, bad)
         return replace(decoded, bad=tuple(sorted(bad.items())))
 
     def _read_by_writer(self, values: Sequence[bytes | None], texts: Sequence[bytes | None]) -> Decoded:
@@ -99,7 +99,7 @@ class RegisteredJsonDecoder(Decoder):
         rows = pa.Table.from_batches(batches).take(np.argsort(places)).combine_chunks()
         return Decoded(rows.to_batches()[0], tuple(sorted(bad.items())))
 
-    def _texts(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
+    def _strip_headers(self, values: Sequence[bytes | None], bad: dict[int, str]) -> list[bytes | None]:
         """Return the bytes after the headers; None for a record whose schema is unknown."""
         heads, found = self._known_headers, list[bytes | None]()
         for at, value in enumerate(values):
@@ -118,7 +118,7 @@ class RegisteredJsonDecoder(Decoder):
             raise BadValue(describe_unknown_schema_id(number, self._span, self._unusable))
         self._known_headers.add(value[:HEADER_BYTES])
 
-    def _checked(
+    def _check_values(
         self, decoded: Decoded, values: Sequence[bytes | None], texts: Sequence[bytes | None], bad: dict[int, str]
     ) -> Decoded:
         wrong = []

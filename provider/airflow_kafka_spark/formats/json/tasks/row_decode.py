@@ -266,7 +266,7 @@ class JsonRowReader:
         too.
         """
         self._names = [c.name for c in columns]
-        self._read = self._object(columns)
+        self._read = self._make_object_reader(columns)
 
     def read(self, value: bytes) -> list[Any]:
         """Return one value per column of a record.
@@ -294,9 +294,9 @@ class JsonRowReader:
 
     # --- values of any type ------------------------------------------------------------------------------------------
 
-    def _value(self, data_type: DataType, nullable: bool) -> JsonReader:
+    def _make_value_reader(self, data_type: DataType, nullable: bool) -> JsonReader:
         """Return the reader of a value that may be null."""
-        read = self._typed(data_type)
+        read = self._make_type_reader(data_type)
 
         def value(text: str, i: int) -> tuple[Any, int]:
             if not text.startswith("null", i):
@@ -307,11 +307,11 @@ class JsonRowReader:
 
         return value
 
-    def _typed(self, data_type: DataType) -> JsonReader:
+    def _make_type_reader(self, data_type: DataType) -> JsonReader:
         if isinstance(data_type, Struct):
-            return self._object(data_type.fields)
+            return self._make_object_reader(data_type.fields)
         if isinstance(data_type, Array):
-            return self._array(data_type)
+            return self._make_array_reader(data_type)
         if isinstance(data_type, Map):
             return self._map(data_type)
         if isinstance(data_type, Text):
@@ -321,14 +321,14 @@ class JsonRowReader:
         if isinstance(data_type, LogicalType):
             return self._wire_columns(data_type)
         if data_type.name == "timestamp":
-            return self._instant()
+            return self._make_instant_reader()
         return PRIMITIVES[data_type.name]
 
     def _wire_columns(self, kind: LogicalType) -> JsonReader:
-        read = make_logical_reader(kind, self._expected())
+        read = make_logical_reader(kind, self._note_numbers())
         if kind.unit not in ("unscaled", "variable"):
             return read
-        read_parts = self._object(VARIABLE_SCALE_DECIMAL)
+        read_parts = self._make_object_reader(VARIABLE_SCALE_DECIMAL)
 
         def decimal(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
@@ -338,8 +338,8 @@ class JsonRowReader:
 
         return decimal
 
-    def _object(self, columns: Sequence[Column]) -> JsonReader:
-        readers = {c.name: self._value(c.type, c.nullable) for c in columns}
+    def _make_object_reader(self, columns: Sequence[Column]) -> JsonReader:
+        readers = {c.name: self._make_value_reader(c.type, c.nullable) for c in columns}
         required = {c.name: c.type for c in columns if not c.nullable}
         blank = dict.fromkeys(readers)
 
@@ -368,8 +368,8 @@ class JsonRowReader:
 
         return read
 
-    def _array(self, data_type: Array) -> JsonReader:
-        read_element = self._value(data_type.element, data_type.contains_null)
+    def _make_array_reader(self, data_type: Array) -> JsonReader:
+        read_element = self._make_value_reader(data_type.element, data_type.contains_null)
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "[":
@@ -388,7 +388,7 @@ class JsonRowReader:
         return read
 
     def _map(self, data_type: Map) -> JsonReader:
-        read_value = self._value(data_type.value, data_type.value_contains_null)
+        read_value = self._make_value_reader(data_type.value, data_type.value_contains_null)
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
@@ -409,7 +409,7 @@ class JsonRowReader:
 
         return read
 
-    def _expected(self) -> Callable[[bool], None]:
+    def _note_numbers(self) -> Callable[[bool], None]:
         """Return a function that notes whether a value was a number."""
         index = len(self.as_numbers)
         self.as_numbers.append(False)
@@ -419,8 +419,8 @@ class JsonRowReader:
 
         return seen
 
-    def _instant(self) -> JsonReader:
-        seen = self._expected()
+    def _make_instant_reader(self) -> JsonReader:
+        seen = self._note_numbers()
 
         def read(text: str, i: int) -> tuple[Any, int]:
             if text[i] == '"':

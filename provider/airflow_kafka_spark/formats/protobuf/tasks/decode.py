@@ -91,12 +91,12 @@ class ProtobufDecoder(BatchDecoder):
 
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         try:
-            return self._batch(records)
+            return self._make_batch(records)
         except (BadValue, pa.ArrowException, OverflowError):
             return None
 
-    def _batch(self, records: Sequence[bytes]) -> pa.RecordBatch:
-        parse, heads, payload = self._parse, self._known_headers, self._payload
+    def _make_batch(self, records: Sequence[bytes]) -> pa.RecordBatch:
+        parse, heads, payload = self._parse, self._known_headers, self._strip_header
         try:
             if self._writers is None:
                 messages = [parse(r) for r in records]
@@ -106,7 +106,7 @@ class ProtobufDecoder(BatchDecoder):
             raise BadValue(f"no message of type `{self._layout.full_name}`: {e}") from None
         return pa.RecordBatch.from_arrays(self._columns.of(messages), schema=self._schema)
 
-    def _payload(self, record: bytes) -> bytes:
+    def _strip_header(self, record: bytes) -> bytes:
         """Return the bytes after the header.
 
         :raises BadValue: the header names no message that can be read.
@@ -136,7 +136,7 @@ class ProtobufDecoder(BatchDecoder):
         self.row_wise_count += len(records)
         for at, record in enumerate(records, start):
             try:
-                pieces.append(self._batch([record]))
+                pieces.append(self._make_batch([record]))
             except BadValue as e:
                 bad.append((at, e.reason))
             except (pa.ArrowException, OverflowError) as e:
@@ -146,7 +146,7 @@ class ProtobufDecoder(BatchDecoder):
         ), bad
 
     def _read_value(self, value: bytes) -> list[Any]:
-        return [column[0].as_py() for column in self._batch([value]).columns]
+        return [column[0].as_py() for column in self._make_batch([value]).columns]
 
 
 def _make_empty_batch(schema: pa.Schema) -> pa.RecordBatch:

@@ -46,7 +46,7 @@ class ProtobufEncoder(RowEncoder):
         self._pool, _ = make_pool(files)
         self._class = GetMessageClass(self._pool.FindMessageTypeByName(layout.full_name))
         known = {node.name: node for node in layout.fields}
-        self._message = self._fields([known[name] for name in columns])
+        self._message = self._make_fields([known[name] for name in columns])
 
     def __reduce__(self) -> tuple[type[ProtobufEncoder], tuple[Any, ...]]:
         return type(self), (self._files, self._layout, self._columns, self._header)
@@ -59,8 +59,10 @@ class ProtobufEncoder(RowEncoder):
         except _UNFIT as e:
             raise ValueDoesNotFit(str(e)) from None
 
-    def _fields(self, nodes: Sequence[FieldLayout], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        setters = [(node.name, self._field(node, f"{path}{node.name}"), node.nullable, f"{path}{node.name}") for node in nodes]
+    def _make_fields(self, nodes: Sequence[FieldLayout], path: str = "") -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        setters = [
+            (node.name, self._make_field(node, f"{path}{node.name}"), node.nullable, f"{path}{node.name}") for node in nodes
+        ]
         names = {node.name for node in nodes}
         choices = {choice: [n.name for n in nodes if n.choice == choice] for choice in sorted({n.choice for n in nodes} - {""})}
 
@@ -88,23 +90,23 @@ class ProtobufEncoder(RowEncoder):
 
         return fields
 
-    def _field(self, node: FieldLayout, path: str) -> _Set:
+    def _make_field(self, node: FieldLayout, path: str) -> _Set:
         if node.many == "map":
-            keys, values = (self._value(part, path) for part in node.inner)
+            keys, values = (self._make_value(part, path) for part in node.inner)
             return lambda found: {
                 keys(_check_present(key)): values(_check_present(value)) for key, value in list_map_items(found)
             }
-        convert = self._value(node, path)
+        convert = self._make_value(node, path)
         if node.many == "list":
             return lambda found: [convert(_check_present(value)) for value in found]
         return convert
 
-    def _value(self, node: FieldLayout, path: str) -> _Set:
+    def _make_value(self, node: FieldLayout, path: str) -> _Set:
         if not node.full_name:
             return _make_scalar_conversion(node)
         made = GetMessageClass(self._pool.FindMessageTypeByName(node.full_name))
         if node.how == "message":
-            fields = self._fields(node.fields, f"{path}.")
+            fields = self._make_fields(node.fields, f"{path}.")
             return lambda value: made(**fields(value))
         if node.how == "wrapper":
             inner = _make_scalar_conversion(node.inner[0])

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
+
 # --- column mapping ---------------------------------------------------------------------------------------------------
 
 _PHYSICAL_NAME, _MAPPING_ID = b"delta.columnMapping.physicalName", b"delta.columnMapping.id"
@@ -82,7 +84,6 @@ _FORMS = {
 _PARTS = {"YEAR": pc.year, "MONTH": pc.month, "DAY": pc.day, "DAYOFMONTH": pc.day, "HOUR": pc.hour}
 _PATTERN = re.compile(r"yyyy|MM|dd|HH|[-_/.: ]")
 _STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H"}
-_DAY = 86_400_000_000
 UNDERSTOOD = (
     "CAST(x AS DATE), YEAR(x), MONTH(x), DAY(x), HOUR(x), DATE_FORMAT(x, 'yyyy-MM-dd-HH') or parts of it, SUBSTRING(x, 1, n)"
 )
@@ -140,7 +141,7 @@ class GeneratedColumn:
         if pa.types.is_timestamp(values.type):
             values = values.cast(pa.timestamp("us", "UTC" if values.type.tz else None)).cast(pa.int64())
             if self.form == "date":
-                days = pc.fill_null(values, 0).to_numpy() // _DAY
+                days = pc.fill_null(values, 0).to_numpy() // MICROSECONDS_OF_DAY
                 return pa.array(days.astype(np.int32), mask=values.is_null().to_numpy(zero_copy_only=False)).cast(self.field.type)
             values = values.cast(pa.timestamp("us"))
         if self.form == "date":

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from airflow_kafka_spark.sinks.storage.tasks.write import PartitionKey, StoreFile, StoreSplitWriter, StoreTarget, read_footer
+from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,6 @@ def partition_to_json(values: Sequence[Any]) -> list[Any]:
 # pyiceberg computes them for one value at a time, or by an extension in Rust that is not installed with it.
 # The tests compare each with pyiceberg's.
 
-_DAY = 86_400_000_000
 _HOUR = 3_600_000_000
 
 
@@ -324,7 +324,7 @@ def _convert_time(plain: pa.Array, unit: str, is_date: bool) -> pa.Array:
     numbers = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     if unit == "hour":
         return _mask_nulls((numbers // _HOUR).astype(np.int32), plain)
-    days = numbers if is_date else numbers // _DAY
+    days = numbers if is_date else numbers // MICROSECONDS_OF_DAY
     if unit == "day":
         return _mask_nulls(days.astype(np.int32), plain)
     return _mask_nulls(days.astype("datetime64[D]").astype(f"datetime64[{unit[0].upper()}]").astype(np.int32), plain)

@@ -101,6 +101,8 @@ class Sender:
         if (names := columns.get("topic")) is None:
             assert self.topic is not None
             self._send_to(self.topic, columns, range(batch.num_rows))
+        elif len(named := names.unique()) == 1:
+            self._send_to(named[0].as_py(), columns, range(batch.num_rows))
         else:
             topics = names.to_pylist()
             new = [topic for topic in dict.fromkeys(topics) if topic and topic not in self.partitions]

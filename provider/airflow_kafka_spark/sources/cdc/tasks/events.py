@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from airflow_kafka_spark import __version__
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision, format_topic
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json, make_enum_schema
+from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused, format_json, make_enum_schema
 
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
@@ -34,6 +33,24 @@ class Event(NamedTuple):
     key: bytes | None
     value: bytes | None
     timestamp: int
+
+
+class EventFrame(NamedTuple):
+    """What is equal for the events of rows that were read from a table at once.
+
+    :param key: the texts before and after the JSON of a row's key.
+    :param value: the texts before and after the JSON of a row.
+    :param timestamp: milliseconds since 1970.
+    """
+
+    key: tuple[str, str]
+    value: tuple[str, str]
+    timestamp: int
+
+    @property
+    def size(self) -> int:
+        """The number of characters that an event has beside its row."""
+        return sum(map(len, (*self.key, *self.value)))
 
 
 @dataclass(frozen=True)
@@ -155,6 +172,14 @@ class TableWriter(ABC):
         :raises ValueRefused: the chosen form cannot hold it.
         """
 
+    @abstractmethod
+    def get_conversion(self, at: int) -> tuple[ColumnForm | None, Callable[[bytes], str]]:
+        """Return how the texts that a query returns for the values of a column become JSON: their form, None if they have none,
+        and a function that converts one of them.
+
+        :param at: the index of the column.
+        """
+
     def value(self, at: int, raw: object) -> str:
         """Return a value as JSON.
 
@@ -162,13 +187,13 @@ class TableWriter(ABC):
         """
         try:
             return self.convert(at, raw)
-        except ValueRefused as error:
-            raise self.refused(at, error) from None
-        except UnicodeDecodeError as error:
-            raise self.refused(at, ValueRefused(f"it is no text in UTF-8: {error.reason}")) from None
+        except (ValueRefused, UnicodeDecodeError) as error:
+            raise self.make_refusal(at, error) from None
 
-    def refused(self, at: int, error: ValueRefused) -> SourceRejected:
+    def make_refusal(self, at: int, error: ValueRefused | UnicodeDecodeError) -> SourceRejected:
         """Return the error of a value that cannot be written."""
+        if isinstance(error, UnicodeDecodeError):
+            error = ValueRefused(f"it is no text in UTF-8: {error.reason}")
         found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
         return SourceRejected(self.name, found, error.action or "Leave the table out")
 
@@ -189,10 +214,10 @@ class TableWriter(ABC):
         """The columns of the key, by index."""
         return self._key
 
-    def make_templates(self) -> tuple[str, str]:
-        """Return the forms of a key and of a row as JSON, with ``%s`` for each value."""
-        pieces = [piece.replace("%", "%%") + "%s" for piece in self._pieces]
-        return "{" + ",".join(pieces[at] for at in self._key) + "}", "{" + ",".join(pieces) + "}"
+    @property
+    def quoted_names(self) -> list[str]:
+        """The names of the columns as JSON."""
+        return [piece[:-1] for piece in self._pieces]
 
     def has_same_key(self, old: RowValues, new: RowValues) -> bool:
         """Return True if both rows have the same key."""
@@ -318,23 +343,15 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
             f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
         )
 
-    def read_events(self, table: TableWriterT, position: PositionT, pieces: Iterable[Sequence[Sequence[str]]]) -> Iterator[Event]:
-        """Yield the events of rows that were read from a table.
+    def make_frame(self, table: TableWriterT, position: PositionT) -> EventFrame:
+        """Return the frame of the events of rows that are read from a table now.
 
-        :param position: at which they were read.
-        :param pieces: the rows, in parts: per column, its values as JSON.
+        :param position: at which they are read.
         """
-        key_form, row_form = table.make_templates()
-        for columns in pieces:
-            rows = map(row_form.__mod__, zip(*columns, strict=True))
-            key_columns = [columns[at] for at in table.key_indexes]
-            keys = map(key_form.__mod__, zip(*key_columns, strict=True)) if key_columns else repeat("")
-            # Only the rows differ between these events.
-            event = self._format(table, position, "r", "null", "\0")
-            before, after = event.split("\0")
-            for key, row in zip(keys, rows, strict=False):
-                value = table.make_value_record(f"{before}{row}{after}")
-                yield Event(table.topic, table.make_key_record(key), value, self.timestamp)
+        row = "\0"  # JSON has no such character
+        event = self.event(table, position, "r", row, "null", row)
+        key, value = ((part or b"").decode().partition(row) for part in (event.key, event.value))
+        return EventFrame((key[0], key[2]), (value[0], value[2]), event.timestamp)
 
     # --- transactions ---
 

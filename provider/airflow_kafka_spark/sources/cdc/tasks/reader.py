@@ -55,13 +55,8 @@ class EventReader(SplitReader):
         """Yield the events of a window of the log. Sets the split's token in ``_tokens`` if the source needs one."""
 
     @abstractmethod
-    def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a chunk of a table. Sets the split's token in ``_tokens``."""
-
-    def events(self, split: int) -> Iterator[Event]:
-        """Yield the events of a split, in the order of the log. See :meth:`read`."""
-        bounds = self.splits[split]
-        return self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
+    def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a chunk of a table, with the columns of :data:`SCHEMA`. Sets the split's token in ``_tokens``."""
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         """Yield the events of a split, in the order of the log.
@@ -69,18 +64,17 @@ class EventReader(SplitReader):
         :raises SourceUnavailable: the server does not answer, does not send the whole window, or its slot is in use.
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
-        names = [name for name, _ in self.columns]
-        for batch in _batch_events(self.events(split)):
-            columns = zip(*batch, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).select(names)
+        names, bounds = [name for name, _ in self.columns], self.splits[split]
+        found = self._rows(split, bounds) if "table" in bounds else _batch_events(self._changes(split, bounds))
+        for batch in found:
+            yield batch.select(names)
 
     def token(self, split: int) -> Mapping[str, Any]:
-        """Return the token that :meth:`events` has set for a split."""
+        """Return the token that :meth:`read` has set for a split."""
         return self._tokens.get(split, {})
 
 
-def _batch_events(events: Iterable[Event]) -> Iterator[list[Event]]:
+def _batch_events(events: Iterable[Event]) -> Iterator[pa.RecordBatch]:
     """Yield events in batches of a few megabytes."""
     batch: list[Event] = []
     size = 0
@@ -88,10 +82,16 @@ def _batch_events(events: Iterable[Event]) -> Iterator[list[Event]]:
         batch.append(event)
         size += len(event.value or b"") + len(event.key or b"")
         if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
-            yield batch
+            yield _make_batch(batch)
             batch, size = [], 0
     if batch:
-        yield batch
+        yield _make_batch(batch)
+
+
+def _make_batch(events: list[Event]) -> pa.RecordBatch:
+    columns = zip(*events, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def list_needed_columns(needed: Sequence[str] | None) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class TableSnapshot:
     :param read: chunks that the log has not caught up with.
     :param types: per column of ``key``, the type by which its values are compared.
     :param id: the server's id of the table, which it keeps under another name; 0 if the server has none.
+    :param is_renamed: True if the log has a statement that may have given the table another name.
     """
 
     table: TableName
@@ -50,6 +51,7 @@ class TableSnapshot:
     read: tuple[ReadChunk, ...] = ()
     types: tuple[str, ...] = ()
     id: int = 0
+    is_renamed: bool = False
 
     @property
     def upto(self) -> Key | None:
@@ -87,6 +89,7 @@ class TableSnapshot:
             "key": list(self.key),
             **({"types": list(self.types)} if self.types else {}),
             **({"id": self.id} if self.id else {}),
+            **({"renamed": True} if self.is_renamed else {}),
             **({"done": list(self.done)} if self.done is not None else {}),
             **({"read": [{"upto": c.upto and list(c.upto), "seen": c.seen} for c in self.read]} if self.read else {}),
         }
@@ -97,8 +100,8 @@ class TableSnapshot:
         schema, table = value["table"]
         done = value.get("done")
         read = tuple(ReadChunk(c["upto"] and tuple(c["upto"]), c["seen"]) for c in value.get("read", ()))
-        types = tuple(value.get("types", ()))
-        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read, types, value.get("id", 0))
+        types, id, is_renamed = tuple(value.get("types", ())), value.get("id", 0), value.get("renamed", False)
+        return cls((schema, table), tuple(value["key"]), None if done is None else tuple(done), read, types, id, is_renamed)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import binascii
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 DAY_SECONDS = 86_400
 MICROS = 1_000_000
@@ -22,6 +22,30 @@ class ValueRefused(ValueError):
     def __init__(self, found: str, action: str = "") -> None:
         super().__init__(found)
         self.action = action
+
+
+class ColumnForm(NamedTuple):
+    """How the texts that a server writes for the values of a column become JSON.
+
+    Columns that have a form are formatted as a whole (:mod:`airflow_kafka_spark.sources.cdc.tasks.columns`).
+
+    :param kind: ``number``: the text is JSON; ``integer``: a number that may have zeros before it; ``boolean``: ``t`` or ``f``;
+        ``quoted``: a text without special characters; ``decimal``: the base64 of a number without its point, ``variable decimal``
+        with its scale; ``days`` and ``instant``: their number since 1970; ``zoned`` and ``utc``: ISO 8601 in UTC, of a text with
+        and without a zone; ``clock``: the time since midnight.
+    :param parameter: of a decimal its scale; of ``double`` the number of digits with which each text is a number of its own; of
+        ``zoned`` and ``utc`` the digits behind the seconds; of ``instant`` and ``clock`` the microseconds of the unit.
+    """
+
+    kind: Literal[
+        "number", "integer", "boolean", "double", "text", "quoted", "decimal", "variable decimal", "days", "instant", "zoned",
+        "utc", "clock",
+    ]  # fmt: skip
+    parameter: int = 0
+
+
+DOUBLE_FORM, FLOAT_FORM = ColumnForm("double", 15), ColumnForm("double", 6)
+"""Of numbers of 64 bits, and of 32 bits."""
 
 
 def make_named_schema(kind: str, name: str, **parameters: Any) -> dict[str, Any]:

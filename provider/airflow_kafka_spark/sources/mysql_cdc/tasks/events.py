@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_json
+from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused, format_json
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
@@ -182,7 +182,7 @@ class LogTableWriter(TableWriter):
             try:
                 value, at = column.read(data, at)
             except ValueRefused as error:
-                raise self.refused(index, error) from None
+                raise self.make_refusal(index, error) from None
             values.append(value)
         if self._chunk_key:
             starts.append(at)
@@ -190,19 +190,9 @@ class LogTableWriter(TableWriter):
         del values[self._visible :]
         return values, at
 
-    def convert_columns(self, rows: Sequence[Sequence[bytes | None]]) -> list[list[str]]:
-        """Return the values of rows of a query's results as JSON, column by column.
-
-        :param rows: at least one row.
-        :raises SourceRejected: a value cannot be written.
-        """
-        found = []
-        for index, (column, values) in enumerate(zip(self._columns, zip(*rows, strict=True), strict=True)):
-            try:
-                found.append(["null" if raw is None else column.of_query(raw) for raw in values])
-            except ValueRefused as error:
-                raise self.refused(index, error) from None
-        return found
+    def get_conversion(self, at: int) -> tuple[ColumnForm | None, Callable[[bytes], str]]:
+        column = self._columns[at]
+        return column.form, column.of_query
 
 
 class ParsedRows(NamedTuple):
@@ -405,25 +395,15 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         assert isinstance(values, LogRow)
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
 
-    def read_rows(
-        self,
-        table: LogTable,
-        pieces: Iterable[Sequence[Sequence[bytes | None]]],
-        coordinates: LogCoordinates,
-        server_id: int,
-        now_us: int,
-    ) -> Iterator[Event]:
-        """Yield the events of rows that were read from a table.
+    def begin_rows(self, table: LogTable, coordinates: LogCoordinates, server_id: int, now_us: int) -> LogTableWriter:
+        """Return the writer of a table whose rows are read, not their changes.
 
-        :param pieces: the results of a query for its columns, in parts of several rows.
-        :param coordinates: the coordinates in the log at which they were read.
+        :param coordinates: the coordinates in the log at which they are read.
         :param server_id: of the server.
-        :param now_us: the time at which they were read, microseconds since 1970.
-        :raises SourceRejected: a value cannot be written.
+        :param now_us: the time at which they are read, microseconds since 1970.
         """
-        writer, at = LogTableWriter(table, self._form), RowPosition(coordinates.position, 0)
         self._describe(now_us, "incremental", server_id, coordinates.file)
-        yield from self.read_events(writer, at, map(writer.convert_columns, pieces))
+        return LogTableWriter(table, self._form)
 
     def _describe_event(self, located: Located) -> None:
         event = located.event
@@ -450,6 +430,8 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
+        if self._filter is not None:
+            self._filter.note_statement(event.body)
         if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
             goes_back, name = savepoint
             if goes_back:

@@ -7,15 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from airflow_kafka_spark.errors import LogLost
+from airflow_kafka_spark.sources.cdc.tasks.columns import format_events
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
-from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm
+from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm, RowPosition
+from airflow_kafka_spark.sources.mysql_cdc.tasks.rows import read_chunk_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, make_chunk_token, open_chunk, read_chunk_rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, make_chunk_token, open_chunk
 
 PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
 """Maximum number of events whose keys are looked up at once, and their maximum size in bytes."""
@@ -26,7 +30,7 @@ class BinlogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
     The token of a window of the log has the coordinates at which its last transaction ends, and the tables whose snapshot has to
-    begin again. The token of a chunk has the coordinates of its snapshot.
+    begin again, or that were renamed. The token of a chunk has the coordinates of its snapshot.
 
     :param server: the server.
     :param form: the form of events.
@@ -60,8 +64,9 @@ class BinlogReader(EventReader):
                     chunks.look_ahead((name, row.key) for name, change in changes for row in change if row is not None)
                 for located, rows in zip(piece, parsed, strict=True):
                     yield from writer.write(located, rows)
-        again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
-        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **again}
+        noted = {"truncated": chunks.truncated, "renamed": chunks.renamed} if chunks is not None else {}
+        of_tables = {name: [list(table) for table in tables] for name, tables in noted.items() if tables}
+        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **of_tables}
 
     def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, several at a time, and record the end of its last transaction."""
@@ -90,13 +95,15 @@ class BinlogReader(EventReader):
 
     # --- snapshots ---
 
-    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
+    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         self.limit.wait()
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, LogCoordinates.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)
             server_id = int(chunk["log"]["server_id"])
-            values = read_chunk_rows(connection, chunk, opened.shape)
             writer = LogEventWriter(self.server, self.form)
-            yield from writer.read_rows(opened.shape.table, values, opened.coordinates, server_id, opened.now_us)
+            table = writer.begin_rows(opened.shape.table, opened.coordinates, server_id, opened.now_us)
+            position = RowPosition(opened.coordinates.position, 0)
+            for columns in read_chunk_rows(connection, chunk, opened.shape):
+                yield from format_events(table, writer.make_frame(table, position), columns)
         self._tokens[split] = make_chunk_token(opened.coordinates)

@@ -1,4 +1,4 @@
-"""Chunks of a table's snapshot: how they are read, their coordinates in the log, and the chunks of keys of the log.
+"""Chunks of a table's snapshot: how they are opened, their coordinates in the log, and the chunks of keys of the log.
 
 A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, whose coordinates in the log MariaDB reports: the rows include
 exactly the transactions before it.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
@@ -21,7 +21,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogCoordinates, LogServer
-from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm, remove_prefixes
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -125,7 +125,7 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     end = server.end(connection)
     if end.order <= coordinates.order:
         return False
-    named = re.compile(rf"(?<![\w$]){re.escape(name[1].replace('`', '``'))}(?![\w$])", re.IGNORECASE)
+    named = _match_name(name[1])
     for located in server.read_events_up_to(coordinates, end):
         if located.event.kind == binlog.QUERY and named.search(binlog.parse_query(located.event.body)[1]):
             return True
@@ -134,26 +134,22 @@ def _is_changed(server: LogServer, connection: Connection, coordinates: LogCoord
     return False
 
 
-def read_chunk_rows(
-    connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape
-) -> Iterator[Sequence[tuple[bytes | None, ...]]]:
-    """Yield the rows of a chunk, several at a time: bytes, of texts in the character set of their column."""
-    from pymysql.cursors import SSCursor
+_RENAMES = re.compile(
+    r"RENAME\s+TABLES?\b|ALTER\b.*?\bTABLE\b.*?\bRENAME\b(?!\s+(?:COLUMN|INDEX|KEY)\b)", re.IGNORECASE | re.DOTALL
+)
 
-    key = [DIALECT.quote(column) for column in shape.key]
-    conditions = []
-    if chunk["after"] is not None:
-        conditions.append(f"({DIALECT.after(key, format_literals(shape.types, chunk['after']))})")
-    if chunk["upto"] is not None:
-        conditions.append(f"({DIALECT.up_to(key, format_literals(shape.types, chunk['upto']))})")
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    fetch_rows(connection, "SET SESSION character_set_results = NULL")
-    with connection.cursor(SSCursor) as cursor:
-        cursor.execute(f"SELECT {shape.expressions} FROM {shape.source}{where}")
-        # The raw values, because the driver would decode and convert them.
-        cursor._result.converters = [(None, None)] * len(cursor._result.converters)
-        while found := cursor.fetchmany(1000):
-            yield found
+
+def may_rename(body: bytes, table: TableName) -> bool:
+    """Return True if a statement of the log (QUERY) may give a table another name."""
+    database, text = binlog.parse_query(body)
+    text = remove_prefixes(text)
+    if not _RENAMES.match(text):
+        return False
+    return all(_match_name(name).search(text) for name in (table[1:] if database == table[0] else table))
+
+
+def _match_name(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w$]){re.escape(name.replace('`', '``'))}(?![\w$])", re.IGNORECASE)
 
 
 def make_chunk_token(coordinates: LogCoordinates) -> dict[str, Any]:
@@ -184,9 +180,11 @@ class BinlogFilter(ChunkFilter):
     Keys are compared by the server: :meth:`look_ahead` asks for many at once.
 
     :param connection: a session, in which queries may run while the log is read.
+    :ivar renamed: tables that statements of the log may have given other names.
     """
 
     connection: Connection
+    renamed: list[TableName] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,6 +200,10 @@ class BinlogFilter(ChunkFilter):
     def has_seen(self, seen: str) -> bool:
         """Return True if a chunk includes the event of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""
         return self._at < self._seen[seen]
+
+    def note_statement(self, body: bytes) -> None:
+        """Note the tables of snapshots that a statement of the log (QUERY) may have renamed."""
+        self.renamed += [name for name in self.tables if name not in self.renamed and may_rename(body, name)]
 
     def look_ahead(self, keys: Iterable[tuple[TableName, Key]]) -> None:
         """Find the chunks of some keys, which :meth:`is_included` is asked about next."""

@@ -12,8 +12,11 @@ from typing import Any
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.cdc.tasks.values import (
     DAY_SECONDS,
+    DOUBLE_FORM,
+    FLOAT_FORM,
     MICROS,
     POINT_SCHEMA,
+    ColumnForm,
     ValueRefused,
     count_days,
     format_base64,
@@ -35,6 +38,9 @@ ToText = Callable[[bytes], str]
 
 BINARY = 63
 """The number of the collation of bytes."""
+
+UTF8 = ("utf8mb4", "utf8mb3", "utf8")
+"""The character sets whose bytes are those of UTF-8."""
 
 CODECS: Mapping[str, str] = {
     "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii", "latin1": "latin1", "ucs2": "utf-16-be",
@@ -70,9 +76,10 @@ class ReadColumn:
     :param read: reads a value of the log.
     :param schema: the Connect schema of its JSON.
     :param of_query: returns a value of a query's result as JSON: texts in the character set of the column.
-    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None if
-    rows are not cut into chunks by the column.
-    :param compared: the form in which the server compares such values, for a column that has ``key``.
+    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None: rows
+        are not cut into chunks by the column.
+    :param compared: how the server compares such values, for a column that has ``key``.
+    :param form: how whole columns of a query's result become JSON; None if only ``of_query`` knows it.
     """
 
     read: Read
@@ -80,6 +87,7 @@ class ReadColumn:
     of_query: ToText
     key: ToText | None = None
     compared: str = ""
+    form: ColumnForm | None = None
 
 
 def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
@@ -126,6 +134,8 @@ def _make_packed_reader(form: struct.Struct, text: Callable[[Any], str]) -> Read
 
 # --- numbers ------------------------------------------------------------------------------------------------------------
 
+_INTEGER = ColumnForm("integer")  # ZEROFILL
+
 # Per type: the format of its bytes, signed and unsigned, and Connect's type, signed and unsigned.
 _INTEGERS: Mapping[int, tuple[str, str, str, str]] = {
     binlog.TINY: ("<b", "<B", "int16", "int16"),
@@ -148,8 +158,9 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         def read_three(data: bytes, at: int) -> tuple[str, int]:
             return str(int.from_bytes(data[at : at + 3], "little", signed=is_signed)), at + 3
 
-        return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), key, "number")
+        return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), key, "number", _INTEGER)
     text: Callable[[int], str] = str
+    column_form = _INTEGER
     packed, found = (
         struct.Struct(unsigned if column.is_unsigned else signed),
         {"type": of_unsigned if column.is_unsigned else schema},
@@ -157,8 +168,8 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     if column.kind == binlog.LONGLONG and column.is_unsigned:
         text = _format_long
         if form.unsigned == "precise":
-            text, found = format_unscaled_integer, make_decimal_schema(0, 20)
-    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number")
+            text, found, column_form = format_unscaled_integer, make_decimal_schema(0, 20), ColumnForm("decimal")
+    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number", column_form)
 
 
 def _format_long(value: int) -> str:
@@ -178,13 +189,19 @@ def _format_float(value: float) -> str:
 
 
 _FLOAT = ReadColumn(
-    _make_packed_reader(struct.Struct("<f"), _format_float), {"type": "float"}, lambda raw: _format_float(float(raw))
+    _make_packed_reader(struct.Struct("<f"), _format_float),
+    {"type": "float"},
+    lambda raw: _format_float(float(raw)),
+    form=FLOAT_FORM,
 )
-_DOUBLE = ReadColumn(_make_packed_reader(struct.Struct("<d"), repr), {"type": "double"}, lambda raw: repr(float(raw)))
+_DOUBLE = ReadColumn(
+    _make_packed_reader(struct.Struct("<d"), repr), {"type": "double"}, lambda raw: repr(float(raw)), form=DOUBLE_FORM
+)
 _YEAR = ReadColumn(
     _make_packed_reader(struct.Struct("<B"), lambda value: str(1900 + value if value else 0)),
     make_named_schema("int32", "io.debezium.time.Year"),
     lambda raw: str(int(raw)),
+    form=_INTEGER,
 )
 
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
@@ -216,16 +233,18 @@ def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadCol
 
     shown: Callable[[int], str] = format_unscaled_integer
     schema = make_decimal_schema(scale, precision)
+    column_form: ColumnForm | None = ColumnForm("decimal", scale)
     if form.decimals == "string":
-        shown, schema = (lambda number: f'"{text(number)}"'), {"type": "string"}
+        shown, schema, column_form = (lambda number: f'"{text(number)}"'), {"type": "string"}, None
     elif form.decimals == "double":
-        shown, schema = (lambda number: repr(float(text(number)))), {"type": "double"}
+        shown, schema, column_form = (lambda number: repr(float(text(number)))), {"type": "double"}, DOUBLE_FORM
     return ReadColumn(
         lambda data, at: (shown(unscaled(data, at)), at + size),
         schema,
         lambda raw: shown(int(raw.replace(b".", b""))),
         lambda raw: text(unscaled(raw, 0)),
         "number",
+        column_form,
     )
 
 
@@ -291,7 +310,18 @@ def _make_characters_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         return encode_basestring(decode(raw))
 
     compared = f"text {form.charsets[column.collation]}"
-    return ReadColumn(_make_sized_reader(prefix, text), {"type": "string"}, text, lambda raw: raw[prefix:].hex(), compared)
+    return ReadColumn(
+        _make_sized_reader(prefix, text),
+        {"type": "string"},
+        text,
+        lambda raw: raw[prefix:].hex(),
+        compared,
+        _find_text_form(column.collation, form),
+    )
+
+
+def _find_text_form(collation: int, form: ValueForm) -> ColumnForm | None:
+    return ColumnForm("text") if form.charsets.get(collation) in UTF8 else None
 
 
 def make_decoder(collation: int, form: ValueForm) -> Callable[[bytes], str]:
@@ -338,9 +368,10 @@ def _make_choice_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     def of_query(raw: bytes) -> str:
         return encode_basestring(decode(raw))
 
+    text_form = _find_text_form(column.collation, form)
     if column.kind == binlog.ENUM:
-        return ReadColumn(member, make_enum_schema("Enum", values), of_query)
-    return ReadColumn(members, make_enum_schema("EnumSet", values), of_query)
+        return ReadColumn(member, make_enum_schema("Enum", values), of_query, form=text_form)
+    return ReadColumn(members, make_enum_schema("EnumSet", values), of_query, form=text_form)
 
 
 def _make_geometry_column(prefix: int, *, is_point: bool) -> ReadColumn:
@@ -397,6 +428,7 @@ def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
             lambda data, at: (str(micros(data, at) // divisor), at + size),
             schema,
             lambda raw: str(_read_clock_micros(raw) // divisor),
+            form=ColumnForm("clock", divisor),
         )
     if column.kind == binlog.DATE:
         name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
@@ -411,6 +443,7 @@ def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
             lambda raw: date(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
             lambda raw: "{:04}-{:02}-{:02}".format(*_read_date_parts(raw, 0)),
             "date",
+            ColumnForm("days"),
         )
     if column.kind == binlog.TIMESTAMP2:
         return _make_timestamp_column(precision, form)
@@ -441,6 +474,7 @@ def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         lambda raw: local([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
         key,
         "datetime",
+        ColumnForm("instant", 1000 if millis else 1),
     )
 
 
@@ -499,7 +533,7 @@ def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
     schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
     size = 4 + fraction
     read: Read = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
-    return ReadColumn(read, schema, of_text, key, "timestamp")
+    return ReadColumn(read, schema, of_text, key, "timestamp", ColumnForm("utc", precision))
 
 
 def _format_instant(seconds: int, micros: int, precision: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
@@ -18,7 +18,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     TableWriter,
     make_source_schema,
 )
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused, format_base64, format_json
+from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused, format_base64, format_json
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -60,14 +60,14 @@ _SOURCE_SCHEMA = make_source_schema(
 )  # fmt: skip
 
 
-class _RelationWriter(TableWriter):
+class RelationWriter(TableWriter):
     """A relation of the log, ready to write its rows."""
 
     def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
         self.relation = relation
         name = (relation.schema, relation.table)
         self.is_taken = options.tables is None or name in options.tables
-        converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
+        converted = self._converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[Convert] = [value.convert for value in converted]
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
@@ -130,21 +130,8 @@ class _RelationWriter(TableWriter):
             return super().row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
-    def convert_columns(self, rows: Sequence[Tuple]) -> list[list[str]]:
-        """Return the values of rows as JSON, column by column: several times faster than row by row.
-
-        :param rows: at least one row, without values that were not sent.
-        :raises SourceRejected: a value cannot be written.
-        """
-        try:
-            return [
-                ["null" if raw is None else convert(raw) for raw in values] if None in values else list(map(convert, values))
-                for convert, values in zip(self._converts, zip(*rows, strict=True), strict=True)
-            ]
-        except (ValueRefused, UnicodeDecodeError):
-            for row in rows:
-                self.row(row)  # raises an error that names the column
-            raise
+    def get_conversion(self, at: int) -> tuple[ColumnForm | None, Convert]:
+        return self._converted[at].form, self._converts[at]
 
 
 def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
@@ -157,7 +144,7 @@ def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
     return encode_basestring(placeholder) if kind == "string" else "null"
 
 
-class EventWriter(ChangeWriter[_RelationWriter, int]):
+class EventWriter(ChangeWriter[RelationWriter, int]):
     """Turns the messages of a log window into events.
 
     :param options: their form.
@@ -166,6 +153,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
     :param user_types: types that are not built in, by OID.
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     :param money_digits: number of decimal places of `money`.
+    :ivar last: the last transaction of the window; None until one has begun.
     """
 
     def __init__(
@@ -182,8 +170,9 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         self._start, self._end = start, end
         self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
-        self._tables: dict[int, _RelationWriter] = {}
+        self._tables: dict[int, RelationWriter] = {}
         self._begin: BeginMessage | None = None
+        self.last: BeginMessage | None = None
         self._of_database = format_json(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
@@ -200,7 +189,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         :raises SourceRejected: a value cannot be written.
         """
         if isinstance(message, RelationMessage):
-            self._tables[message.oid] = _RelationWriter(message, self._options, self._types)
+            self._tables[message.oid] = RelationWriter(message, self._options, self._types)
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
@@ -210,21 +199,18 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
             yield from self.bounded(events) if self.form.transactions else events
 
-    def read_rows(self, relation: RelationMessage, pieces: Iterable[Sequence[Tuple]], lsn: int, now_us: int) -> Iterator[Event]:
-        """Yield the events of rows that were read from a table.
+    def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:
+        """Return the writer of a table whose rows are read, not their changes.
 
-        :param relation: the table.
-        :param pieces: the rows, in parts of several rows.
-        :param lsn: the LSN at which they were read.
-        :param now_us: the time at which they were read, microseconds since 1970.
-        :raises SourceRejected: a value cannot be written.
+        :param now_us: the time at which they are read, microseconds since 1970.
         """
-        table = _RelationWriter(relation, self._options, self._types)
         self._describe(now_us, "incremental", "null")
-        yield from self.read_events(table, lsn, map(table.convert_columns, pieces))
+        return RelationWriter(relation, self._options, self._types)
 
     def _enter(self, begin: BeginMessage) -> None:
         self._begin = begin
+        if self._start <= begin.commit_lsn < self._end:
+            self.last = begin
         self._describe(begin.commit_us, "false", str(begin.xid))
         self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
         if self._filter is not None:
@@ -239,7 +225,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
         self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._after_table = f',"txId":{xid},"lsn":'
 
-    def source(self, table: _RelationWriter, lsn: int) -> str:
+    def source(self, table: RelationWriter, lsn: int) -> str:
         return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
@@ -255,7 +241,7 @@ class EventWriter(ChangeWriter[_RelationWriter, int]):
             new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
-    def is_included(self, table: _RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 

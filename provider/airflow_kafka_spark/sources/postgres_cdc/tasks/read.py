@@ -8,15 +8,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.databases import fetch_rows, wait_for_replicas
+from airflow_kafka_spark.sources.cdc.tasks.columns import format_events
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
-from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, parse_lsn
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, make_chunk_token, open_chunk, read_chunk_rows
+from airflow_kafka_spark.sources.postgres_cdc.tasks.rows import read_chunk_rows
+from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, format_publication_names, parse_lsn
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter, make_chunk_token, open_chunk
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType
 
 if TYPE_CHECKING:
@@ -32,7 +36,8 @@ PEEK = (
 class CdcReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
-    The token of a chunk is its snapshot. The token of a window of the log names the tables whose snapshot has to begin again.
+    The token of a chunk is its snapshot. That of a window of the log has its last transaction, and the tables whose snapshot has
+    to begin again.
 
     :param server: the server and the slot.
     :param publication: the publication.
@@ -67,8 +72,9 @@ class CdcReader(EventReader):
                     yield from writer.write(lsn, message)
                 if writer.is_past:
                     break
-        if chunks is not None and chunks.truncated:
-            self._tokens[split] = {"truncated": [list(table) for table in chunks.truncated]}
+        again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
+        last = {"last": [format_lsn(writer.last.commit_lsn), writer.last.xid]} if writer.last is not None else {}
+        self._tokens[split] = {**last, **again}
 
     def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> SnapshotFilter | None:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
@@ -106,7 +112,7 @@ class CdcReader(EventReader):
 
     # --- snapshots ---
 
-    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[Event]:
+    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
             writer = EventWriter(self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection))
@@ -114,9 +120,11 @@ class CdcReader(EventReader):
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             opened = open_chunk(connection, self.publication, chunk)
+            table = writer.begin_rows(opened.shape.relation, opened.now_us)
             # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
-            with closing(read_chunk_rows(connection, chunk, opened.shape)) as values:
-                yield from writer.read_rows(opened.shape.relation, values, opened.lsn, opened.now_us)
+            with closing(read_chunk_rows(connection, chunk, opened.shape)) as pieces:
+                for columns in pieces:
+                    yield from format_events(table, writer.make_frame(table, opened.lsn), columns)
         self._tokens[split] = make_chunk_token(opened)
 
 
@@ -147,8 +155,3 @@ def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
 def read_money_digits(connection: psycopg.Connection[Any]) -> int:
     """Return the number of decimal places that `money` has in the locale of the database."""
     return len(re.sub(r"\D", "", fetch_rows(connection, "SELECT 1::int4::money::text")[0][0])) - 1
-
-
-def format_publication_names(publication: str) -> str:
-    """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
-    return '"' + publication.replace('"', '""') + '"'

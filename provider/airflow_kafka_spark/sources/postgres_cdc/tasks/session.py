@@ -71,6 +71,11 @@ def format_lsn(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
+def format_publication_names(publication: str) -> str:
+    """Return the name of a publication as the option ``publication_names`` takes it: a list of identifiers."""
+    return '"' + publication.replace('"', '""') + '"'
+
+
 def make_session_name(slot: str) -> str:
     """Return the name of our sessions that use a slot, as long as the server keeps it."""
     return f"{APPLICATION} cdc {slot}"[:63]
@@ -187,6 +192,34 @@ class SlotServer:
             "timeline": int(timeline, 16),
         }
 
+    def refuse_other_history(
+        self, connection: psycopg.Connection[Any], publication: str, state: SlotState, start: int, planned: dict[str, Any]
+    ) -> None:
+        """Make sure that the log between the slot and an LSN ends with the transaction that was published last.
+
+        The slot stands before the LSN if an attempt has died before it has advanced the slot, or if the server has lost the last
+        state of the slot in a crash. Then the log is as before. It is another one if a backup was restored, and used since.
+
+        :param publication: the publication, as the slot's reader names it.
+        :param state: the slot, which no session uses.
+        :param planned: the identity of the log for which the LSN was recorded.
+        :raises LogLost: the log is another one.
+        """
+        if state.confirmed >= start or "last" not in planned:
+            return
+        lsn, xid = planned["last"]
+        expected = (parse_lsn(lsn), xid) if parse_lsn(lsn) >= state.confirmed else None
+        found = connection.execute(_LAST_BEGIN, [self.slot, format_lsn(start), publication, start.to_bytes(8, "big")]).fetchone()
+        last = None if found is None else (int.from_bytes(found[0][1:9], "big"), int.from_bytes(found[0][17:21], "big"))
+        if last != expected:
+            shown = [f"transaction {of[1]} at {format_lsn(of[0])}" if of else "no transaction" for of in (last, expected)]
+            raise LogLost(
+                self.server.where,
+                f"the last window ended at {format_lsn(start)}. Between the slot `{self.slot}` at {format_lsn(state.confirmed)} "
+                f"and this position, the log ends with {shown[0]}, and {shown[1]} was published: a backup was restored",
+                NEW_PIPELINE,
+            )
+
     def refuse_other(self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any]) -> SlotState:
         """Refuse a slot that no longer has the log from an LSN on.
 
@@ -209,6 +242,14 @@ class SlotServer:
                 self.server.where,
                 f"it is on timeline {found['timeline']}, and the windows so far were read on timeline {planned['timeline']}: a "
                 "standby was promoted, or a backup restored, and changes that were published may be gone",
+                NEW_PIPELINE,
+            )
+        flushed = read_flushed_lsn(connection)
+        if planned and flushed < start:
+            raise LogLost(
+                self.server.where,
+                f"its log ends at {format_lsn(flushed)}, before {format_lsn(start)}, where the last window ended: a backup was "
+                "restored, or the server has lost the end of its log in a crash",
                 NEW_PIPELINE,
             )
         state = self.state(connection)
@@ -234,6 +275,22 @@ class SlotServer:
                 f"A window of a log cannot be replayed. Let no other program use the slot. {NEW_PIPELINE}",
             )
         return state
+
+
+_LAST_BEGIN = (
+    "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1', "
+    "'publication_names', %s) WHERE get_byte(data, 0) = ascii('B') AND substring(data FROM 2 FOR 8) < %s::bytea "
+    "ORDER BY substring(data FROM 2 FOR 8) DESC LIMIT 1"
+)
+"""Returns the message with which the last transaction begins that is committed before an LSN: in it are the LSN of its commit,
+the time of that, and its 32-bit id."""
+
+
+def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
+    """Return the LSN up to which the log is on the server's disk."""
+    found = connection.execute("SELECT pg_catalog.pg_current_wal_flush_lsn()::text").fetchone()
+    assert found is not None
+    return parse_lsn(found[0])
 
 
 NEW_PIPELINE = "To start over, use a new slot and a new pipeline, and copy the tables again"

@@ -1,4 +1,4 @@
-"""Chunks of a table's snapshot: how they are read, which transactions they have seen, and the chunks of keys of the log.
+"""Chunks of a table's snapshot: how they are opened, which transactions they have seen, and the chunks of keys of the log.
 
 A chunk is read in a transaction of its own, and the snapshot of that transaction (``pg_current_snapshot()``) says exactly which
 transactions its rows include.
@@ -7,7 +7,7 @@ transactions its rows include.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -253,7 +253,7 @@ def _read_published(
     return None if found is None else (frozenset(found[0]) if found[0] else None, found[1] or "")
 
 
-# --- reading a chunk ----------------------------------------------------------------------------------------------------
+# --- opening a chunk ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -305,64 +305,6 @@ def _compute_end(lsn: int, block: int) -> int:
     """
     into = lsn % block
     return lsn - into if into <= PAGE_HEADER else lsn
-
-
-PIECE_ROWS, PIECE_BYTES = 1000, 1 << 20
-"""Maximum number of rows that are converted at once, and their maximum size in bytes."""
-
-
-def read_chunk_rows(
-    connection: psycopg.Connection[Any], chunk: Mapping[str, Any], shape: PostgresTableShape
-) -> Generator[list[Tuple], None, None]:
-    """Yield the rows of a chunk, several at a time, with values as PostgreSQL writes them."""
-    ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
-    conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
-    if shape.row_filter:
-        conditions.append(f"({shape.row_filter})")
-    columns = ", ".join(quote(column.name) for column in shape.relation.columns)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT".encode()) as copy,
-    ):
-        piece, size = list[Tuple](), 0
-        for line in copy:
-            piece.append(_split_fields(bytes(line)))
-            size += len(line)
-            if size >= PIECE_BYTES or len(piece) == PIECE_ROWS:
-                yield piece
-                piece, size = [], 0
-        if piece:
-            yield piece
-
-
-_ESCAPES = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
-
-
-def _split_fields(line: bytes) -> Tuple:
-    """Return the values of a line of COPY's text format."""
-    fields = line[:-1].split(b"\t")
-    if b"\\" not in line:
-        return list(fields)
-    return [None if text == b"\\N" else _unescape(text) for text in fields]
-
-
-def _unescape(text: bytes) -> bytes:
-    if b"\\" not in text:
-        return text
-    first, *parts = text.split(b"\\")
-    out, at = bytearray(first), 0
-    while at < len(parts):
-        part = parts[at]
-        if part:
-            out.append(_ESCAPES.get(part[0], part[0]))
-            out += part[1:]
-        else:  # a backslash that is escaped; what follows is plain
-            out += b"\\"
-            at += 1
-            out += parts[at] if at < len(parts) else b""
-        at += 1
-    return bytes(out)
 
 
 # --- events that a chunk includes ---------------------------------------------------------------------------------------

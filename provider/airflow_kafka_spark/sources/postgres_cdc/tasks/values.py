@@ -20,8 +20,10 @@ from typing import Any
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
 from airflow_kafka_spark.sources.cdc.tasks.values import (
     DAY_SECONDS,
+    DOUBLE_FORM,
     MICROS,
     POINT_SCHEMA,
+    ColumnForm,
     ValueRefused,
     count_days,
     format_base64,
@@ -63,10 +65,14 @@ class UserType:
 
 @dataclass(frozen=True)
 class Converted:
-    """A converter, and the Connect schema of its results."""
+    """A converter and the Connect schema of what it writes.
+
+    :param form: how whole columns are converted; None if only single values are.
+    """
 
     convert: Convert
     schema: Mapping[str, Any]
+    form: ColumnForm | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class ValueTypes:
         if found is not None and found.kind == "d":
             return self.of(found.base, found.modifier)
         if found is not None and found.kind == "e":
-            return Converted(_convert_text, make_enum_schema("Enum", found.labels))
+            return Converted(_convert_text, make_enum_schema("Enum", found.labels), _TEXT)
         element = found.element if found is not None else _ARRAYS.get(oid, 0)
         if element:
             return _make_array_conversion(self.of(element, modifier))
@@ -109,34 +115,40 @@ class ValueTypes:
     def _decimal(self, oid: int, modifier: int) -> Converted:
         parse = partial(_convert_money, digits=self.money_digits) if oid == 790 else _convert_plain
         if self.decimals == "string":
-            return Converted(lambda raw: encode_basestring(parse(raw)), {"type": "string"})
+            form = ColumnForm("quoted") if oid == 1700 else None
+            return Converted(lambda raw: encode_basestring(parse(raw)), {"type": "string"}, form)
         if self.decimals == "double":
-            return Converted(lambda raw: _convert_double(parse(raw).encode()), {"type": "double"})
+            form = DOUBLE_FORM if oid == 1700 else None
+            return Converted(lambda raw: _convert_double(parse(raw).encode()), {"type": "double"}, form)
         if oid == 1700 and modifier < 4:
-            return Converted(lambda raw: _convert_variable_scale(parse(raw)), _VARIABLE_SCALE)
+            form = ColumnForm("variable decimal")
+            return Converted(lambda raw: _convert_variable_scale(parse(raw)), _VARIABLE_SCALE, form)
         scale = 2 if oid == 790 else ((modifier - 4) & 0x7FF ^ 1024) - 1024
         precision = (modifier - 4) >> 16 & 0xFFFF if oid == 1700 else None
-        return Converted(lambda raw: _convert_unscaled(parse(raw), scale), make_decimal_schema(scale, precision))
+        form = ColumnForm("decimal", scale) if oid == 1700 and scale >= 0 else None
+        return Converted(lambda raw: _convert_unscaled(parse(raw), scale), make_decimal_schema(scale, precision), form)
 
     def _time(self, oid: int, modifier: int) -> Converted:
         if oid == 1184:
             schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
             digits = modifier if modifier >= 0 else 6
-            return Converted(lambda raw: _convert_zoned(raw, digits), schema)
+            return Converted(lambda raw: _convert_zoned(raw, digits), schema, ColumnForm("zoned", digits))
         connect = self.times == "connect"
         if oid == 1082:
             name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
-            return Converted(_convert_days, make_named_schema("int32", name))
+            return Converted(_convert_days, make_named_schema("int32", name), ColumnForm("days"))
         millis = connect or 0 <= modifier <= 3
         if oid == 1083:
             name = "org.apache.kafka.connect.data.Time" if connect else "io.debezium.time.Time"
             micros = make_named_schema("int64", "io.debezium.time.MicroTime")
             if millis and self.times != "adaptive_time_microseconds":
-                return Converted(_convert_time_to_millis, make_named_schema("int32", name))
-            return Converted(_convert_time_to_micros, micros)
+                return Converted(_convert_time_to_millis, make_named_schema("int32", name), ColumnForm("clock", 1000))
+            return Converted(_convert_time_to_micros, micros, ColumnForm("clock", 1))
         name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
         micros = make_named_schema("int64", "io.debezium.time.MicroTimestamp")
-        return Converted(_convert_millis, make_named_schema("int64", name)) if millis else Converted(_convert_micros, micros)
+        if millis:
+            return Converted(_convert_millis, make_named_schema("int64", name), ColumnForm("instant", 1000))
+        return Converted(_convert_micros, micros, ColumnForm("instant", 1))
 
 
 # --- texts and numbers --------------------------------------------------------------------------------------------------
@@ -367,25 +379,26 @@ _VARIABLE_SCALE: Mapping[str, Any] = {
     "version": 1,
     "doc": "Variable scaled decimal",
 }
-_STRING = Converted(_convert_text, {"type": "string"})
+_TEXT, _NUMBER = ColumnForm("text"), ColumnForm("number")
+_STRING = Converted(_convert_text, {"type": "string"}, _TEXT)
 _BIT = Converted(_convert_bit, {"type": "boolean"})
 _SIMPLE: Mapping[int, Converted] = {
-    16: Converted(_convert_boolean, {"type": "boolean"}),
+    16: Converted(_convert_boolean, {"type": "boolean"}, ColumnForm("boolean")),
     17: Converted(_convert_bytes, {"type": "bytes"}),
-    20: Converted(_convert_number, {"type": "int64"}),
-    21: Converted(_convert_number, {"type": "int16"}),
-    23: Converted(_convert_number, {"type": "int32"}),
-    26: Converted(_convert_number, {"type": "int64"}),
-    114: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json")),
-    142: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Xml")),
+    20: Converted(_convert_number, {"type": "int64"}, _NUMBER),
+    21: Converted(_convert_number, {"type": "int16"}, _NUMBER),
+    23: Converted(_convert_number, {"type": "int32"}, _NUMBER),
+    26: Converted(_convert_number, {"type": "int64"}, _NUMBER),
+    114: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json"), _TEXT),
+    142: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Xml"), _TEXT),
     600: Converted(_convert_point, POINT_SCHEMA),
-    700: Converted(_convert_double, {"type": "float"}),
-    701: Converted(_convert_double, {"type": "double"}),
+    700: Converted(_convert_double, {"type": "float"}, DOUBLE_FORM),
+    701: Converted(_convert_double, {"type": "double"}, DOUBLE_FORM),
     1186: Converted(_convert_interval, make_named_schema("int64", "io.debezium.time.MicroDuration")),
     1266: Converted(_convert_zoned_time, make_named_schema("string", "io.debezium.time.ZonedTime")),
-    2950: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Uuid")),
-    3614: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Tsvector")),
-    3802: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json")),
+    2950: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Uuid"), _TEXT),
+    3614: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Tsvector"), _TEXT),
+    3802: Converted(_convert_text, make_named_schema("string", "io.debezium.data.Json"), _TEXT),
 }
 _ARRAYS: Mapping[int, int] = {
     1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1028: 26, 1231: 1700, 791: 790, 1182: 1082,

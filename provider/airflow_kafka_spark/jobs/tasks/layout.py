@@ -205,16 +205,16 @@ class RecordLayout:
         arrays = [
             keys,
             _make_struct_array(values.batch, find_tombstones(records, values)),
-            *(self._metadata(name, name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
+            *(self._make_metadata(name, name, records) for name in ("topic", "partition", "offset", "timestamp", "headers")),
             records.offsets,
-            *(self._metadata(ORIGINAL[name], name, records) for name in self.originals),
+            *(self._make_metadata(ORIGINAL[name], name, records) for name in self.originals),
         ]
         return DecodedRecords(pa.RecordBatch.from_arrays(arrays, schema=self.row_schema), bad, ignored)
 
     def _wants(self, *names: str) -> bool:
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
-    def _metadata(self, column: str, name: str, records: KafkaRecords) -> pa.Array:
+    def _make_metadata(self, column: str, name: str, records: KafkaRecords) -> pa.Array:
         import pyarrow as pa
 
         return make_metadata_column(name, records) if self._wants(column) else pa.nulls(len(records), get_metadata_type(name))

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, NullValues
+from airflow_kafka_spark.formats.base import ERROR, GIVEN, LEFT_OUT, OFFSET, ORIGINAL, ROUTE, TOMBSTONE, UNREADABLE, NullValues
 from airflow_kafka_spark.formats.tasks.text import format_rows_as_json
-from airflow_kafka_spark.road.tasks.account import SplitAccount
-from airflow_kafka_spark.road.tasks.layout import NO_VALUE, Reasons
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount
+from airflow_kafka_spark.jobs.tasks.layout import NO_VALUE, Reasons
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import ROUTED, locate_record, locate_row, make_dead_letters
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.windows.model import TRANSFORMATION, VALUE_CONVERTER, BadRecord
@@ -79,7 +79,8 @@ class RowOrigin(Origin):
         else:
             nothing = {"timestamp": pa.nulls(count, pa.int64()), "headers": pa.nulls(count, HEADERS)}
             given = nothing | {part: rows.column(part) for part in GIVEN if part in names}
-            key = encoded.column("key") if encoded is not None else pa.nulls(count, pa.binary())
+            key = (encoded if encoded is not None else rows).column("key")
+            key = key if _is_binary(key) else pa.nulls(count, pa.binary())
         return {**given, "key": key, "value": _format_rows(given["key"], given["value"])}
 
     def locate(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +105,8 @@ class Sorter:
 
         The routed ones are not counted yet.
         """
-        rows, routed = self._part(batch)
-        return self._kept(self._without_errors(rows)), routed
+        rows, routed = self._separate(batch)
+        return self._drop_left_out(self._drop_errors(rows)), routed
 
     def refuse(self, rows: pa.RecordBatch, refused: Reasons, encoded: pa.RecordBatch | None = None) -> pa.RecordBatch:
         """Count the rows that cannot be written as bad, and return the others.
@@ -119,17 +120,17 @@ class Sorter:
         self._add_bad(rows.take(at), list(refused.values()), encoded.take(at) if encoded is not None else None)
         return drop_rows(rows, refused)
 
-    def _part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    def _separate(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         routes = batch.column(ROUTE) if ROUTE in batch.schema.names else None
         if routes is None or routes.null_count == len(routes):
             return batch, _NONE_ROUTED
         found = batch.filter(routes.is_valid())
         targets = [json.loads(text) for text in found.column(ROUTE).to_pylist()]
-        letters = self._letters(found, [(TRANSFORMATION, reason) for _, reason in targets], None)
+        letters = self._make_letters(found, [(TRANSFORMATION, reason) for _, reason in targets], None)
         topics = pa.array([topic for topic, _ in targets], pa.string())
         return batch.filter(routes.is_null()), pa.RecordBatch.from_arrays([*letters.columns, topics], schema=ROUTED)
 
-    def _without_errors(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_errors(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         names = rows.schema.names
         errors = rows.column(ERROR) if ERROR in names else None
         if self.null_values == "fail" and TOMBSTONE in names:
@@ -139,11 +140,11 @@ class Sorter:
             errors = pc.if_else(pc.and_(missing, errors.is_null()), NO_VALUE, errors)
         if errors is None or errors.null_count == len(errors):
             return rows
-        why = [(VALUE_CONVERTER if reason == NO_VALUE else TRANSFORMATION, reason) for reason in errors.drop_null().to_pylist()]
+        why = [(_find_stage(reason), reason) for reason in errors.drop_null().to_pylist()]
         self._add_bad(rows.filter(errors.is_valid()), why, None)
         return rows.filter(errors.is_null())
 
-    def _kept(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_left_out(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if LEFT_OUT in rows.schema.names:
             rows = rows.filter(pc.invert(rows.column(LEFT_OUT)))
         if self.null_values == "ignore" and TOMBSTONE in rows.schema.names:
@@ -154,7 +155,7 @@ class Sorter:
         return rows
 
     def _add_bad(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> None:
-        self.account.add_bad(self._make_bad_records(rows, why), lambda: self._letters(rows, why, encoded))
+        self.account.add_bad(self._make_bad_records(rows, why), lambda: self._make_letters(rows, why, encoded))
 
     def _make_bad_records(self, rows: pa.RecordBatch, why: list[tuple[str, str]]) -> list[BadRecord]:
         offsets = rows.column(OFFSET).to_pylist()
@@ -162,7 +163,7 @@ class Sorter:
             BadRecord(*self.account.topic_partition, at, reason, stage) for at, (stage, reason) in zip(offsets, why, strict=True)
         ]
 
-    def _letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
+    def _make_letters(self, rows: pa.RecordBatch, why: list[tuple[str, str]], encoded: pa.RecordBatch | None) -> pa.RecordBatch:
         return make_dead_letters(self._make_bad_records(rows, why), self.origin.get_columns_of(rows, encoded))
 
 
@@ -174,6 +175,11 @@ def drop_rows(rows: pa.RecordBatch, positions: Mapping[int, object]) -> pa.Recor
     if not positions:
         return rows
     return rows.filter(pa.array([at not in positions for at in range(rows.num_rows)], pa.bool_()))
+
+
+def _find_stage(reason: str) -> str:
+    """Return the stage at which a row turned out to be bad."""
+    return VALUE_CONVERTER if reason == NO_VALUE or reason.startswith(UNREADABLE) else TRANSFORMATION
 
 
 def _is_binary(column: pa.Array) -> bool:

@@ -11,10 +11,10 @@ import pytest
 from airflow_kafka_spark.errors import SinkRejected, SinkUnavailable, SparkJobFailed
 from airflow_kafka_spark.formats.base import CAPTURED, END, ERROR, LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
-from airflow_kafka_spark.road.tasks.account import Tolerance
-from airflow_kafka_spark.road.tasks.sort import RecordOrigin
-from airflow_kafka_spark.road.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
-from airflow_kafka_spark.road.watch import find_reason, is_retryable
+from airflow_kafka_spark.jobs.tasks.account import Tolerance
+from airflow_kafka_spark.jobs.tasks.sort import RecordOrigin
+from airflow_kafka_spark.jobs.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
+from airflow_kafka_spark.jobs.watch import find_reason, is_retryable
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches

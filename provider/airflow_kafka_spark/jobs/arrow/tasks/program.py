@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import SqlFailed
 from airflow_kafka_spark.formats.base import OFFSET
-from airflow_kafka_spark.road.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
+from airflow_kafka_spark.jobs.arrow.tasks.functions import FALLIBLE, FUNCTIONS, ExpressionFailed, Value
 
 COLUMN, LITERAL, FIELD, STRUCT, CASE, KEPT, CALL = "column", "literal", "field", "struct", "case", "kept", "call"
 
@@ -35,7 +35,7 @@ class Node:
     - ``struct``: ``args`` are the values of its fields, and last a boolean that is true if the struct is null.
     - ``case``: ``args`` are condition, value, condition, value ..., and last the value if no condition is true.
     - ``kept``: the rows of an earlier step that filter number ``data`` has kept.
-    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`.
+    - ``call``: the function ``data`` of :data:`~airflow_kafka_spark.jobs.arrow.tasks.functions.FUNCTIONS`.
 
     :param type: of the value.
     """
@@ -141,14 +141,14 @@ class _Evaluation:
     def run(self) -> pa.RecordBatch:
         count = self._count(len(self._program.filters))
         names = [name for name, _ in self._program.outputs]
-        arrays = [self._column(node, count) for _, node in self._program.outputs]
+        arrays = [self._make_column(node, count) for _, node in self._program.outputs]
         return pa.RecordBatch.from_arrays(arrays, names)
 
-    def _column(self, node: int, count: int) -> pa.Array:
-        value = self._value(node)
+    def _make_column(self, node: int, count: int) -> pa.Array:
+        value = self._get_value(node)
         return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
 
-    def _value(self, at: int, rows: pa.Array | None = None) -> Value:
+    def _get_value(self, at: int, rows: pa.Array | None = None) -> Value:
         """Return the value of a node.
 
         :param rows: the rows that need it; None: all. Only nodes that may fail use it: in other rows their value is not used.
@@ -156,30 +156,30 @@ class _Evaluation:
         if at not in self._program.fallible:
             rows = None
         if rows is not None:
-            return self._computed(self._program.nodes[at], rows)
+            return self._compute(self._program.nodes[at], rows)
         found = self._values.get(at)
         if found is None:
-            found = self._values[at] = self._computed(self._program.nodes[at], None)
+            found = self._values[at] = self._compute(self._program.nodes[at], None)
         return found
 
-    def _computed(self, node: Node, rows: pa.Array | None) -> Value:
+    def _compute(self, node: Node, rows: pa.Array | None) -> Value:
         if node.kind == CASE:
-            return self._case(node, rows)
+            return self._compute_case(node, rows)
         if node.kind == COLUMN:
             return self._given.column(self._given.schema.get_field_index(node.data))
         if node.kind == LITERAL:
             return pa.scalar(node.data, node.type)
         if node.kind == FIELD:
-            return pc.struct_field(self._value(node.args[0], rows), [node.data])
+            return pc.struct_field(self._get_value(node.args[0], rows), [node.data])
         if node.kind == KEPT:
-            return self._kept_of(node, rows)
+            return self._filter_kept(node, rows)
         if node.kind == STRUCT:
-            return self._struct(node, rows)
+            return self._make_struct(node, rows)
         return self._call(node, rows)
 
     def _call(self, node: Node, rows: pa.Array | None) -> Value:
         if node.data in ("both", "either") and node.args[1] in self._program.fallible:
-            left = self._value(node.args[0], rows)
+            left = self._get_value(node.args[0], rows)
             # The left side decides if it is false, or true: then the right side is not computed.
             undecided = pc.fill_null(left if node.data == "both" else pc.invert(left), True)
             if isinstance(undecided, pa.Scalar):
@@ -187,18 +187,18 @@ class _Evaluation:
                     return left
             elif not self._all_branches:
                 rows = undecided if rows is None else pc.and_(rows, undecided)
-            return FUNCTIONS[node.data](node.type, left, self._value(node.args[1], rows))
-        values = [self._value(arg, rows) for arg in node.args]
+            return FUNCTIONS[node.data](node.type, left, self._get_value(node.args[1], rows))
+        values = [self._get_value(arg, rows) for arg in node.args]
         if rows is None or node.data not in FALLIBLE:
             return FUNCTIONS[node.data](node.type, *values)
         first = values[0]
         return FUNCTIONS[node.data](node.type, pc.if_else(rows, first, pa.scalar(None, first.type)), *values[1:])
 
-    def _case(self, node: Node, rows: pa.Array | None) -> Value:
+    def _compute_case(self, node: Node, rows: pa.Array | None) -> Value:
         *pairs, last = node.args
         open_branches: list[tuple[pa.Array, int, pa.Array | None]] = []
         for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
-            holds = self._value(condition, rows)
+            holds = self._get_value(condition, rows)
             if self._all_branches:
                 open_branches.append((holds, value, None))
                 continue
@@ -215,15 +215,15 @@ class _Evaluation:
                 holds = pc.fill_null(holds, False)
                 open_branches.append((holds, value, holds if rows is None else pc.and_(rows, holds)))
                 rows = pc.invert(holds) if rows is None else pc.and_not(rows, holds)
-        otherwise = self._value(last, rows)
+        otherwise = self._get_value(last, rows)
         # From the last branch to the first, because the first true condition decides. A condition that is null is not true.
         made = otherwise
         for holds, value, within in reversed(open_branches):
-            made = pc.if_else(pc.fill_null(holds, False), self._value(value, within), made)
+            made = pc.if_else(pc.fill_null(holds, False), self._get_value(value, within), made)
         return made
 
-    def _struct(self, node: Node, rows: pa.Array | None) -> Value:
-        *fields, null = (self._value(arg, rows) for arg in node.args)
+    def _make_struct(self, node: Node, rows: pa.Array | None) -> Value:
+        *fields, null = (self._get_value(arg, rows) for arg in node.args)
         lengths = {len(value) for value in (*fields, null) if isinstance(value, pa.Array)}
         if not lengths:
             values = dict(zip((f.name for f in node.type), (f.as_py() for f in fields), strict=True))
@@ -236,24 +236,24 @@ class _Evaluation:
 
     # --- filters ---
 
-    def _kept_of(self, node: Node, rows: pa.Array | None) -> Value:
+    def _filter_kept(self, node: Node, rows: pa.Array | None) -> Value:
         """Return the rows of an earlier node that a filter keeps."""
         of = node.args[0]
         if of not in self._program.fallible:
-            value = self._value(of)
-            mask = None if isinstance(value, pa.Scalar) else self._mask(node.data)
+            value = self._get_value(of)
+            mask = None if isinstance(value, pa.Scalar) else self._find_mask(node.data)
             return value if mask is None else value.filter(mask)
-        mask = self._mask(node.data)
+        mask = self._find_mask(node.data)
         if mask is None:
-            return self._value(of, rows)
+            return self._get_value(of, rows)
         mask = pc.fill_null(mask, False)
-        value = self._value(of, mask if rows is None else pc.replace_with_mask(mask, mask, rows))
+        value = self._get_value(of, mask if rows is None else pc.replace_with_mask(mask, mask, rows))
         return value if isinstance(value, pa.Scalar) else value.filter(mask)
 
-    def _mask(self, number: int) -> pa.Array | None:
+    def _find_mask(self, number: int) -> pa.Array | None:
         """Return the rows that a filter keeps of those that reach it; None if it keeps all."""
         if number not in self._kept:
-            holds = self._value(self._program.filters[number])
+            holds = self._get_value(self._program.filters[number])
             if isinstance(holds, pa.Scalar):
                 mask = None if holds.as_py() else pa.repeat(pa.scalar(False), self._count(number))
             else:
@@ -264,6 +264,6 @@ class _Evaluation:
     def _count(self, filters: int) -> int:
         """Return the number of rows after this many filters."""
         if filters not in self._counts:
-            mask = self._mask(filters - 1)
+            mask = self._find_mask(filters - 1)
             self._counts[filters] = self._count(filters - 1) if mask is None else mask.true_count
         return self._counts[filters]

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.errors import RowRejected, RowsCutOff
 from airflow_kafka_spark.formats.base import END, HEADERS, KEY, OFFSET, PARTITION, TIMESTAMP, VALUE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, get_partition_id
-from airflow_kafka_spark.road.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.jobs.tasks.read import ReadTask, get_partition_id
+from airflow_kafka_spark.jobs.tasks.sort import Origin, RecordOrigin, RowOrigin, Sorter, drop_rows
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_routed_records
 from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher, RecordBatches, publish_split
@@ -29,7 +29,7 @@ from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, Topic
 from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.kafka.topics import Subscription
@@ -131,7 +131,7 @@ class SortedRecords(RecordBatches):
             account.add_routed(routed.num_rows)
             records = self._encode(good, sorter)
             published += records.num_rows
-            elsewhere = self._routed(routed) if routed.num_rows else routed
+            elsewhere = self._make_routed(routed) if routed.num_rows else routed
             yield from (found for found in (records, elsewhere) if found.num_rows and not account.is_lost)
         if not self.sorting.is_of_source:
             if self.result is None:
@@ -155,7 +155,7 @@ class SortedRecords(RecordBatches):
             encoded = self.sorting.topics.apply(encoded, self.topic_partition)
         return to_records(encoded)
 
-    def _routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
+    def _make_routed(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         """Return records as they were read, each with the topic that a filter sends it to."""
         records = make_routed_records(pa.Table.from_batches([routed]), self.sorting.pipeline, self.sorting.origin.locate)
         return records.append_column("topic", routed.column("to"))

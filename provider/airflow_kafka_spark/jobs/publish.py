@@ -1,7 +1,7 @@
 """The driver's side of publishing: run a window as one Spark job whose tasks publish its splits, and watch it.
 
 :class:`TopicJob` publishes records of other topics: copied, computed by SQL (:class:`SqlProjection`), or transformed
-(:class:`~airflow_kafka_spark.road.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source. It decides between the
+(:class:`~airflow_kafka_spark.jobs.chain.TopicChain`). :class:`SourceJob` publishes the rows of a source. It decides between the
 two ways to read them: each task reads and encodes its own split, or Spark's JVM does both. Both ways write byte for byte equal
 records.
 """
@@ -31,9 +31,9 @@ from airflow_kafka_spark.formats.base import (
     as_struct,
     make_spark_column,
 )
-from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, run_per_split
-from airflow_kafka_spark.road.write import ReadWith
+from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
+from airflow_kafka_spark.jobs.watch import Watch, collect, run_per_split
+from airflow_kafka_spark.jobs.write import ReadWith
 from airflow_kafka_spark.sinks.kafka.sink import EncodedBySpark
 from airflow_kafka_spark.transforms.chain import describe_sql_refusal
 from airflow_kafka_spark.windows.codec import decode_facts, marker_from_json, result_from_json
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
-    from airflow_kafka_spark.road.chain import SourceChain, TopicChain
-    from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
-    from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.chain import SourceChain, TopicChain
+    from airflow_kafka_spark.jobs.tasks.layout import RowLayout
+    from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting
+    from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
@@ -74,7 +74,7 @@ class PublishJob(ABC):
     _doing: str = field(default="published", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.spark, self.window, self._progress)
+        self._watch = Watch(self.spark, self.window, self._describe_progress)
 
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
@@ -136,7 +136,7 @@ class PublishJob(ABC):
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         """Return the results of a job that needs a session: Spark's SQL runs in it, or has compiled what runs in its tasks."""
 
-    def _progress(self, tasks: int, seconds: float) -> str:
+    def _describe_progress(self, tasks: int, seconds: float) -> str:
         rate = tasks / seconds if seconds else 0.0
         to_go = f", about {(self.split_count - tasks) / rate:,.0f} s to go" if rate else ""
         return f"Window {self.window}: {tasks} of {self.split_count} splits {self._doing} after {seconds:.0f} s{to_go}"
@@ -178,13 +178,13 @@ class TopicJob(PublishJob):
 
     def _make_changing_task(self, publisher: Publisher | None, plan: TopicPlan) -> PublishTask | None:
         """Return the task that reads, changes and publishes splits in Arrow; None if Spark's SQL has to change them."""
-        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask
+        from airflow_kafka_spark.jobs.tasks.publish import KafkaSplits, PublishTask
 
         reading = self._make_reading(publisher)
         read, unknown = self.change.read_task(self.left, reading), plan.unknown
         try:
             if (program := plan.make_program_for(read)) is not None:
-                sorting = self._sorting(plan.records, plan.formats, reading)
+                sorting = self._make_sorting(plan.records, plan.formats, reading)
                 source = KafkaSplits(self.change.make_partial_read_task(read, program.columns), program)
                 return PublishTask(publisher, read.splits, sorting, source)
         except EncodedBySpark as reason:
@@ -195,7 +195,7 @@ class TopicJob(PublishJob):
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.tasks.publish import PublishTask
+        from airflow_kafka_spark.jobs.tasks.publish import PublishTask
 
         if self.plan is None and (made := self._make_changing_task(publisher, plan_in_session(session, self.change))) is not None:
             return run_per_split(session, made, self.split_count)
@@ -205,10 +205,10 @@ class TopicJob(PublishJob):
         numbers = session.range(0, self.split_count, 1, self.split_count)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
         changed, formats = self.change.records(records, in_tasks=False)
-        task = PublishTask(publisher, read.splits, self._sorting(changed.schema, formats, reading))
+        task = PublishTask(publisher, read.splits, self._make_sorting(changed.schema, formats, reading))
         return changed.mapInArrow(cast(Any, task), "result string")
 
-    def _sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+    def _make_sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return the sorting and encoding of records in tasks. A schema registry is asked.
 
         :param records: their columns.
@@ -263,9 +263,9 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
-    from airflow_kafka_spark.road.tasks.account import Tolerance
-    from airflow_kafka_spark.road.tasks.read import Reading
+    from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
+    from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.read import Reading
     from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
     # With all columns that a job may carry.
@@ -331,7 +331,7 @@ class SqlProjection:
 
         :param publisher: publishes a split; None: they are only counted.
         """
-        from airflow_kafka_spark.road.tasks.publish import KafkaSplits, PublishTask, Sorting
+        from airflow_kafka_spark.jobs.tasks.publish import KafkaSplits, PublishTask, Sorting
 
         # Records turn out to be bad when they are decoded, so counting them needs no SQL.
         if not (self.is_none or (publisher is None and not self.may_refuse)):
@@ -341,7 +341,7 @@ class SqlProjection:
 
     def read_task(self, splits: tuple[Split, ...], reading: Reading) -> ReadTask:
         """Return the task that reads splits."""
-        from airflow_kafka_spark.road.tasks.read import ReadTask
+        from airflow_kafka_spark.jobs.tasks.read import ReadTask
 
         return ReadTask(PackedSplits.of(splits), self.layout, reading)
 
@@ -351,7 +351,7 @@ class SqlProjection:
 
     def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return the sorting and encoding of the records of :meth:`records` in tasks."""
-        from airflow_kafka_spark.road.tasks.publish import Sorting
+        from airflow_kafka_spark.jobs.tasks.publish import Sorting
 
         return Sorting(encoder, reading.tolerance)
 
@@ -371,7 +371,7 @@ class SqlProjection:
         originals = [name for name in rows.columns if name in needed]
         carried = [name for name in rows.columns if name in (END, HEADERS, KEY, PARTITION, TIMESTAMP, TOMBSTONE, VALUE)]
         carried += originals
-        rows = self._computed(rows, carried)
+        rows = self._compute(rows, carried)
         value: Column = F.col(VALUE) if VALUE in carried else F.lit(None).cast("binary")
         if self.columns is not None and self.value is not None:
             made = as_struct(list(self.columns)) if in_tasks else self.value.encode(list(self.columns))
@@ -389,7 +389,7 @@ class SqlProjection:
         formats = {"value": self.value if self.columns is not None else None, "key": self.key_format if self.key else None}
         return rows.select(*records, *originals, F.col(END)), formats
 
-    def _computed(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
+    def _compute(self, rows: DataFrame, carried: Sequence[str]) -> DataFrame:
         """Return the rows that the filter lets pass, with the new columns.
 
         :param carried: the columns that SQL does not change.
@@ -466,7 +466,8 @@ class SourceJob(PublishJob):
         return [self.window.source.splits[index] for index in self.left]
 
     def count(self) -> list[SplitResult]:
-        return [] if self.chain is None and not self.sink.may_refuse else super().count()
+        can_be_bad = self.chain is not None or self.sink.may_refuse or self.source.may_be_unreadable
+        return super().count() if can_be_bad else []
 
     def _session(self) -> AbstractContextManager[SparkSession]:
         return open_session_for(self.spark, self.source)
@@ -490,14 +491,14 @@ class SourceJob(PublishJob):
                 raise ValidationError([Problem("read_with", found, 'Use "auto"')])
             log.info("Spark reads window %s, not each task by itself: %s", self.window, encoder)
             return None
-        from airflow_kafka_spark.road.tasks.publish import EncodedSplits, PublishTask
+        from airflow_kafka_spark.jobs.tasks.publish import EncodedSplits, PublishTask
 
         return PublishTask(publisher, self.left, source=EncodedSplits(reader, encoder))
 
     def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
-        from airflow_kafka_spark.road.tasks.account import Tolerance
-        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting
-        from airflow_kafka_spark.road.tasks.sort import RowOrigin
+        from airflow_kafka_spark.jobs.tasks.account import Tolerance
+        from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting
+        from airflow_kafka_spark.jobs.tasks.sort import RowOrigin
         from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
-    from airflow_kafka_spark.road.tasks.account import Tolerance
-    from airflow_kafka_spark.road.tasks.layout import RecordLayout
-    from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
-    from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.layout import RecordLayout
+    from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting, TopicRules
+    from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
     from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
@@ -133,13 +133,13 @@ class SinkChain:
         :param splits: the splits.
         :param reading: the options of reading.
         """
-        from airflow_kafka_spark.road.tasks.read import ReadTask
+        from airflow_kafka_spark.jobs.tasks.read import ReadTask
 
         return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
-        from airflow_kafka_spark.road.tasks.layout import RecordLayout
+        from airflow_kafka_spark.jobs.tasks.layout import RecordLayout
 
         assert isinstance(read.layout, RecordLayout)
         return replace(read, layout=replace(read.layout, wanted=columns))
@@ -149,7 +149,7 @@ class SinkChain:
 
         :param kept: True if dead letters or routed records need the bytes that were read.
         """
-        from airflow_kafka_spark.road.tasks.layout import RecordLayout
+        from airflow_kafka_spark.jobs.tasks.layout import RecordLayout
 
         letters = ("key", "value", "headers", "timestamp") if kept else ()
         asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
@@ -238,8 +238,8 @@ class SinkChain:
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-        from airflow_kafka_spark.road.arrow.catalyst import Unknown, make_program
-        from airflow_kafka_spark.road.tasks.read import Reading, ReadTask
+        from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
+        from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
 
         read = ReadTask(PackedSplits.of(()), replace(self._layout(kept=False), originals=tuple(ORIGINAL)), Reading())
         made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
@@ -290,7 +290,7 @@ class TopicChain:
 
     def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return the sorting and encoding of the records of :meth:`records` in tasks."""
-        from airflow_kafka_spark.road.tasks.publish import Sorting
+        from airflow_kafka_spark.jobs.tasks.publish import Sorting
 
         topics = self.topics if "topic" in formats else None
         return Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
@@ -383,7 +383,8 @@ class SourceChain:
         routed = bool(list_chain_routes(self.transforms))
         given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
         ends = {END: F.col(END)} if END in rows.columns else {}
-        made, changed = transform_frame(self._record_frame(rows, {**given, **ends}), self.transforms)
+        errors = {ERROR: F.col(ERROR)} if ERROR in rows.columns else {}
+        made, changed = transform_frame(self._record_frame(rows, {**given, **ends, **errors}), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         if ends:
@@ -426,8 +427,8 @@ class SourceChain:
 
         :raises KafkaSparkError: the columns cannot be written.
         """
-        from airflow_kafka_spark.road.tasks.publish import PublishTask, Sorting, TopicRules
-        from airflow_kafka_spark.road.tasks.sort import RowOrigin
+        from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting, TopicRules
+        from airflow_kafka_spark.jobs.tasks.sort import RowOrigin
         from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
@@ -476,7 +477,7 @@ class SourceChain:
         return (self.sink.make_headers_column() if self.sink.headers else F.array()).cast(FIXED["headers"])
 
     def _list_value_columns(self, rows: DataFrame) -> Sequence[str]:
-        return tuple(self.sink.value_columns or (name for name in rows.columns if name != END))
+        return tuple(self.sink.value_columns or (name for name in rows.columns if name not in (END, ERROR)))
 
     def _choose_key_format(self, changed: frozenset[str]) -> Format | None:
         """Return the format of keys; None if a transform makes the keys and no format is given, so that their type decides."""

@@ -20,9 +20,9 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, RowsCutOff
 from airflow_kafka_spark.formats.base import LEFT_OUT, OFFSET, ORIGINAL, TOMBSTONE, NullValues
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
-from airflow_kafka_spark.road.tasks.read import ReadTask, SplitRows, get_partition_id
-from airflow_kafka_spark.road.tasks.sort import RecordOrigin, Sorter
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.jobs.tasks.read import ReadTask, SplitRows, get_partition_id
+from airflow_kafka_spark.jobs.tasks.sort import RecordOrigin, Sorter
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, Spl
 from airflow_kafka_spark.windows.times import Timed, split_seconds
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
 
 OTHERS = "others"
 """Key of a token: the results of the other sinks, in their order."""
@@ -161,8 +161,8 @@ class WriteTask(CheckedOnExecutors):
         arriving, begun = Timed(incoming), time.monotonic()
         with ExitStack() as opened:
             own = RowWriter(sorter, self.schema, opened.enter_context(SplitOutput(self.writer, split)))
-            others = {other.column: self._other(other, split, origin, opened) for other in self.others}
-            for batch in map(self._named, arriving):
+            others = {other.column: self._open_other(other, split, origin, opened) for other in self.others}
+            for batch in map(self._name_columns, arriving):
                 if others:
                     for column, other in others.items():
                         account.add_routed(_write_captured(batch, column, other))
@@ -186,12 +186,12 @@ class WriteTask(CheckedOnExecutors):
         token = {**result.token, OTHERS: written} if written else result.token
         return replace(result, token=token, seconds=seconds)
 
-    def _other(self, other: OtherSink, split: Split, origin: RecordOrigin, opened: ExitStack) -> RowWriter:
+    def _open_other(self, other: OtherSink, split: Split, origin: RecordOrigin, opened: ExitStack) -> RowWriter:
         account = SplitAccount(split.index, split.range.topic_partition, self.tolerance)
         output = opened.enter_context(SplitOutput(other.writer, split))
         return RowWriter(Sorter(account, origin, other.null_values), other.schema, output)
 
-    def _named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _name_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.names:
             return batch
         return pa.RecordBatch.from_arrays(batch.columns, [self.names.get(name, name) for name in batch.schema.names])
@@ -228,11 +228,11 @@ class RowWriter:
 
     def write(self, good: pa.RecordBatch) -> None:
         """Write the rows, without those that the sink cannot write if bad records are tolerated."""
-        account, rows = self.sorter.account, self._rows(good)
+        account, rows = self.sorter.account, self._select_rows(good)
         if account.is_lost:
             self.output.give_up()
         elif account.tolerance is not None and (refused := self.output.unwritable(rows)):
-            rows = self._rows(self.sorter.refuse(good, {at: (TASK_PUT, refused[at]) for at in sorted(refused)}))
+            rows = self._select_rows(self.sorter.refuse(good, {at: (TASK_PUT, refused[at]) for at in sorted(refused)}))
         self.written += rows.batch.num_rows
         self.output.write(rows)
 
@@ -247,9 +247,9 @@ class RowWriter:
             self.output.defer()
         return replace(self.sorter.account.result(self.written), token=self.output.close())
 
-    def _rows(self, batch: pa.RecordBatch) -> Rows:
+    def _select_rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""
-        arrays = [_as_type(batch.column(batch.schema.get_field_index(f.name)), f.type) for f in self.schema]
+        arrays = [_convert_type(batch.column(batch.schema.get_field_index(f.name)), f.type) for f in self.schema]
         flags = batch.column(TOMBSTONE)
         tombstones = flags if self.sorter.null_values in (None, "delete") and flags.true_count else None
         return Rows(pa.RecordBatch.from_arrays(arrays, schema=self.schema), batch.column(OFFSET), tombstones)
@@ -270,7 +270,7 @@ class SplitOutput:
     _writing: bool = False
 
     def __enter__(self) -> SplitOutput:
-        with self._timed():
+        with self._measure_time():
             self.writer.open(self.split)
         self._writing = True
         return self
@@ -286,7 +286,7 @@ class SplitOutput:
     def write(self, rows: Rows) -> None:
         """Pass rows to the sink's writer, unless writing was given up."""
         if self._writing and rows.batch.num_rows:
-            with self._timed():
+            with self._measure_time():
                 self.writer.write(rows)
             faults.reached("split.mid")
 
@@ -306,16 +306,16 @@ class SplitOutput:
         """Flush, and return the sink's token; an empty one for a split that was given up."""
         if not self._writing:
             return {}
-        with self._timed():
+        with self._measure_time():
             return self.writer.close()
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _measure_time(self) -> Iterator[None]:
         begun = time.monotonic()
         yield
         self.seconds += time.monotonic() - begun
 
 
-def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return a column from Spark in the expected type. The names of list items, and large types, may differ."""
     return column if column.type.equals(wanted) else column.cast(wanted)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.road.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
-from airflow_kafka_spark.road.arrow.tasks.program import (
+from airflow_kafka_spark.jobs.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
+from airflow_kafka_spark.jobs.arrow.tasks.program import (
     CALL,
     CASE,
     COLUMN,
@@ -143,7 +143,7 @@ class Builder:
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
-        """Return the call of a function of :data:`~airflow_kafka_spark.road.arrow.tasks.functions.FUNCTIONS`."""
+        """Return the call of a function of :data:`~airflow_kafka_spark.jobs.arrow.tasks.functions.FUNCTIONS`."""
         assert function in FUNCTIONS, function
         return self._add(Node(CALL, kind, args, function))
 
@@ -432,9 +432,9 @@ class Expression:
         self._common: list[int] = []
 
     def node(self) -> int:
-        return self._node(0)
+        return self._translate_node(0)
 
-    def _children(self, at: int) -> list[int]:
+    def _list_children(self, at: int) -> list[int]:
         found, child = [], at + 1
         for _ in range(self._trees[at]["num-children"]):
             found.append(child)
@@ -449,42 +449,42 @@ class Expression:
             at += 1
         return at
 
-    def _node(self, at: int) -> int:
+    def _translate_node(self, at: int) -> int:
         tree = self._trees[at]
         name = str(tree["class"]).removeprefix(EXPRESSIONS)
         special = getattr(self, f"_{name}", None)
         if special is not None:
             return int(special(at, tree))
-        return self._called(name, at)
+        return self._call_function(name, at)
 
-    def _called(self, name: str, at: int) -> int:
+    def _call_function(self, name: str, at: int) -> int:
         """Return an expression whose result is one function of its children."""
         if name in _PASSED_ON:
-            return self._node(at + 1)
+            return self._translate_node(at + 1)
         if name in _LOGIC:
-            return self._builder.call(_LOGIC[name], _BOOLEAN, *map(self._node, self._children(at)))
+            return self._builder.call(_LOGIC[name], _BOOLEAN, *map(self._translate_node, self._list_children(at)))
         if name in _COMPARISONS:
-            return self._compared(at, _COMPARISONS[name])
+            return self._compare(at, _COMPARISONS[name])
         if name in _OF_TEXT:
             return self._of_text(at, _OF_TEXT[name])
         if name in _OF_ONE:
             function, kind, fitting = _OF_ONE[name]
-            value = self._node(at + 1)
+            value = self._translate_node(at + 1)
             if self._builder.get_type_of(value) not in fitting:
                 raise Unknown(f"{name} of {self._builder.get_type_of(value)}")
             return self._builder.call(function, kind, value)
         if name in _ARITHMETIC:
-            return self._arithmetic(at, _ARITHMETIC[name])
+            return self._compute_arithmetic(at, _ARITHMETIC[name])
         if name in _DAYS:
             return self._of_days(at, _DAYS[name])
         if name in _EXTREMES:
-            return self._extreme(at, _EXTREMES[name])
+            return self._choose_extreme(at, _EXTREMES[name])
         raise Unknown(name)
 
-    def _node_if_known(self, at: int) -> int:
+    def _find_node(self, at: int) -> int:
         # Often only some fields of a struct are needed.
         try:
-            return self._node(at)
+            return self._translate_node(at)
         except Unknown as reason:
             return self._builder.unknown(str(reason))
 
@@ -498,59 +498,59 @@ class Expression:
         return self._builder.literal(parse_value(tree["value"], kind), kind)
 
     def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.field(self._node(at + 1), tree["ordinal"])
+        return self._builder.field(self._translate_node(at + 1), tree["ordinal"])
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        children = self._children(at)
+        children = self._list_children(at)
         if any(get_short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
             raise Unknown("CreateNamedStruct with names that are computed")
         names = [str(self._trees[child]["value"]) for child in children[::2]]
-        return self._builder.struct(names, [self._node_if_known(child) for child in children[1::2]])
+        return self._builder.struct(names, [self._find_node(child) for child in children[1::2]])
 
     def _IsNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.is_null(self._node(at + 1))
+        return self._builder.is_null(self._translate_node(at + 1))
 
     def _IsNotNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._builder.call("negated", _BOOLEAN, self._IsNull(at, tree))
 
     def _CaseWhen(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        children = self._children(at)
+        children = self._list_children(at)
         pairs = zip(children[::2], children[1::2], strict=False)
-        branches = [(self._node(condition), self._within(condition, value)) for condition, value in pairs]
+        branches = [(self._translate_node(condition), self._keep_if(condition, value)) for condition, value in pairs]
         if len(children) % 2:
-            return self._builder.case(branches, self._node(children[-1]))
+            return self._builder.case(branches, self._translate_node(children[-1]))
         return self._builder.case(branches, self._builder.literal(None, self._builder.get_type_of(branches[0][1])))
 
-    def _within(self, condition: int, value: int) -> int:
+    def _keep_if(self, condition: int, value: int) -> int:
         """Return a value if a condition is true, else null."""
         before = self._in_range
         self._in_range = before | self._ranges(condition)
         try:
-            return self._node(value)
+            return self._translate_node(value)
         finally:
             self._in_range = before
 
     def _If(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        condition, value, otherwise = map(self._node, self._children(at))
+        condition, value, otherwise = map(self._translate_node, self._list_children(at))
         return self._builder.case([(condition, value)], otherwise)
 
     def _Coalesce(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.coalesced([self._node(child) for child in self._children(at)])
+        return self._builder.coalesced([self._translate_node(child) for child in self._list_children(at)])
 
     def _Concat(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        made = [self._node(child) for child in self._children(at)]
+        made = [self._translate_node(child) for child in self._list_children(at)]
         if any(self._builder.get_type_of(value) != TEXT for value in made):
             raise Unknown("Concat of something else than texts")
         return self._builder.call("concat", TEXT, *made)
 
     def _With(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        body, *definitions = self._children(at)
+        body, *definitions = self._list_children(at)
         if len(definitions) != 1:
             raise Unknown("With of several expressions")
         # References do not show which definition they mean. Spark nests them so that it is the innermost one.
-        self._common.append(self._node(definitions[0] + 1))
+        self._common.append(self._translate_node(definitions[0] + 1))
         try:
-            return self._node(body)
+            return self._translate_node(body)
         finally:
             self._common.pop()
 
@@ -558,71 +558,71 @@ class Expression:
         return self._common[-1]
 
     def _ConcatWs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        separator, *texts = [self._node(child) for child in self._children(at)]
+        separator, *texts = [self._translate_node(child) for child in self._list_children(at)]
         if (
             any(self._builder.get_type_of(text) != TEXT for text in texts)
-            or not isinstance(self._constant(separator), str)
+            or not isinstance(self._read_constant(separator), str)
             or not texts
         ):
             raise Unknown("ConcatWs but of texts, with a constant between")
         return self._builder.call("joined", TEXT, separator, *texts)
 
     def _Substring(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._part(at, *map(self._node, self._children(at)))
+        return self._take_part(at, *map(self._translate_node, self._list_children(at)))
 
     def _Left(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        text, count = map(self._node, self._children(at))
-        return self._part(at, text, self._builder.literal(1, _INT), count)
+        text, count = map(self._translate_node, self._list_children(at))
+        return self._take_part(at, text, self._builder.literal(1, _INT), count)
 
-    def _part(self, at: int, text: int, start: int, count: int) -> int:
-        first, length = self._constant(start), self._constant(count)
+    def _take_part(self, at: int, text: int, start: int, count: int) -> int:
+        first, length = self._read_constant(start), self._read_constant(count)
         if self._builder.get_type_of(text) != TEXT or not isinstance(first, int) or not isinstance(length, int) or length < 0:
             raise Unknown(f"{get_short_class_name(self._trees[at])} but of a constant part of a text")
         return self._builder.call("part", TEXT, text, start, count)
 
     def _Length(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value = self._node(at + 1)
+        value = self._translate_node(at + 1)
         kind = self._builder.get_type_of(value)
         if kind not in (TEXT, pa.binary()):
             raise Unknown(f"Length of {kind}")
         return self._builder.call("count_of_characters" if kind == TEXT else "count_of_bytes", _INT, value)
 
     def _StringReplace(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        text, old, new = map(self._node, self._children(at))
-        if not self._constant(old) or not isinstance(self._constant(new), str):
+        text, old, new = map(self._translate_node, self._list_children(at))
+        if not self._read_constant(old) or not isinstance(self._read_constant(new), str):
             raise Unknown("StringReplace but of a constant by a constant")
         return self._builder.call("replaced", TEXT, text, old, new)
 
     def _RegExpReplace(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        text, pattern, new, start = map(self._node, self._children(at))
-        said, by = self._constant(pattern), self._constant(new)
+        text, pattern, new, start = map(self._translate_node, self._list_children(at))
+        said, by = self._read_constant(pattern), self._read_constant(new)
         plain = isinstance(said, str) and is_common(said) and not re.search(said, "") and "|" not in said
         # In a replacement, these have a meaning in Java, in RE2 or in both.
-        if not plain or not isinstance(by, str) or re.search(r"[$\\]", by) or self._constant(start) != 1:
+        if not plain or not isinstance(by, str) or re.search(r"[$\\]", by) or self._read_constant(start) != 1:
             raise Unknown(f"RegExpReplace {said!r}")
         return self._builder.call("replaced_matches", TEXT, text, pattern, new)
 
     def _Sha2(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value, bits = map(self._node, self._children(at))
-        if self._constant(bits) not in _DIGESTS:
+        value, bits = map(self._translate_node, self._list_children(at))
+        if self._read_constant(bits) not in _DIGESTS:
             raise Unknown("Sha2 of a length that does not exist")
-        return self._builder.call(_DIGESTS[self._constant(bits)], TEXT, value)
+        return self._builder.call(_DIGESTS[self._read_constant(bits)], TEXT, value)
 
     def _GetMapValue(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value, key = map(self._node, self._children(at))
+        value, key = map(self._translate_node, self._list_children(at))
         kind = self._builder.get_type_of(value)
-        if not pa.types.is_map(kind) or kind.key_type != TEXT or not isinstance(self._constant(key), str):
+        if not pa.types.is_map(kind) or kind.key_type != TEXT or not isinstance(self._read_constant(key), str):
             raise Unknown("GetMapValue but of a constant text")
         return self._builder.call("entry", kind.item_type, value, key)
 
     def _Size(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value = self._node(at + 1)
+        value = self._translate_node(at + 1)
         if not pa.types.is_list(self._builder.get_type_of(value)) or bool(self._shown().apply(at).legacySizeOfNull()):
             raise Unknown("Size but of an array")
         return self._builder.call("count_of_items", _INT, value)
 
     def _ParseToDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value = self._node(at + 1)
+        value = self._translate_node(at + 1)
         kind = self._builder.get_type_of(value)
         if kind == pa.date32():
             return value
@@ -631,37 +631,37 @@ class Expression:
         return self._builder.call("day_of", pa.date32(), value)
 
     def _DateFormatClass(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        moment, pattern = map(self._node, self._children(at))
-        said = self._constant(pattern)
+        moment, pattern = map(self._translate_node, self._list_children(at))
+        said = self._read_constant(pattern)
         # An empty pattern, or one for the legacy parser, has another meaning.
         if self._builder.get_type_of(moment) != INSTANT or not said or parse_pattern(said) is None:
             raise Unknown(f"DateFormatClass {said!r}")
         return self._builder.call("formatted", TEXT, moment, pattern)
 
     def _TruncTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        unit, moment = map(self._node, self._children(at))
-        return self._beginning(moment, unit, (INSTANT,), tuple(_UNITS))
+        unit, moment = map(self._translate_node, self._list_children(at))
+        return self._truncate_time(moment, unit, (INSTANT,), tuple(_UNITS))
 
     def _TruncDate(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        day, unit = map(self._node, self._children(at))
+        day, unit = map(self._translate_node, self._list_children(at))
         units = ("year", "yyyy", "yy", "quarter", "month", "mon", "mm", "week")
-        return self._beginning(day, unit, (pa.date32(),), units)
+        return self._truncate_time(day, unit, (pa.date32(),), units)
 
-    def _beginning(self, value: int, unit: int, kinds: tuple[pa.DataType, ...], units: tuple[str, ...]) -> int:
-        kind, name = self._builder.get_type_of(value), str(self._constant(unit)).lower()
+    def _truncate_time(self, value: int, unit: int, kinds: tuple[pa.DataType, ...], units: tuple[str, ...]) -> int:
+        kind, name = self._builder.get_type_of(value), str(self._read_constant(unit)).lower()
         if kind not in kinds or name not in units:
             raise Unknown(f"the beginning of {name!r} of {kind}")
         return self._builder.call("beginning_of", kind, value, self._builder.literal(_UNITS[name], TEXT))
 
     def _of_days(self, at: int, function: str) -> int:
-        values = [self._node(child) for child in self._children(at)]
+        values = [self._translate_node(child) for child in self._list_children(at)]
         first, second = map(self._builder.get_type_of, values)
         if first != pa.date32() or second not in ((pa.date32(),) if function == "days_between" else _SIZES[:3]):
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {first} and {second}")
         return self._builder.call(function, _INT if function == "days_between" else pa.date32(), *values)
 
-    def _extreme(self, at: int, function: str) -> int:
-        values = [self._node(child) for child in self._children(at)]
+    def _choose_extreme(self, at: int, function: str) -> int:
+        values = [self._translate_node(child) for child in self._list_children(at)]
         kinds = {self._builder.get_type_of(value) for value in values}
         (kind,) = kinds if len(kinds) == 1 else (pa.null(),)
         if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or kind in _MOMENT):
@@ -675,12 +675,12 @@ class Expression:
 
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # A topic's name has no line ends, which Java and RE2 match differently.
-        topic = self._builder.is_column(self._node(at + 1), "topic")
+        topic = self._builder.is_column(self._translate_node(at + 1), "topic")
         return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
 
     def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
-        text, part = map(self._node, self._children(at))
-        said = self._constant(part)
+        text, part = map(self._translate_node, self._list_children(at))
+        said = self._read_constant(part)
         if {self._builder.get_type_of(text), self._builder.get_type_of(part)} != {TEXT} or said is None or not fits(said):
             raise Unknown(f"{get_short_class_name(self._trees[at])} {said!r}")
         return self._builder.call(function, _BOOLEAN, text, part)
@@ -692,7 +692,7 @@ class Expression:
         return self._of_sign(at, "opposite")
 
     def _of_sign(self, at: int, function: str) -> int:
-        value = self._node(at + 1)
+        value = self._translate_node(at + 1)
         kind = self._builder.get_type_of(value)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return self._builder.call(function, kind, value)
@@ -701,9 +701,9 @@ class Expression:
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {kind}")
         return self._builder.call(f"{function}_or_fail", kind, value)
 
-    def _arithmetic(self, at: int, function: str) -> int:
-        left, right = map(self._node, self._children(at))
-        kinds, mode = [self._builder.get_type_of(side) for side in (left, right)], self._mode(at)
+    def _compute_arithmetic(self, at: int, function: str) -> int:
+        left, right = map(self._translate_node, self._list_children(at))
+        kinds, mode = [self._builder.get_type_of(side) for side in (left, right)], self._find_mode(at)
         t = pa.types
         if all(map(t.is_decimal, kinds)):
             return self._of_decimals(at, function, left, right)
@@ -714,7 +714,7 @@ class Expression:
         if mode == "ANSI":
             return self._builder.call(f"{function}_or_fail", kinds[0], left, right)
         if mode == "TRY" and function == "times":
-            return self._by_number(at, "multiplied")
+            return self._divide_by_number(at, "multiplied")
         raise Unknown(get_short_class_name(self._trees[at]))
 
     def _of_decimals(self, at: int, function: str, left: int, right: int) -> int:
@@ -723,43 +723,43 @@ class Expression:
         whole = max(first.precision - first.scale, second.precision - second.scale)
         precision = first.precision + second.precision + 1 if function == "times" else whole + scale + 1
         # With more digits Spark rounds, and results may not fit.
-        if precision > 38 or self._type_of_spark(at) != pa.decimal128(precision, scale):
+        if precision > 38 or self._read_spark_type(at) != pa.decimal128(precision, scale):
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {first} and {second}")
         return self._builder.call(function, pa.decimal128(precision, scale), left, right)
 
     def _Divide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._divided(at, "ratio", pa.types.is_floating)
+        return self._divide(at, "ratio", pa.types.is_floating)
 
     def _IntegralDivide(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._divided(at, "whole_ratio", lambda kind: kind == LONG)
+        return self._divide(at, "whole_ratio", lambda kind: kind == LONG)
 
     def _Remainder(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._divided(at, "whole_remainder", pa.types.is_integer)
+        return self._divide(at, "whole_remainder", pa.types.is_integer)
 
-    def _divided(self, at: int, function: str, fits: Callable[[pa.DataType], bool]) -> int:
-        if function != "ratio" and (by_constant := self._by_constant(at)) is not None:
+    def _divide(self, at: int, function: str, fits: Callable[[pa.DataType], bool]) -> int:
+        if function != "ratio" and (by_constant := self._try_division_by_number(at)) is not None:
             return by_constant
-        value, by = map(self._node, self._children(at))
+        value, by = map(self._translate_node, self._list_children(at))
         kind = self._builder.get_type_of(value)
-        if not fits(kind) or self._builder.get_type_of(by) != kind or self._mode(at) != "ANSI":
+        if not fits(kind) or self._builder.get_type_of(by) != kind or self._find_mode(at) != "ANSI":
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {kind}")
         return self._builder.call(function, kind, value, by)
 
-    def _by_constant(self, at: int) -> int | None:
+    def _try_division_by_number(self, at: int) -> int | None:
         try:
-            return self._by_number(at, _BY_NUMBER[get_short_class_name(self._trees[at])])
+            return self._divide_by_number(at, _BY_NUMBER[get_short_class_name(self._trees[at])])
         except Unknown:
             return None
 
-    def _by_number(self, at: int, function: str) -> int:
-        value, by = map(self._node, self._children(at))
-        kind, number = self._builder.get_type_of(value), self._constant(by)
+    def _divide_by_number(self, at: int, function: str) -> int:
+        value, by = map(self._translate_node, self._list_children(at))
+        kind, number = self._builder.get_type_of(value), self._read_constant(by)
         if not pa.types.is_integer(kind) or self._builder.get_type_of(by) != kind or not isinstance(number, int) or number < 1:
             raise Unknown(f"{get_short_class_name(self._trees[at])} but of whole numbers by a positive one")
         return self._builder.call(function, kind, value, by)
 
     def _MillisToTimestamp(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value = self._node(at + 1)
+        value = self._translate_node(at + 1)
         if value not in self._in_range:
             raise Unknown("MillisToTimestamp of numbers that may be out of range")  # Spark fails there.
         return self._builder.call("moment_of_milliseconds", INSTANT, value)
@@ -768,55 +768,55 @@ class Expression:
         """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
         if [get_short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
-        limit = self._constant(self._node(self._children(condition)[1]))
+        limit = self._read_constant(self._translate_node(self._list_children(condition)[1]))
         fits = isinstance(limit, (int, float)) and limit <= _LAST_MILLISECOND
-        return frozenset([self._node(condition + 3)] if fits else [])
+        return frozenset([self._translate_node(condition + 3)] if fits else [])
 
-    def _compared(self, at: int, function: str) -> int:
-        made = [self._node(child) for child in self._children(at)]
+    def _compare(self, at: int, function: str) -> int:
+        made = [self._translate_node(child) for child in self._list_children(at)]
         kinds = {self._builder.get_type_of(value) for value in made}
         if len(kinds) > 1 or not all(map(is_plain, kinds)):
             raise Unknown(f"a comparison of {', '.join(sorted(map(str, kinds)))}")
         return self._builder.call(function, _BOOLEAN, *made)
 
     def _EqualTo(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        left, right = self._children(at)
+        left, right = self._list_children(at)
         if get_short_class_name(self._trees[left]) == "Lower" and self._trees[right].get("value") == "true":
-            return self._builder.call("is_true_text", _BOOLEAN, self._node(left + 1))
-        return self._compared(at, "equal")
+            return self._builder.call("is_true_text", _BOOLEAN, self._translate_node(left + 1))
+        return self._compare(at, "equal")
 
     def _GreaterThanOrEqual(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # This condition is true for every row. It keeps Spark from moving a filter (transforms/base.py).
         if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
-            last = self._children(at)[1]
-            if self._constant(self._node(last)) == 0:
+            last = self._list_children(at)[1]
+            if self._read_constant(self._translate_node(last)) == 0:
                 return self._builder.literal(True, _BOOLEAN)
-        return self._compared(at, "greater_or_equal")
+        return self._compare(at, "greater_or_equal")
 
     def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        value, wanted = self._node(at + 1), convert_type(tree["dataType"])
+        value, wanted = self._translate_node(at + 1), convert_type(tree["dataType"])
         had = self._builder.get_type_of(value)
         if had == wanted:
             return value
         if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):
             return self._builder.literal(None, wanted)
-        if (number := convert_whole_literal(self._constant(value), wanted)) is not None:
+        if (number := convert_whole_literal(self._read_constant(value), wanted)) is not None:
             return self._builder.literal(number, wanted)
-        function = find_cast(had, wanted, lambda: self._mode(at))
+        function = find_cast(had, wanted, lambda: self._find_mode(at))
         if function is None:
             raise Unknown(f"Cast of {had} to {wanted}")
         return self._builder.call(function, wanted, value)
 
     # --- what they need ---
 
-    def _mode(self, at: int) -> str:
+    def _find_mode(self, at: int) -> str:
         """Return ``ANSI``, ``TRY`` or ``LEGACY``. Only Spark's object knows it."""
         return str(self._shown().apply(at).evalMode().toString())
 
-    def _type_of_spark(self, at: int) -> pa.DataType:
+    def _read_spark_type(self, at: int) -> pa.DataType:
         return convert_type(json.loads(self._shown().apply(at).dataType().json()))
 
-    def _constant(self, node: int) -> Any:
+    def _read_constant(self, node: int) -> Any:
         return self._builder.constant(node)
 
 

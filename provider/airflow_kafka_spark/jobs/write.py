@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_kafka_spark.errors import SparkJobFailed
-from airflow_kafka_spark.road.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.road.watch import Watch, collect, format_job_progress, run_per_split
+from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
+from airflow_kafka_spark.jobs.watch import Watch, collect, format_job_progress, run_per_split
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.road.chain import SinkChain
-    from airflow_kafka_spark.road.tasks.layout import RowLayout
-    from airflow_kafka_spark.road.tasks.read import Reading
-    from airflow_kafka_spark.road.tasks.write import OtherSink, WriteTask
+    from airflow_kafka_spark.jobs.chain import SinkChain
+    from airflow_kafka_spark.jobs.tasks.layout import RowLayout
+    from airflow_kafka_spark.jobs.tasks.read import Reading
+    from airflow_kafka_spark.jobs.tasks.write import OtherSink, WriteTask
     from airflow_kafka_spark.sinks.base import SplitWriter
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ class RowJob(SinkJob):
         return self.read_with == "spark"
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        from airflow_kafka_spark.road.tasks.read import ReadTask
-        from airflow_kafka_spark.road.tasks.write import WriteTask
+        from airflow_kafka_spark.jobs.tasks.read import ReadTask
+        from airflow_kafka_spark.jobs.tasks.write import WriteTask
 
         splits, tolerance = PackedSplits.of(self.splits), self.reading.tolerance
         read = ReadTask(splits, self.layout, self.reading)
@@ -140,7 +140,7 @@ class RowJob(SinkJob):
         """Return one result for each split. Spark's source reports nothing for a range without records, so such a split is
         written here, empty.
         """
-        from airflow_kafka_spark.road.tasks.read import SplitRows
+        from airflow_kafka_spark.jobs.tasks.read import SplitRows
 
         found = {result.index: result for result in results}
         for split in self.splits:
@@ -178,7 +178,7 @@ class ChainJob(SinkJob):
     def _results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from airflow_kafka_spark.road.tasks.write import WriteTask
+        from airflow_kafka_spark.jobs.tasks.write import WriteTask
 
         read = self.chain.read_task(self.splits, self.reading)
         write = WriteTask(read.splits, self.schema, writer, self.chain.null_values, self.reading.tolerance, others=self.others)

@@ -21,14 +21,14 @@ from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.formats.base import END, OFFSET
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecutors
 from airflow_kafka_spark.hooks.spark.tasks.worker import keep_freed_memory
-from airflow_kafka_spark.road.tasks.account import SplitAccount, Tolerance
+from airflow_kafka_spark.jobs.tasks.account import SplitAccount, Tolerance
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import make_dead_letters
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import BadRecord, Gap, PackedSplits, Split, TopicPartition
 from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.road.tasks.layout import Layout
+    from airflow_kafka_spark.jobs.tasks.layout import Layout
     from airflow_kafka_spark.sources.kafka.tasks.read import KafkaRecords
 
 SENT = "it was sent to the dead letter topic by an earlier attempt at this window"
@@ -120,7 +120,7 @@ class ReadTask(CheckedOnExecutors):
 
 
 class Task(Protocol):
-    """A task of ``road/tasks``."""
+    """A task of ``jobs/tasks``."""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.road.tasks.read import Task
+    from airflow_kafka_spark.jobs.tasks.read import Task
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def run_per_split(spark: SparkContext | SparkSession, task: Task, splits: int) -
     :param task: takes the numbers of splits from the first column of batches, and returns batches with a column ``result``.
     :param splits: the number of splits.
     """
-    from airflow_kafka_spark.road.tasks.read import EachSplit
+    from airflow_kafka_spark.jobs.tasks.read import EachSplit
 
     context, none = get_context(spark), list[int]()
     if context is None:

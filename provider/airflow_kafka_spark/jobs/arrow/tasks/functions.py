@@ -634,7 +634,7 @@ def beginning_of(kind: pa.DataType, moment: Value, unit: pa.Scalar) -> Value:
     return pc.cast(pc.floor_temporal(_remove_zone(moment), unit=unit.as_py()), kind)
 
 
-def _as_text_of(kind: Kind) -> Function:
+def _make_text_function(kind: Kind) -> Function:
     encoder = TextEncoder("it", kind)
 
     def function(wanted: pa.DataType, value: Value) -> Value:
@@ -645,7 +645,7 @@ def _as_text_of(kind: Kind) -> Function:
     return function
 
 
-date_text, moment_text, local_text = _as_text_of("date"), _as_text_of("zoned"), _as_text_of("local")
+date_text, moment_text, local_text = _make_text_function("date"), _make_text_function("zoned"), _make_text_function("local")
 
 
 _PATTERN_PART = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']")
