@@ -16,14 +16,17 @@ from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks.storage import find_s3_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.sink import FilesSink
+from airflow_kafka_spark.windows.model import TopicPartition
 from tests.sinks.attempt import apply
 from tests.sinks.feed import SCHEMA, Feed
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3 import Bucket, EmbeddedS3
 
 ALL = os.environ.get("STORE_FAULTS") == "all"
-"""True: every request fails in every way, in minutes. False: each request fails in one of these ways."""
+"""True: every request fails in every way, in minutes. False: the first request of each kind fails in one of these ways."""
 
+PLACES = (TopicPartition("orders", 0),)
+"""One partition, so that a window has few requests: each of them takes two windows."""
 ENDLESS = 1_000_000
 FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "skewed": ENDLESS}
 """The number of requests that fail after the first one."""
@@ -69,21 +72,20 @@ def place(proxy: FaultProxy, s3: EmbeddedS3, unique: Callable[[str], str], reque
     proxy.arm(None)
     bucket = s3.create_bucket(unique("bucket"))
     sink = FilesSink(f"s3://{bucket.name}/lake", conn_id="faulty", visibility=request.param)
-    place = Place(proxy, bucket, sink, Feed(SCHEMA))
-    apply(sink, place.feed.next(1, 0, 0))
+    place = Place(proxy, bucket, sink, Feed(SCHEMA, places=PLACES))
+    apply(sink, place.feed.next(1))
     return place
 
 
 def test_a_window_is_there_once_whichever_request_fails(place):
     """Each way of failing at each request; then the attempt is repeated, as Airflow does."""
     place.proxy.arm(None)
-    apply(place.sink, place.feed.next(1, 0, 0))
-    count, moved, errors = len(place.proxy.requests), 2, Counter[str]()
-    for number in range(1, count + 1):
-        for kind, (fault, more) in enumerate(FAULTS.items()):
-            if not ALL and number % len(FAULTS) != kind:
-                continue
-            job, moved = place.feed.next(1, 0, 0), moved + 1
+    apply(place.sink, place.feed.next(1))
+    moved, errors = 2, Counter[str]()
+    for number, wanted in place.proxy.failures(FAULTS, ALL):
+        for fault in wanted:
+            more = FAULTS[fault]
+            job, moved = place.feed.next(1), moved + 1
             place.proxy.arm(fault, number, number + more)
             try:
                 apply(place.sink, job)
@@ -96,12 +98,12 @@ def test_a_window_is_there_once_whichever_request_fails(place):
     assert (set(found.values()), len(found)) == ({1}, moved)
     assert errors["expired"] and errors["skewed"], "these are not tried again"
     # The last attempt removes what earlier ones could not.
-    apply(place.sink, place.feed.next(1, 0, 0))
+    apply(place.sink, place.feed.next(1))
     assert place.leftovers() == set()
 
 
 def test_a_store_that_slows_its_clients_down_is_waited_for(place):
-    job = place.feed.next(1, 0, 0)
+    job = place.feed.next(1)
     place.proxy.arm("slow down", 1, ENDLESS, every=3)
     apply(place.sink, job)
     assert len(place.proxy.failed) > 5
@@ -112,7 +114,7 @@ def test_a_store_that_slows_its_clients_down_is_waited_for(place):
 @pytest.mark.parametrize("fault", ["lost", "conflict"])
 def test_a_conditional_put_whose_answer_is_lost_is_recognised_as_the_own_one_and_one_in_conflict_is_tried_again(place, fault):
     """Amazon answers 409 while another such request for the object is under way, which need not succeed."""
-    job = place.feed.next(1, 0, 0)
+    job = place.feed.next(1)
     part = "/log/000"
     place.proxy.arm_at(lambda request: request.startswith("PUT") and part in request, fault)
     assert apply(place.sink, job).ranges == job.window.ranges

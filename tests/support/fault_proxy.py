@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import itertools
+import re
 import socket
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -70,6 +72,19 @@ class FaultProxy:
         """Let the first request fail for which ``wanted`` returns True. It gets requests as ``GET /path``."""
         self._arm(fault, lambda number, request: not self.failed and wanted(request))
 
+    def failures(self, faults: Collection[Fault], every: bool) -> list[tuple[int, list[Fault]]]:
+        """Return which of the requests that were counted shall fail: their numbers, and how.
+
+        :param every: True: all of them in all ways. False: the first one of each kind, in one way. Requests of one kind differ in
+            numbers and ids only.
+        """
+        if every:
+            return [(number, list(faults)) for number in range(1, len(self.requests) + 1)]
+        first: dict[str, int] = {}
+        for number, request in enumerate(self.requests, 1):
+            first.setdefault(re.sub(r"[0-9a-f]{8,}|\d+", "", request), number)
+        return [(number, [fault]) for number, fault in zip(first.values(), itertools.cycle(faults), strict=False)]
+
     def _arm(self, fault: Fault | None, hits: Callable[[int, str], bool]) -> None:
         with self._lock:
             self.requests, self.failed = [], []
@@ -90,6 +105,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 120
 
+    def setup(self) -> None:
+        """Take one connection to the store for all requests of a client's connection."""
+        super().setup()
+        self.upstream = http.client.HTTPConnection(self.owner.upstream, timeout=120)
+
+    def finish(self) -> None:
+        """Close it."""
+        super().finish()
+        self.upstream.close()
+
     def log_message(self, format: str, *args: object) -> None:
         """Write nothing: paths of tests are of no interest."""
 
@@ -98,19 +123,16 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in _REFUSALS:
             self._refuse(*_REFUSALS[fault])
             return
-        connection = http.client.HTTPConnection(self.owner.upstream, timeout=120)
-        try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in ("connection", "transfer-encoding", "expect"):
-                    connection.putheader(name, value)
-            if self.headers.get("Transfer-Encoding"):
-                connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body)
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
+        connection = self.upstream
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in ("connection", "transfer-encoding", "expect"):
+                connection.putheader(name, value)
+        if self.headers.get("Transfer-Encoding"):
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        content = answer.read()
         if fault == "lost":
             self.close_connection = True
             with suppress(OSError):

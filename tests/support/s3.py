@@ -96,7 +96,7 @@ class EmbeddedS3:
         self.url = f"http://{processes.LOOPBACK}:{port}"
         # This many calls need no signature: those that make the first user.
         env = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": "3", "PYTHONUNBUFFERED": "1", "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)}
-        command = [sys.executable, "-m", "tests.support.moto_server", "-H", processes.LOOPBACK, "-p", str(port)]
+        command = [sys.executable, "-m", "tests.support.moto_server", processes.LOOPBACK, str(port)]
         self._process = self._supervisor.spawn(command, log=self.log, env=env)
         assert processes.wait_until(lambda: "Running on" in self.log.read_text(), 180), processes.read_tail(self.log)
         self._first: tuple[str, str] = ("nobody", "nothing")

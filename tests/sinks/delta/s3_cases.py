@@ -76,7 +76,7 @@ class Lake:
 @pytest.fixture
 def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
     bucket = s3.create_bucket(unique("bucket"))
-    return Lake(bucket, DeltaSink(f"s3a://{bucket.name}/lake/orders", conn_id="lake", partition_by=["flag"]))
+    return Lake(bucket, DeltaSink(f"s3a://{bucket.name}/lake/orders", conn_id="lake"))
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_commit_is_a_conditional_put_and_others_may_take_its_place_in_the_log(
 
 def test_pipelines_race_for_the_entries_of_the_log_and_each_window_is_there_once(lake):
     feeds = [Feed(KEYED.remove(1), f"shop.pipeline{n}", first_id=1000 * n) for n in range(3)]
-    sink, jobs = replace(lake.sink, partition_by=[]), [[feed.next(1, 0, 0) for _ in range(2)] for feed in feeds]
+    sink, jobs = replace(lake.sink), [[feed.next(1, 0, 0) for _ in range(2)] for feed in feeds]
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(lambda own: [apply(sink, job) for job in own], jobs))
     assert Counter(lake.ids()) == Counter(i for own in jobs for job in own for i in job.ids)
@@ -177,7 +177,7 @@ def faulty(lake: Lake, s3: EmbeddedS3) -> Iterator[tuple[FaultProxy, DeltaSink]]
         connection["extra"]["endpoint_url"] = proxy.url
         os.environ["AIRFLOW_CONN_FAULTY"] = json.dumps(connection)
         properties = {"delta.checkpointInterval": "5"}
-        yield proxy, replace(lake.sink, conn_id="faulty", partition_by=[], table_properties=properties)
+        yield proxy, replace(lake.sink, conn_id="faulty", table_properties=properties)
 
 
 def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
@@ -242,7 +242,7 @@ def test_a_replay_replaces_its_window(lake, feed):
 
 
 def test_an_upsert_that_dies_is_repeated_and_deletes_and_updates_once(lake, tmp_path):
-    sink = replace(lake.sink, mode="upsert", key="id", partition_by=[], delete_enabled=True)
+    sink = replace(lake.sink, mode="upsert", key="id", delete_enabled=True)
     pipeline = Pipeline(KEYED, tombstones=True)
     write(sink, pipeline, [{"id": i, "v": "old"} for i in range(4)])
     job = pipeline.job([dead(0), {"id": 1, "v": "new"}], [{"id": 9, "v": "more"}])
@@ -257,7 +257,7 @@ def test_an_upsert_that_dies_is_repeated_and_deletes_and_updates_once(lake, tmp_
 
 
 def test_a_zombie_of_an_upsert_changes_nothing_behind_its_successor(lake, tmp_path):
-    sink = replace(lake.sink, mode="upsert", key="id", partition_by=[])
+    sink = replace(lake.sink, mode="upsert", key="id")
     pipeline = Pipeline(KEYED)
     write(sink, pipeline, [{"id": i, "v": "old"} for i in range(3)])
     job = pipeline.job([{"id": 1, "v": "zombie"}])

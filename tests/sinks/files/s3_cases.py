@@ -40,7 +40,8 @@ class Lake:
         files = [uri.removeprefix("s3://") for uri in window_files(self.sink.path, "lake")]
         if not files:
             return []
-        partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("day_of_week", pa.string())]), flavor="hive")
+        in_path = pa.schema([("window", pa.string()), *(WIDE.field(name) for name in self.sink.partition_by)])
+        partitioning = pa.dataset.partitioning(in_path, flavor="hive")
         found = pa.dataset.dataset(
             files, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning,
             partition_base_dir=f"{self.sink.location.path}/_data",
@@ -58,7 +59,7 @@ class Lake:
 @pytest.fixture
 def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
     bucket = s3.create_bucket(unique("bucket"))
-    return Lake(bucket, FilesSink(f"s3://{bucket.name}/lake/orders", conn_id="lake", partition_by=["day_of_week"]))
+    return Lake(bucket, FilesSink(f"s3://{bucket.name}/lake/orders", conn_id="lake"))
 
 
 @pytest.fixture
@@ -67,6 +68,8 @@ def feed() -> Feed:
 
 
 def test_windows_are_there_once_with_their_values(lake, feed):
+    # Directories with awkward names: five files a split, and here alone.
+    lake = replace(lake, sink=replace(lake.sink, partition_by=["day_of_week"]))
     jobs = [feed.next() for _ in range(2)]
     assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
     for job in (*jobs, *jobs):
@@ -139,16 +142,17 @@ def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, fee
 
 @pytest.fixture
 def listed(lake: Lake) -> Lake:
-    return Lake(lake.bucket, replace(lake.sink, visibility="listing", partition_by=["flag"]))
+    return Lake(lake.bucket, replace(lake.sink, visibility="listing"))
 
 
 def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
     """Return the rows of a reader that lists the table and skips hidden names, as Spark and Arrow do."""
-    partitioning = pa.dataset.partitioning(pa.schema([("window", pa.string()), ("flag", pa.string())]), flavor="hive")
+    in_path = pa.schema([("window", pa.string()), *((name, pa.string()) for name in lake.sink.partition_by)])
+    partitioning = pa.dataset.partitioning(in_path, flavor="hive")
     found = pa.dataset.dataset(
         lake.sink.location.path, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning
     )
-    columns = list(only or [name for name in WIDE.names if name != "flag"])
+    columns = list(only or [name for name in WIDE.names if name not in lake.sink.partition_by])
     return found.to_table(columns=columns).to_pylist() if found.files else []
 
 
@@ -162,6 +166,7 @@ def uploads(lake: Lake) -> list[dict[str, str]]:
 
 
 def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, feed):
+    listed = replace(listed, sink=replace(listed.sink, partition_by=["flag"]))
     jobs = [feed.next() for _ in range(2)]
     assert listed.sink.validate(feed.shape) == [] and listed.sink.guarantee is Guarantee.EXACTLY_ONCE_PER_FILE
     with listed.sink.begin(jobs[0].window, jobs[0].splits, jobs[0].shape) as writer:
@@ -224,7 +229,7 @@ def test_an_upload_that_was_aborted_behind_its_commit_is_named_and_its_window_ca
         s3.abort_multipart_upload(Bucket=listed.bucket.name, **upload)
     with pytest.raises(SinkUnavailable, match="was aborted after its window was committed. Remove the newest entry"):
         apply(listed.sink, job)
-    directory = aborted[0]["Key"].rpartition("/flag=")[0]
+    directory = aborted[0]["Key"].rpartition("/")[0]
     newest = max(key for key in listed.bucket.objects() if "/log/0" in key)
     for key in [newest, *(key for key in listed.bucket.objects() if key.startswith(f"{directory}/"))]:
         s3.delete_object(Bucket=listed.bucket.name, Key=key)

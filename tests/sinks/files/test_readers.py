@@ -78,7 +78,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
         schema = schema.append(pa.field("day_of_week", pa.string())) if "partitioned" in name else schema
         sink, feed = FilesSink(str(here / name), format=format, **options), Feed(schema)
         assert sink.validate(feed.shape) == []
-        jobs = [feed.next(), feed.empty(), feed.next(0, 5, 0), feed.next(100, 1, 20)]
+        jobs = [feed.next(40, 25, 33), feed.empty(), feed.next(0, 5, 0), feed.next(100, 1, 20)]
         for job in jobs:
             apply(sink, job)
         expected = [{**line, "day_of_week": line.get("day_of_week") or None} for job in jobs for line in job.expected]

@@ -249,8 +249,8 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
     assert lake.sink.last_applied(feed.pipeline).ranges == jobs[3].window.ranges
     with pytest.raises(WindowConflict, match="expired"):
         apply(lake.sink, replayed(jobs[1]))
-    apply(lake.sink, feed.next())
-    assert len(lake.ids()) == 4 * 3 + 98 + 1
+    apply(lake.sink, feed.next(1, 0, 0))
+    assert len(lake.ids()) == 4 * 3 + 1 + 1
 
 
 def test_no_snapshot_is_older_than_the_one_before_whatever_the_clocks_of_two_writers_say(lake, feed, monkeypatch):
@@ -671,6 +671,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
     ("fields", "expected"),
     [
         ({"extra": {"type": "hadoop", "warehouse": "/lake"}}, "loses windows"),
+        ({"extra": {"type": "dynamodb"}}, "expected one of rest, sql, glue, hive. pyiceberg cannot commit"),
         ({"extra": {"type": "in-memory"}}, "expected one of rest, sql"),
         ({"extra": {"type": "sql"}}, "has no host"),
         ({"host": "sqlite://", "extra": {"type": "sql"}}, "no `warehouse`"),

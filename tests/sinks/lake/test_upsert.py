@@ -109,23 +109,25 @@ KEYS = {
     "date": (pa.date32(), [dt.date(1900, 1, 1) + dt.timedelta(days=9999 * i) for i in range(5)]),
     "timestamp": (pa.timestamp("us", "UTC"), [dt.datetime(2026, 1, 1, 0, 0, 0, us, dt.timezone.utc) for us in range(5)]),
     "decimal": (pa.decimal128(12, 2), [Decimal("1.00"), Decimal("1.10"), Decimal("-1.10"), Decimal("0.00"), Decimal("9.99")]),
-    "bool": (pa.bool_(), [True, False]),
-    "binary": (pa.binary(), [b"", b"\0", b"\0\0", b"\xff"]),
+    "binary": (pa.binary(), [b"", b"\0", b"\0\0", b"\xff", b"\xff\0"]),
     "int32": (pa.int32(), [0, -1, 2**31 - 1, -(2**31), 7]),
+    "bool": (pa.bool_(), [True, False]),
 }
+"""Values of each type. The last one has too few for five rows, so that an upsert by it leaves two."""
 
 
-@pytest.mark.parametrize("kind_of_key", KEYS)
-def test_keys_of_all_types_are_compared_by_their_values(make, kind_of_key):
-    kind, values = KEYS[kind_of_key]
-    lake = make(pa.schema([("k", kind), ("n", pa.int64())]), key="k")
-    pipeline = Pipeline(lake.schema)
-    assert lake.sink.validate(pipeline.shape) == []
-    for turn in range(2):
-        expected = {value: 10 * turn + n for n, value in enumerate(values)}
-        assert write(lake.sink, pipeline, [{"k": k, "n": n} for k, n in expected.items()]).written == len(values)
-        found = lake.read()
-        assert len(found) == len(values) and {line["k"]: line["n"] for line in found} == expected
+def test_keys_of_all_types_are_compared_by_their_values(make):
+    """One table, whose rows are replaced by the value of each column in turn."""
+    lake = make(pa.schema([*((name, kind) for name, (kind, _) in KEYS.items()), ("n", pa.int64())]), key="string")
+    pipeline, values = Pipeline(lake.schema), {name: found for name, (_, found) in KEYS.items()}
+    lines = [{name: found[i % len(found)] for name, found in values.items()} | {"n": i} for i in range(5)]
+    assert write(lake.sink, pipeline, lines).written == 5
+    for turn, name in enumerate(KEYS, 1):
+        sink = replace(lake.sink, key=name)
+        assert sink.validate(pipeline.shape) == []
+        lines = [line | {"n": 10 * turn + i} for i, line in enumerate(lines[: len(values[name])])]
+        assert write(sink, pipeline, lines).written == len(lines)
+        assert sorted(lake.read(), key=lambda line: line["n"]) == lines, name
 
 
 def test_a_key_of_several_columns_in_a_partitioned_table_and_rows_that_move_to_another_partition(make):

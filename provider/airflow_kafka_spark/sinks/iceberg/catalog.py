@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from typing_extensions import Self
 
-CATALOGS = ("rest", "sql", "glue", "hive", "dynamodb", "bigquery")
+CATALOGS = ("rest", "sql", "glue", "hive")
 """The values of ``type`` in the connection's extra."""
+
+_REFUSED = {
+    "hadoop": "A Hadoop catalog commits by renaming files, which loses windows where two writers meet",
+    "dynamodb": "pyiceberg cannot commit to the tables of a DynamoDB catalog",
+    "bigquery": "pyiceberg cannot commit to the tables of a BigQuery catalog",
+}
+"""Other values, and why no window can be committed there."""
 
 _SECRET = re.compile(r"secret|password|token|credential|session|access[-_]key|account[-_]key|sas", re.IGNORECASE)
 
@@ -92,9 +99,7 @@ def find_catalog_access(conn_id: str) -> CatalogAccess:
     kind = options.setdefault("type", "rest") if "py-catalog-impl" not in options else ""
     if kind and kind not in CATALOGS:
         what = f"`type` in its extra is `{kind}`; expected one of {', '.join(CATALOGS)}"
-        if kind == "hadoop":
-            what += ". A Hadoop catalog commits by renaming files, which loses windows where two writers meet"
-        raise ConnectionInvalid(conn_id, what)
+        raise ConnectionInvalid(conn_id, ". ".join([what, *filter(None, [_REFUSED.get(kind)])]))
     if kind == "rest" and found.login and found.password:
         options["credential"] = f"{found.login}:{found.password}"
     elif kind in ("sql", "") and found.login and "@" not in (uri := options.get("uri", "")) and "://" in uri:
