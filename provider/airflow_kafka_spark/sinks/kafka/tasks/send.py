@@ -101,16 +101,18 @@ class Sender:
         if (names := columns.get("topic")) is None:
             assert self.topic is not None
             self._send_to(self.topic, columns, range(batch.num_rows))
-        elif len(named := names.unique()) == 1:
-            self._send_to(named[0].as_py(), columns, range(batch.num_rows))
         else:
-            topics = names.to_pylist()
-            new = [topic for topic in dict.fromkeys(topics) if topic and topic not in self.partitions]
+            named = names.unique().to_pylist()
+            new = [topic for topic in named if topic and topic not in self.partitions]
             if new and self.on_new_topics is not None:
                 self.on_new_topics(new)
-            for topic in dict.fromkeys(topics):
-                rows = [at for at, name in enumerate(topics) if name == topic]
-                self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
+            if len(named) == 1:
+                self._send_to(named[0], columns, range(batch.num_rows))
+            else:
+                topics = names.to_pylist()
+                for topic in named:
+                    rows = [at for at, name in enumerate(topics) if name == topic]
+                    self._send_to(topic, {name: column.take(pa.array(rows)) for name, column in columns.items()}, rows)
         self.rows += batch.num_rows
 
     def _send_to(self, topic: str | None, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
