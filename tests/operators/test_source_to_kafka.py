@@ -89,7 +89,7 @@ class TestALedgerThatIsLost:
         error = refused.value
         group = f"ledger-{orders.name}.{orders.name}"
         assert (error.window, error.known, error.group_id, error.to) == (window, 0, group, f"committed:{group}")
-        assert f"--to 'committed:{group}' --only {orders.topic} " in error.action
+        assert f"--to committed:{group} --only {orders.topic} " in error.action
         return error
 
     def command(self, orders, error, action, *arguments, **options):

@@ -82,7 +82,8 @@ class Debezium(Format):
         (``precise``).
     :param unavailable_value_placeholder: the text that the connector writes in place of a value which the log does not hold: an
         update has not changed it, and PostgreSQL stores it out of line (``unavailable.value.placeholder``). An event that has it
-        in a text, in bytes or in a list of texts is bad, because the row would lose its value. None: it is a value like others.
+        in a text, in bytes or in a list of texts is bad, because the row would lose its value. Default:
+        ``__debezium_unavailable_value``, the connector's own. None: such a text is a value like others.
     """
 
     value: Format
