@@ -25,7 +25,7 @@ class ValueRefused(ValueError):
 
 
 class ColumnForm(NamedTuple):
-    """How the texts that a server writes for the values of a column become JSON.
+    """The form of the texts that a server writes for the values of a column, by which Arrow makes JSON of them.
 
     Columns that have a form are formatted as a whole (:mod:`airflow_kafka_spark.sources.cdc.tasks.columns`).
 
