@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class EventFrame(NamedTuple):
-    """The parts that all events of rows share which were read from a table at once.
+    """The parts that are equal in all events of rows that were read from a table together.
 
     :param key: the texts before and after the JSON of a row's key.
     :param value: the texts before and after the JSON of a row.
