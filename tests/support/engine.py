@@ -246,7 +246,7 @@ def _running(jvm: Any) -> Any:
 
 
 def _make_context(gateway: Any, jvm: Any) -> None:
-    """Give this process the JVM's context; create the context if there is none."""
+    """Give this process the context of the JVM, which is created if there is none."""
     from pyspark import SparkConf, SparkContext
 
     running = _running(jvm)

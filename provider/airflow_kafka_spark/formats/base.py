@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -327,6 +328,14 @@ def find_column_name_problems(column: str, where: str) -> list[Problem]:
         return []
     found = f"found {column!r}; expected a column's name"
     return [Problem(f"{where}.column", found, "Give it a name, or leave it out: it is `value` then")]
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return True if an encoding is UTF-8, under any of its names; False if Python does not know the name."""
+    try:
+        return codecs.lookup(encoding).name == "utf-8"
+    except LookupError:
+        return False
 
 
 def find_text_encoding_problems(where: str, encoding: str) -> list[Problem]:

@@ -17,6 +17,7 @@ from airflow_kafka_spark.formats.base import (
     find_column_name_problems,
     find_single_column_problems,
     find_text_encoding_problems,
+    is_utf8,
     make_spark_column,
 )
 
@@ -126,7 +127,7 @@ class String(Format):
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
         ((column, kind),) = columns
-        if kind in ("binary", "fine decimal", "other") or codecs.lookup(self.encoding).name != "utf-8":
+        if kind in ("binary", "fine decimal", "other") or not is_utf8(self.encoding):
             return None
         return TextEncoder(column, kind)
 
@@ -148,7 +149,7 @@ class StringDecoder(Decoder):
         bad: list[tuple[int, str]] = []
         texts: list[bytes | None] | Sequence[bytes | None] = values
         try:
-            if codecs.lookup(self.format.encoding).name != "utf-8":
+            if not is_utf8(self.format.encoding):
                 raise pa.ArrowInvalid
             # Arrow checks all texts at once.
             column = pa.array(texts, pa.binary()).cast(pa.string())

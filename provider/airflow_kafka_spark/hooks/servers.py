@@ -34,7 +34,7 @@ _SPARK = struct.pack(">qbi", 8 + 1 + 4 + len(_STREAM), 6, len(_STREAM)) + _STREA
 
 
 class Server(NamedTuple):
-    """What answers at an address.
+    """A server that was recognized by its answers.
 
     :param kind: the protocol; ``silent``: the port accepts connections and answers nothing; ``closed``: it ends them.
     :param what: the server, as the end of a sentence.
@@ -104,11 +104,12 @@ def name_other_server_at(found: str, url: str) -> str:
         return found
 
 
-def run_within(seconds: float, test: Callable[[], tuple[bool, str]]) -> tuple[bool, str] | None:
-    """Return the result of a test; None if it takes longer. Its thread is left alone then.
+def run_within(seconds: float, where: str, test: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """Return the result of a test of a connection; False and a sentence if it takes longer. Its thread is left alone then.
 
     Some clients have no timeout for a server that accepts a connection and does not answer.
 
+    :param where: the server, as the beginning of a sentence.
     :raises BaseException: what the test raises.
     """
     results: list[tuple[bool, str]] = []
@@ -125,7 +126,7 @@ def run_within(seconds: float, test: Callable[[], tuple[bool, str]]) -> tuple[bo
     thread.join(seconds)
     if errors:
         raise errors[0]
-    return results[0] if results else None
+    return results[0] if results else (False, f"{where} gave no answer within {seconds:g} s.")
 
 
 def _exchange(host: str, port: int, request: bytes, seconds: float) -> bytes | None:

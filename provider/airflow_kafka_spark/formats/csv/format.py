@@ -14,6 +14,7 @@ from airflow_kafka_spark.formats.base import (
     Encoder,
     Kind,
     find_text_encoding_problems,
+    is_utf8,
     make_spark_column,
 )
 from airflow_kafka_spark.formats.text_values import CsvDialect, make_timestamp_reader
@@ -146,7 +147,7 @@ class Csv(DeclaredFormat):
         """Return the problems of the options; all columns are accepted, but arrays, maps and structs fail the job."""
         empty = [] if columns else [Problem(where, "there is no column to write", "Name some")]
         problems = [*empty, *self._find_option_problems(where)]
-        if not find_text_encoding_problems(where, self.encoding) and codecs.lookup(self.encoding).name != "utf-8":
+        if not find_text_encoding_problems(where, self.encoding) and not is_utf8(self.encoding):
             problems.append(Problem(f"{where}.encoding", f"`{self.encoding}` is read, not written", "Leave it out"))
         return problems
 

@@ -28,6 +28,7 @@ from airflow_kafka_spark.hooks.kafka.client_errors import (
     Right,
     find_missing_right,
 )
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, make_admin_config
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
@@ -134,6 +135,19 @@ class _PendingKeys(Generic[K, V]):
         else:
             self.answers[key] = answer
         return True
+
+
+def make_admin_client(config: Mapping[str, Any], events: ClientEvents) -> AdminClient:
+    """Return a client of all brokers of a cluster.
+
+    :param config: the extra of the ``kafka`` connection, or a configuration that was made of it.
+    :param events: takes the errors and the log of the client.
+    :raises KafkaException: librdkafka does not accept the settings.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    settings = {**ALL_BROKERS, **make_admin_config(config, **{"error_cb": events.on_error})}
+    return AdminClient(settings, logger=events)
 
 
 class KafkaCalls:

@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.connections import require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers, make_admin_client
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
@@ -168,18 +168,16 @@ class KafkaHook(KafkaBaseHook):
 
     def _make_client(self, events: ClientEvents) -> AdminClient:
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
 
-        config = {**kafka_config.ALL_BROKERS, **kafka_config.make_admin_config(self.config, **{"error_cb": events.on_error})}
         try:
-            return AdminClient(config, logger=events)
+            return make_admin_client(self.config, events)
         except (KafkaException, TypeError, ValueError) as error:
-            if missing := kafka_config.find_unreadable_file(config):
+            if missing := kafka_config.find_unreadable_file(self.config):
                 # librdkafka names OpenSSL's routine instead of the file.
                 raise ConnectionInvalid(self.conn_id, missing) from None
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
             action = ""
-            if "GSSAPI" in reason and not config.keys() & {"sasl.mechanism", "sasl.mechanisms"}:
+            if "GSSAPI" in reason and not self.config.keys() & {"sasl.mechanism", "sasl.mechanisms"}:
                 action = "Set `sasl.mechanism` in its extra; without it, librdkafka uses GSSAPI (Kerberos)"
             raise ConnectionInvalid(self.conn_id, f"librdkafka does not accept its extra: {reason}", action) from None
 

@@ -50,9 +50,8 @@ class IcebergHook(BaseHook):
         except KafkaSparkError as error:
             return False, error.found
         # Clients of catalogs wait without end for a server that does not answer.
-        done, found = run_within(TEST_SECONDS, lambda: self._list_namespaces(access)) or (
-            False, f"The catalog at {access.address} gave no answer within {TEST_SECONDS:g} s.",
-        )  # fmt: skip
+        where = f"The catalog at {access.address}"
+        done, found = run_within(TEST_SECONDS, where, lambda: self._list_namespaces(access))
         if done:
             return True, f"Connected to the catalog at {access.address}."
         return False, name_other_server_at(found, access.address)

@@ -7,14 +7,13 @@ its texts are made from these bytes again. Where that is not possible, a text th
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, make_spark_column
+from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, is_utf8, make_spark_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -57,7 +56,7 @@ class FileEncoding:
         compared = [*given.values(), *([self.schema or ""] if given.get("header", "").lower() == "true" else [])]
         return (
             self.format == "csv"
-            and _is_utf8(self.name)
+            and is_utf8(self.name)
             and given.get("multiline", "").lower() != "true"  # a byte order mark would choose the encoding
             and not given.keys() & {"locale", "maxcharspercolumn"}
             and all(map(str.isascii, compared))
@@ -101,7 +100,7 @@ class FileEncoding:
         name = kind.typeName()
         if self._is_read_as_bytes and name in ("string", "binary"):
             return F.encode(column.cast("string"), _BYTES).cast(name)
-        if self.format == "text" and not _is_utf8(self.name):
+        if self.format == "text" and not is_utf8(self.name):
             return F.decode(column.cast("binary"), _BYTES)
         return column
 
@@ -149,10 +148,3 @@ class FileEncoding:
             return F.coalesce(~F.is_valid_utf8(column), F.lit(False))
         # Spark 3.5 replaces what it cannot decode.
         return F.coalesce(F.decode(column.cast("binary"), "UTF-8") != column, F.lit(False))
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        return codecs.lookup(name).name == "utf-8"
-    except LookupError:
-        return False

@@ -50,9 +50,7 @@ class DatabaseHook(BaseHook):
         except KafkaSparkError as error:
             return False, error.found
         server = database.server
-        done, found = run_within(TEST_SECONDS, lambda: _test_database(database)) or (
-            False, f"{server.where} gave no answer within {TEST_SECONDS:g} s.",
-        )  # fmt: skip
+        done, found = run_within(TEST_SECONDS, server.where, lambda: _test_database(database))
         return done, found if done else name_other_server(found, server.host, server.port, self.kind)
 
 

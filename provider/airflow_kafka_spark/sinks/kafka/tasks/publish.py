@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -35,9 +36,9 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, make_admin_client
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
-from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, describe_identity, make_admin_config
+from airflow_kafka_spark.hooks.kafka.config import describe_identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.requests import describe_topics
 from airflow_kafka_spark.hooks.kafka.transactions import (
@@ -149,12 +150,7 @@ def read_topic_ids(config: Mapping[str, Any], topics: Sequence[str], conn_id: st
     :param conn_id: the connection, for messages.
     :raises KafkaSparkError: the brokers refuse, or do not answer.
     """
-    from confluent_kafka.admin import AdminClient
-
-    def make(events: ClientEvents) -> AdminClient:
-        settings = {**ALL_BROKERS, **make_admin_config(config, **{"error_cb": events.on_error})}
-        return AdminClient(settings, logger=events)
-
+    make = partial(make_admin_client, config)
     calls = KafkaCalls(make, ClientEvents(), conn_id=conn_id, identity=describe_identity(config), timeout=FENCE_SECONDS)
     try:
         found = describe_topics(calls, topics)
@@ -460,10 +456,9 @@ class Publisher:
         named = _named_topics.setdefault(self.ledger, {})
         while len(_named_topics) > KEPT:
             _named_topics.popitem(last=False)
-        known = {**named, **self.topic_ids}
-        if new := [topic for topic in topics if topic not in known]:
+        if new := [topic for topic in topics if topic not in self.topic_ids and topic not in named]:
             named |= read_topic_ids(self.reading, new, self.conn_id)
-        return {topic: {**named, **known}[topic] for topic in topics}
+        return {topic: self.topic_ids[topic] if topic in self.topic_ids else named[topic] for topic in topics}
 
     def _list_topic_ids(self, topics: Set[str]) -> dict[str, str]:
         """Return the known ids of topics that records were sent to, without that of the window's target."""

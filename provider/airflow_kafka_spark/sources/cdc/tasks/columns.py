@@ -21,6 +21,9 @@ from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefuse
 
 Convert = Callable[[bytes], str]
 
+PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
+"""Rows, and bytes of them, that are converted at once."""
+
 
 def format_events(table: TableWriter, frame: EventFrame, columns: Sequence[pa.Array]) -> Iterator[pa.RecordBatch]:
     """Yield the events of rows of a table, in batches of a few megabytes.
@@ -207,7 +210,7 @@ def _format_zoned(texts: pa.Array, digits: int) -> ValueTexts:
 
 def _format_utc(texts: pa.Array, digits: int) -> ValueTexts:
     if pc.any(pc.starts_with(texts, "0000-")).as_py():
-        raise pa.ArrowInvalid("a time is none")
+        raise pa.ArrowInvalid("not all times have a year")
     return _format_zoned(_join(texts, "+00"), digits)
 
 

@@ -245,11 +245,6 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._before_database = self._before_table = self._before_position = ""
 
     @property
-    def is_between_transactions(self) -> bool:
-        """True if no transaction is open."""
-        return not self._transactions.is_open
-
-    @property
     def gtid(self) -> str:
         """The GTID of the last transaction; "" if there is none."""
         return self._gtid

@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import format_literals
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
-
-PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
-"""Rows, and bytes of them, that are converted at once."""
 
 _RECEIVED_BYTES = 1 << 18
 """Bytes that are taken from the network at once."""

@@ -35,7 +35,6 @@ TABLE_CHANGED = 1412
 
 _DUMP, _NON_BLOCKING = 0x12, 1
 _CANNOT_READ = 1236
-_RIGHTS = (1045, 1227)
 
 NEW_PIPELINE = "To start over, use a new pipeline, and copy the tables again"
 

@@ -9,13 +9,11 @@ import pyarrow as pa
 from pyarrow import csv
 
 from airflow_kafka_spark.hooks.databases import quote
+from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresTableShape
 
 if TYPE_CHECKING:
     import psycopg
-
-PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
-"""Rows, and bytes of them, that are converted at once."""
 
 _DELIMITER = "\x1f"
 """Separates the values of a row. Values that have this character are in quotes, so that it should be a rare one."""
