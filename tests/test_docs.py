@@ -147,6 +147,36 @@ def in_reference() -> dict[str, set[str]]:
     return shown
 
 
+ITEM = re.compile(r" *(:\w[^:]*:(?= |$)|- |\* |\d+\. )")
+
+
+def dedented_lines(text: str) -> list[str]:
+    """Return the lines that begin left of the text of the field or item of a list which they go on."""
+    found, least = [], 0
+    for line in inspect.cleandoc(text).splitlines():
+        indent = len(line) - len(line.lstrip())
+        if item := ITEM.match(line):
+            least = indent + (1 if item[1].startswith(":") else len(item[1]))
+        elif not line.strip():
+            least = 0
+        elif indent < least:
+            found.append(line)
+    return found
+
+
+def test_every_line_of_a_field_or_an_item_in_a_docstring_is_indented() -> None:
+    """Sphinx, which makes the reference, refuses others."""
+    assert dedented_lines("x\n\n:param a: one,\ntwo\n- three,\n four") == ["two", " four"]
+    broken = [
+        f"{named(path)}: {line}"
+        for path in sorted((ROOT / "provider").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for line in dedented_lines(ast.get_docstring(node) or "")
+    ]
+    assert broken == []
+
+
 def test_the_reference_shows_every_public_name() -> None:
     shown = in_reference()
     missing = {name: set(import_module(f"airflow_kafka_spark.{name}").__all__) - shown.get(name, set()) for name in PUBLIC}

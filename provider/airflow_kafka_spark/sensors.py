@@ -514,9 +514,9 @@ class SourceLogSensor(BaseSensorOperator):
     :param source: source of the pipeline: a ``PostgresCdcSource`` or a ``MySqlCdcSource``.
     :param pipeline: name of the pipeline, by default ``<dag_id>.<task_id>`` of its task.
     :param at_most_bytes: size in bytes of the log after the last complete window down to which the sensor waits; default None: it
-    does not wait.
+        does not wait.
     :param fail_above_bytes: size in bytes of the log after the last complete window above which the sensor fails at once; default
-    None: it does not fail. At least one of the two is required.
+        None: it does not fail. At least one of the two is required.
     :param ledger_topic: topic that contains the ledger of the pipeline; default ``airflow-windows``.
     :param kafka_conn_id: Airflow connection of type ``kafka``; default ``kafka_default``.
     :param kwargs: arguments of Airflow's ``BaseSensorOperator``: ``poke_interval``, ``timeout``, ``mode``, ``soft_fail`` and

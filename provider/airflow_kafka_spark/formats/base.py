@@ -115,7 +115,7 @@ class Decoded:
     :param batch: one row per value, in their order; the row of a value that is bad or None holds nulls.
     :param bad: position and reason of each value that could not be decoded, ascending.
     :param deleted: a boolean per value, True if the value marks its row as deleted, like a record without a value; None if no
-    value does.
+        value does.
     :param left_out: positions of values that are neither a row nor a delete, ascending.
     """
 

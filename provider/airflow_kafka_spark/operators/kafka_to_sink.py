@@ -130,8 +130,8 @@ class KafkaToSinkOperator(FromKafkaOperator):
         are moved in any order and concurrently.
     :param grace: seconds (or a timedelta) to wait after the end of an interval for a record from after it. The end is decided
         without one then. Default 60.
-    :param on_missing_interval: behavior of a run without a data interval: ``fail`` (default), or ``progress``: it moves
-    all records after the position.
+    :param on_missing_interval: behavior of a run without a data interval: ``fail`` (default), or ``progress``: it moves all
+        records after the position.
     :param on_rerun: behavior of a cleared task whose window is complete: ``replay`` moves the same offsets again, and the sink
         replaces the rows of this window (default for intervals); ``skip`` does nothing (default otherwise).
     :param max_out_of_interval: maximum number of records in a data interval with timestamps outside of it (late records, wrong

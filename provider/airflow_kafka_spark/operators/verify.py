@@ -58,7 +58,7 @@ class VerifyOperator(BaseOperator):
     differences, and with other arguments, it starts from the beginning.
 
     :param source: the table with the expected rows: its connection, ``table`` or ``query``, ``key`` (default: its primary key)
-    and ``include_columns``; the other options have no effect here.
+        and ``include_columns``; the other options have no effect here.
     :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` or ``FilesSink`` (Parquet)
         as the pipeline has it, or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.

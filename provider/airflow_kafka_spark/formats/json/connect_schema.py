@@ -273,7 +273,7 @@ def convert_connect_columns(schema: Mapping[str, Any], *, is_typed: bool) -> tup
     """Return a column per field of a struct's schema.
 
     :param is_typed: True: Connect's and Debezium's dates, timestamps and decimals are columns of these types, if a column has
-    enough digits; False: they are the numbers and bytes of the schema.
+        enough digits; False: they are the numbers and bytes of the schema.
     :raises BadValue: the schema is not that of a struct, or has no fields.
     """
     fields = map_fields_by_name(schema)

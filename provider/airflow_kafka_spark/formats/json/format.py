@@ -69,9 +69,9 @@ class Json(DeclaredFormat):
                                                                                 ``"1,5"``, ``" 1"``
     float, double       a number, to the nearest; ``NaN``, ``Infinity``,        a number too large for the type (Spark makes it
                         ``-Infinity``, bare or as strings                       infinite); any other string
-    string, varchar(n)  a string; of any other value its JSON text, unchanged:   more than n characters; a lone surrogate
-                        it stands: ``1.10``, ``{"a": 1}`` (Spark writes it      (``"\\ud800"``)
-                        anew: ``1.1``)
+    string, varchar(n)  a string; of any other value its JSON text, unchanged:  more than n characters; a lone surrogate
+                        ``1.10``, ``{"a": 1}`` (Spark writes the number anew:   (``"\\ud800"``)
+                        ``1.1``)
     boolean             ``true``, ``false``                                     anything else
     binary              a string in base64 with padding                         anything else
     date                ``"2026-11-05"``                                        anything else (Spark cuts off a time)

@@ -550,8 +550,8 @@ class MessageLayout:
     """Reads the columns of descriptors.
 
     :param what: the schema's description in messages.
-    :param recursive_fields_max_depth: the number of times that a message may occur within itself, as Spark counts: 1 leaves
-    such fields out, 2 reads them once; None refuses them.
+    :param recursive_fields_max_depth: the number of times that a message may occur within itself, as Spark counts: 1 leaves such
+        fields out, 2 reads them once; None refuses them.
     """
 
     what: str

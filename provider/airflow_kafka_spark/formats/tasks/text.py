@@ -4,9 +4,8 @@ Two groups of callers share the writers:
 
 * :class:`JsonEncoder`, :class:`CsvEncoder` and :class:`TextEncoder` write Kafka values from columns whose :data:`.Kind` is known.
   Their bytes are exactly those of Spark's ``to_json``, ``to_csv`` and ``CAST``; the tests compare both.
-* :func:`format_json_lines`, :func:`format_csv_lines`, :func:`format_json_values` and :func:`format_rows_as_json` write columns
-of any Arrow type to files,
-  JSON columns of a table and dead letters.
+* :func:`format_json_lines`, :func:`format_csv_lines`, :func:`format_json_values` and :func:`format_rows_as_json` write columns of
+  any Arrow type to files, JSON columns of a table and dead letters.
 
 They differ in these points, because the first group has to write the bytes that Spark writes, and the second group gets more
 types:

@@ -413,7 +413,7 @@ class LentConsumer:
     :param created: when it was created, in seconds of the monotonic clock.
     :param let_go: releases the consumer (:func:`keep_client`).
     :param past: the offset after the last record that its users have read. The consumer is lent again only to read from there on:
-    a record, or an end of the partition, that is left in its queue from an earlier use is then still correct.
+        a record, or an end of the partition, that is left in its queue from an earlier use is then still correct.
     """
 
     consumer: Consumer

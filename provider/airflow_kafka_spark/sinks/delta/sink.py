@@ -47,8 +47,8 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         Templated.
     :param partition_by: columns that partition the table. They may be booleans, integers, decimals, dates and strings; Delta
         takes an empty string for a null. Default: none.
-    :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: a
-    missing table is refused before Spark starts.
+    :param auto_create: True (default): the table is created with the columns of the rows if it does not exist. False: a missing
+        table is refused before Spark starts.
     :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
         nullable ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy`` (default), ``gzip``, ``zstd``, ``lz4``.
@@ -57,7 +57,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         none.
     :param table_properties: properties of a table that is created, for instance ``delta.logRetentionDuration``. Default: none.
     :param optimize: number of windows of a pipeline after which the table's small files are joined, in a separate commit, on the
-    Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
         intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 

@@ -44,7 +44,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     """One attempt, made by :meth:`.DeltaSink.begin`. Its commit is the log entry after the one that it has read.
 
     :param base: the pipeline's transaction version when the attempt began. If another attempt of the pipeline commits or fences,
-    the version changes, and this attempt commits nothing.
+        the version changes, and this attempt commits nothing.
     """
 
     suspect = "VACUUM with a retention shorter than this window"

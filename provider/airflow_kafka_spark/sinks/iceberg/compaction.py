@@ -59,7 +59,7 @@ class Compaction:
         :return: the number of files that were joined, and the number of files that hold their rows now.
         :raises Fenced: another attempt of the pipeline has committed or fenced since the window.
         :raises Exception: another writer has committed meanwhile, or catalog or store did not answer. The next attempt at a
-        window removes the files.
+            window removes the files.
         """
         from airflow_kafka_spark.sinks.lake.tasks import compaction
 

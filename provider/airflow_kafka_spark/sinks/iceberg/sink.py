@@ -53,18 +53,18 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         ``year(column)``, ``month(column)``, ``day(column)``, ``hour(column)``. A table that exists has to be partitioned in this
         way; without this option, it may be partitioned in any way. Default: none.
     :param auto_create: True (default): namespace and table are created with the columns of the rows if they do not exist. False:
-    a missing table is refused before Spark starts.
+        a missing table is refused before Spark starts.
     :param auto_evolve: True: columns of the rows that the table lacks, and such members of structures, are added to it, as
         optional ones. Default False: such rows are refused before Spark starts. Numbers and texts never change their type.
     :param compression: ``none``, ``snappy``, ``gzip``, ``zstd``, ``lz4``. Default None: the table's
-    ``write.parquet.compression-codec``, else ``zstd``.
+        ``write.parquet.compression-codec``, else ``zstd``.
     :param options: ``max_open_files`` per task if partitioned (default 64), ``max_rows_per_group`` (default 500,000) and
         ``max_bytes_per_group`` (default 64 MiB) of a row group. All others are passed to pyarrow's ``ParquetWriter``. Default:
         none.
     :param table_properties: properties of a table that is created, for instance ``write.metadata.delete-after-commit.enabled``.
         Default: none.
     :param optimize: number of windows of a pipeline after which the table's small files are joined, in a separate commit, on the
-    Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
+        Airflow worker. The window is committed before, and stays if the compaction fails, which is logged. Windows of data
         intervals are not counted. A replay of an appended window that was compacted needs ``window_column``. Default None: never.
     """
 

@@ -140,7 +140,7 @@ class Attempts:
         """Remove an attempt that can no longer commit. Never raises; the next attempt removes the rest.
 
         :param sure: True if it is known that the attempt has not committed. Otherwise its files are kept if a snapshot names one
-        of them, because it may have committed, and its snapshot may have expired since.
+            of them, because it may have committed, and its snapshot may have expired since.
         """
         directory = make_data_directory(marker)
         try:
@@ -199,7 +199,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     """One attempt, made by :meth:`.IcebergSink.begin`. Its commit is a snapshot whose id is known from the beginning.
 
     :param base: the snapshot that the pipeline's tag named when the attempt began. If another attempt of the pipeline commits or
-    fences, the tag names another snapshot, and this attempt commits nothing.
+        fences, the tag names another snapshot, and this attempt commits nothing.
     :param table: the table when the attempt began. Files are written for its partition spec.
     """
 

@@ -257,9 +257,9 @@ class FilesSource(FilesSourceOptions, RowSource):
        the writer rename the file into the directory (Spark, and :class:`~airflow_kafka_spark.sinks.FilesSink`, do), give it
        a name that begins with ``_`` or ``.`` until then, or set ``min_age``.
     2. A file's name is not used again. A file that was read, and now has another size, modification time or etag, is detected
-    when the next window is frozen (see ``on_change``). A file that is changed or removed between freezing and reading is detected
-    before it is read, and fails the window. 3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its
-    own modification time.
+       when the next window is frozen (see ``on_change``). A file that is changed or removed between freezing and reading is
+       detected before it is read, and fails the window.
+    3. Beyond 10 000 files only: a file is listed within ``allowed_lateness`` after its own modification time.
 
     Up to 10 000 files nothing depends on clocks: each file is remembered by name, size, modification time and etag, and may
     arrive with any modification time. Above that number the oldest files are forgotten, and a file that is not newer than the
@@ -292,7 +292,7 @@ class FilesSource(FilesSourceOptions, RowSource):
     :param format: ``parquet`` (default), ``json`` (one object per line, unless ``multiLine``), ``csv``, ``orc`` or ``text`` (a
         column ``value`` of lines).
     :param glob: a pattern that names of files have to match, with ``*``, ``?`` and ``[...]``; default all. Also with
-    ``recursive``, the name is compared without its directories. Templated.
+        ``recursive``, the name is compared without its directories. Templated.
     :param recursive: True to read files in directories below, too; default False.
     :param schema: the columns as Spark DDL. Required for json and csv; not allowed for text; parquet and orc files are read with
         the types they hold, which have to be equal in all files of a window, unless ``schema`` is given. Default None.
@@ -305,7 +305,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         file.
     :param min_age: seconds since its last modification, by the worker's clock, before a file is read; default 0.
     :param on_change: the treatment of a file that was changed after it was read: ``fail`` (default) fails the task and names the
-    file; ``read`` reads it as a new file, which publishes its earlier rows again; ``ignore`` ignores it.
+        file; ``read`` reads it as a new file, which publishes its earlier rows again; ``ignore`` ignores it.
     :param allowed_lateness: seconds between a file's modification time and its first listing, at most; default 6 hours. No more
         than 15 000 files may arrive in that time.
     :param conn_id: Airflow connection that an object store is listed with; default None. Templated.

@@ -54,9 +54,9 @@ class JdbcSource(JdbcSourceOptions, RowSource):
       before they are inserted (clients that reserve ranges of ids, a sequence with CACHE) and, on MariaDB and MySQL, all rows
       that are committed in another order than that of their values.
     - ``timestamp``: every row, and every version of it that is still the last one when its window is read, by a column that each
-    insert and update sets. Rows younger than ``delay`` are left to a later window. A row is missed if it becomes visible with
-    a timestamp before a published one: if its transaction was neither awaited (as above) nor complete within ``delay`` after
-    the timestamp.
+      insert and update sets. Rows younger than ``delay`` are left to a later window. A row is missed if it becomes visible with a
+      timestamp before a published one: if its transaction was neither awaited (as above) nor complete within ``delay`` after the
+      timestamp.
     - ``timestamp+incrementing``: like ``timestamp``; rows of one timestamp are ordered by the incrementing column.
 
     A row that is updated while a window with a timestamp is open leaves that window, because its new timestamp lies after the
@@ -71,7 +71,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     :param conn_id: Airflow connection of type ``postgres`` or ``mysql``. Executors use it too: certificate files have to exist
         there.
     :param table: ``table`` or ``schema.table``, as written, not folded to lower case; ``"My schema"."my.table"`` if a name
-    contains a dot. Default None: ``query`` is given instead.
+        contains a dot. Default None: ``query`` is given instead.
     :param query: a SELECT that can be used in a FROM clause. It has no primary key, so give ``key`` or a cursor. Default None.
     :param mode: as above. By default, the mode follows from the columns that are given: ``bulk`` without a cursor.
     :param cursor: a short name of ``incrementing_column``; default None.
@@ -89,7 +89,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
     :param include_columns: the columns to read, in this order; default all.
     :param split_records: rows per split, and so per Spark task and Kafka transaction; default 250 000.
     :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows with equal split
-    columns stay together, even if the window then has more rows.
+        columns stay together, even if the window then has more rows.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
         then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
         of a foreign table or of a table that a subscription writes, nor a replica of MariaDB or MySQL: these are refused, unless

@@ -51,14 +51,14 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
         unique key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
-    the server. Default 16. Between two such windows, the log is read.
+        the server. Default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
         further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
         the lag of replicas is not checked.
     :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
         need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
-    :param max_binlog_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256
-    MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param max_binlog_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256 MiB.
+        A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the primary key.
     :param tombstones_on_delete: True (default): a delete is followed by a record without a value.
     :param skipped_operations: operations that are left out: ``c``, ``u``, ``d``, ``t`` (truncate); default ``("t",)``, as with
@@ -70,10 +70,10 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         text in UTC either way.
     :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
         Connect's Decimal.
-    :param zero_date_handling_mode: the treatment of a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the
-    window and names the column; ``null`` writes null.
-    :param ignore_cascades: True accepts tables whose rows are changed by the cascades of foreign keys, which the log does
-    not contain; False (default) refuses them.
+    :param zero_date_handling_mode: the treatment of a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the window
+        and names the column; ``null`` writes null.
+    :param ignore_cascades: True accepts tables whose rows are changed by the cascades of foreign keys, which the log does not
+        contain; False (default) refuses them.
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.

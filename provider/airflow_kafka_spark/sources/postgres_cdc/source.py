@@ -44,21 +44,21 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     :param topic_prefix: events of table ``schema.table`` have the topic ``<topic_prefix>.<schema>.<table>``, with ``_`` for
         characters that a topic's name cannot have. Templated.
     :param tables: the tables, as ``schema.table`` (``public`` if no schema is given); None (default): all of the publication.
-    :param snapshot: the rows from before the slot that are published, as events ``r``. ``never`` (default): nothing,
-    and windows begin at the slot's position. ``initial``: all rows of the tables, in chunks, while windows of the log go on in
-        between; then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is
-        dropped, and further windows are empty. ``when_needed``: as ``initial``, and again whenever the log after the last window
-        is lost; rows that were deleted in between get no event. Tables that are added to ``tables`` later are read, too. The role
-        needs SELECT on the tables, and row security must not hide rows from it.
+    :param snapshot: the rows from before the slot that are published, as events ``r``. ``never`` (default): nothing, and windows
+        begin at the slot's position. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between;
+        then the log. ``only``: as ``initial``, up to the LSN at which all rows are read; then the slot is dropped, and further
+        windows are empty. ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that
+        were deleted in between get no event. Tables that are added to ``tables`` later are read, too. The role needs SELECT on
+        the tables, and row security must not hide rows from it.
     :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
         primary key is one chunk.
     :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
-    the server. Default 16. Between two such windows, the log is read.
+        the server. Default 16. Between two such windows, the log is read.
     :param max_replica_lag: seconds that a replica may be behind. While one that streams from the server is further behind, each
         chunk of a snapshot waits before its first row. The role needs ``pg_read_all_stats``. Default None: the lag of
         replicas is not checked.
-    :param max_wal_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256
-    MiB. A window has to be published within the sink's ``transaction_timeout``.
+    :param max_wal_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256 MiB. A
+        window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the replica identity, which usually is the primary key;
         the primary key where the replica identity is the whole row.
     :param tombstones_on_delete: True (default): a delete is followed by a record without a value.

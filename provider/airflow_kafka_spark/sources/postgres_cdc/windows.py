@@ -341,8 +341,8 @@ class PostgresLogWindowPlanner:
     def _drop_slot(self, connection: psycopg.Connection[Any], found: SlotState | None) -> None:
         """Drop the slot, whose log is not needed or not complete any more, if it is there.
 
-        :param found: the slot as it was when that was decided. Meanwhile a newer attempt may have created another slot of
-        this name, at a later LSN, which is kept.
+        :param found: the slot as it was when that was decided. Meanwhile a newer attempt may have created another slot of this
+            name, at a later LSN, which is kept.
         """
         if found is None:
             return

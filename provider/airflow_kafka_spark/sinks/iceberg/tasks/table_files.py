@@ -65,7 +65,7 @@ def make_column_metrics(columns: Schema, properties: Mapping[str, str]) -> dict[
 
     :param columns: the files' columns with the table's ids.
     :param properties: the table's properties, which select the columns with bounds (``write.metadata.metrics``). If they are
-    invalid, no column has bounds.
+        invalid, no column has bounds.
     """
     try:
         plan = compute_statistics_plan(columns, dict(properties))

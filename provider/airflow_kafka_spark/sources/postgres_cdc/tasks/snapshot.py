@@ -79,7 +79,7 @@ class KeyColumn:
     :param type: the name of its type, for a cast.
     :param collation: ``COLLATE ...`` if it has another one than the database.
     :param operators: the spelling of ``<``, ``<=``, ``>`` and ``>=`` of its order if they are not those of ``pg_catalog``, as for
-    ``citext``, which `>` without its schema would compare as a text.
+        ``citext``, which `>` without its schema would compare as a text.
     """
 
     name: str
