@@ -75,6 +75,7 @@ def _fill(kafka: Any) -> None:
     from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
+    from airflow_kafka_spark.ledger.attempt import COMPACT
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
@@ -99,6 +100,8 @@ def _fill(kafka: Any) -> None:
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     with KafkaHook() as hook:
         topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
+    # In batches as large as those of operators: a reader holds a batch as a whole.
+    producer = Producer({**kafka.connection_extra(), **options, **COMPACT})
     for name, record in _records(topic_ids):
         producer.produce(LEDGER, record.value, record.key, partition=choose_partition(name.encode(), LEDGER_PARTITIONS))
         producer.poll(0)

@@ -440,8 +440,8 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 FETCH_SETTINGS: Mapping[str, Any] = {
-    "queued.max.messages.kbytes": 4096,
-    "queued.min.messages": 1000,
+    "queued.max.messages.kbytes": 1024,
+    "queued.min.messages": 200,
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 256 << 10,
 }
