@@ -138,6 +138,7 @@ def test_a_pipeline_is_shown_whole(site, listed):
         return page if any(p["committed"] is not None for p in page["partitions"]) else None
 
     page = eventually(look)
+    assert page["ledger"]["ledger"] == LEDGER and page["ledger"]["age"] is not None
     places = {(p["topic"], p["partition"]): p for p in page["partitions"]}
     assert [places["ui-orders", n]["position"] for n in range(3)] == [30, 30, 30]
     assert [places["ui-orders", n]["committed"] for n in range(3)] == [30, 30, 30]
