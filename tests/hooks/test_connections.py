@@ -45,6 +45,8 @@ def test_one_that_is_not_defined_is_named_with_what_to_add(who: str) -> None:
     add = f"Add a connection `nowhere` of type {TYPES[who]}.*, or correct `{OPTIONS.get(who, 'conn_id')}`"
     with pytest.raises(ConnectionInvalid, match=f"`nowhere`: it is not defined.*{add}"):
         LOOKS[who]("nowhere")
+    with pytest.raises(ConnectionInvalid, match=f"its name in `{OPTIONS.get(who, 'conn_id')}` is empty"):
+        LOOKS[who]("")
 
 
 @pytest.mark.parametrize("who", ["spark", "sink", "source"])

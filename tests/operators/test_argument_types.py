@@ -227,6 +227,11 @@ def test_of_a_source(name, given):
     refused(lambda source: from_source(source=source), getattr(sources, name), given, "source.{}")
 
 
+def test_of_no_transforms():
+    for make in (to_sink, to_kafka, from_source):
+        assert make(transforms=None).transforms == ()
+
+
 def test_of_formats_and_transforms():
     for name in set(formats.__all__) - {"Format"}:
         given = {"value": Json(schema=SCHEMA)} if name == "Debezium" else {}

@@ -341,5 +341,6 @@ def test_the_documented_rights_are_enough(place: Place, maria: Any, mariadb: Any
         maria.execute("GRANT SELECT (id) ON shop.orders TO reader")
         with pytest.raises(ValidationError) as refused:
             verify(place, source=JdbcSource("reader", "shop.orders"))
+        assert {p.where.partition(".")[0] for p in refused.value.problems} == {"source", "sink"}, "both are named at once"
     finally:
         place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
