@@ -276,3 +276,14 @@ def test_another_kind_of_server_is_named_within_seconds(
         done, told = tested(conn_type=kind, **address)
         assert not done and re.search(rf"127.0.0.1:{others[other]} (there )?is {FOUND[other]}", told), (other, told)
         assert time.monotonic() - begun < 30, told
+
+
+def test_a_task_names_another_kind_of_server_of_its_database(others: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_kafka_spark.hooks.servers.ANSWER_SECONDS", 0.5)
+    for kind, other in (("postgres", "kafka"), ("mysql", "postgres")):
+        astray = {"conn_type": kind, "host": "127.0.0.1", "port": others[other], "login": "u", "password": "p", "schema": "d"}
+        monkeypatch.setenv("AIRFLOW_CONN_ASTRAY", json.dumps({**astray, "extra": {"connect_timeout": 2}}))
+        told = [str(problem) for problem in JdbcSource("astray", "t").validate()]
+        told += [str(problem) for problem in PostgresSink("astray", "t").find_target_problems()] if kind == "postgres" else []
+        named = [text for text in told if f"At 127.0.0.1:{others[other]} there is {FOUND[other]}. Correct the" in text]
+        assert len(named) == (2 if kind == "postgres" else 1), told

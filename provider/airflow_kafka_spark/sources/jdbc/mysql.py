@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
@@ -354,7 +354,7 @@ def quote_literal(value: str) -> str:
 class MysqlDatabase(SourceDatabase[MysqlServer]):
     """The server of a connection of type ``mysql``."""
 
-    scheme: ClassVar[str] = "mysql"
+    scheme: ClassVar[Literal["mysql"]] = "mysql"
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
     driver: ClassVar[str] = "org.mariadb.jdbc.Driver"
     default_schema: ClassVar[str] = ""
