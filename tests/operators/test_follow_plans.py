@@ -72,7 +72,7 @@ class Pair:
             producer.produce(self.ledger_topic, record.value, record.key, place.partition)
             assert producer.flush(60) == 0
             if not dies:
-                ledger.published()
+                ledger.read_published()
                 ledger.close({"published": [vars(part) for part in landed]}, {})
         self.settle()
 

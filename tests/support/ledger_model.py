@@ -515,7 +515,7 @@ class ModelOperator(KafkaToSinkOperator):
     def show(self, context: Any, run: Any) -> None:
         self.run_now = run
 
-    def foresees_records(self, run: Any) -> None:
+    def make_records_check(self, run: Any) -> None:
         """Return without starting Spark."""
 
     def refuse_lost_records(self, ledger: Any, found: Any) -> None:
@@ -524,7 +524,7 @@ class ModelOperator(KafkaToSinkOperator):
             super().refuse_lost_records(ledger, found)
 
     @contextmanager
-    def seen(self, window: Window) -> Iterator[None]:
+    def publish_progress(self, window: Window) -> Iterator[None]:
         yield
 
     def open_ledger(self, run: Any) -> Any:

@@ -624,7 +624,7 @@ def _skip_warnings(memory: Memory, entry: WindowEntry | None) -> tuple[str, ...]
     dead = memory.dead.get(entry.window.number)
     if dead is not None and dead.batches:
         sentences.append("Its dead letters and routed records were sent already, and stay in their topics")
-    if dead is not None and (captured := dead.captures(entry.window.replay)):
+    if dead is not None and (captured := dead.list_captured(entry.window.replay)):
         sentences.append(f"Records routed to {', '.join(found.sink for found in captured)} may be there already: then they stay")
     return (
         *sentences,

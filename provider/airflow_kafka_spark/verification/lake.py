@@ -314,7 +314,7 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
         if not isinstance(error, Exception) or isinstance(error, KafkaSparkError):
             return
         if isinstance(self.sink, IcebergSink):
-            raise self.sink.open().unavailable(self.doing, error) from error
+            raise self.sink.open().make_unavailable_error(self.doing, error) from error
         raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
 
 

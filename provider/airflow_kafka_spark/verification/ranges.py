@@ -90,7 +90,7 @@ class RangeComparison:
         """
         with self.source.session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
-        for chunk, (source, sink) in self.work.each(self.both, self._list_chunks(state)):
+        for chunk, (source, sink) in self.work.map_concurrently(self.both, self._list_chunks(state)):
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
@@ -127,9 +127,9 @@ class RangeComparison:
         with self.sink.session("adding up a chunk of the sink") as session:
             return source, self.sink.sums(session, chunk)
 
-    def differing(self, chunks: list[Chunk]) -> list[Chunk]:
+    def find_differing(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks that still differ."""
-        return [chunk for chunk, (source, sink) in self.work.each(self.both, chunks) if source != sink]
+        return [chunk for chunk, (source, sink) in self.work.map_concurrently(self.both, chunks) if source != sink]
 
     def name_differences(self, chunks: list[Chunk], findings: Findings) -> None:
         """Find the rows that differ in these chunks."""
@@ -145,7 +145,7 @@ class RangeComparison:
             pieces = list(self._cut(chunk, larger, max(READ_ROWS // 2, -(-rows // FAN_OUT))))
             # Rows with equal keys cannot be divided.
             if len(pieces) > 1:
-                self.name_differences(self.differing(pieces), findings)
+                self.name_differences(self.find_differing(pieces), findings)
                 return
         self.work.run_with_retries(lambda: self._read(chunk, findings))
 

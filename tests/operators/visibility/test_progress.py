@@ -77,7 +77,7 @@ def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
         def set(self, key, value):
             kept[key] = value
 
-    Progress(Kept()).failed(ValueError("line 1\nline 2"))
+    Progress(Kept()).publish_error(ValueError("line 1\nline 2"))
     assert kept.keys() == {ERROR_KEY}
     assert (kept[ERROR_KEY]["class"], kept[ERROR_KEY]["message"], kept[ERROR_KEY]["cut"]) == (
         "ValueError",
@@ -88,7 +88,7 @@ def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
     assert (len(long["message"]), long["cut"], long["at"]) == (1500, True, 7.0)
     store = Store()
     store.down = True
-    Progress(store).failed(ValueError("x"))
+    Progress(store).publish_error(ValueError("x"))
     assert "was not published for the pages" in caplog.text
 
 

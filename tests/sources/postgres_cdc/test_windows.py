@@ -156,7 +156,7 @@ def test_the_slot_is_advanced_behind_a_complete_window_only_and_never_backwards(
     assert [r["key"]["id"] for r in windows.read(following)] == [2]
     windows.close(following)
     assert confirmed() == following.position["lsn"]
-    windows.source.completed(window.position)  # a zombie: only logged
+    windows.source.finish_window(window.position)  # a zombie: only logged
     assert confirmed() == following.position["lsn"]
     with pytest.raises(SourceRejected, match="was advanced to .* can no longer be read"):
         windows.read(window)
