@@ -564,7 +564,7 @@ def _redirect_errors_to_output() -> Iterator[None]:
 
 
 def _copy_lines(reading: int, writing: int) -> None:
-    """Copy lines without :data:`_INCUBATOR` until the pipe ends. If writing fails, reading goes on: the JVM must not block."""
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. Reading continues if writing fails: the JVM must not block."""
     with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
         for line in lines:
             if _INCUBATOR not in line:

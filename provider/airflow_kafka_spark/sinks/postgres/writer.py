@@ -361,7 +361,7 @@ class RefusedRowFinder:
 
     def _make_too_many_error(self, error: BaseException) -> SinkRejected:
         detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._describe_refusal(error)}"
-        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`. "
+        action = "If so many are, correct the table, or the format. Otherwise read less at once: lower `max_records`. "
         action += SMALLER_WINDOW
         return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
 

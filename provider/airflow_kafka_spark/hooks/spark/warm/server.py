@@ -416,7 +416,7 @@ def main() -> None:
 
 
 def _report(pipe: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # the task has ended; the server goes on for other tasks
+    with contextlib.suppress(OSError):  # the task has ended; the server continues to serve other tasks
         os.write(pipe, text.encode()[:1000])
 
 

@@ -268,7 +268,7 @@ _REMEDIES = {
 }
 """Kafka's name of an error -> the action."""
 
-RETRY_HINT = "The task may then be retried: it goes on with the same window"
+RETRY_HINT = "The task may then be retried: it continues with the same window"
 
 
 def describe_remedy(code: str, topic: str, keyless: str = "") -> str:
