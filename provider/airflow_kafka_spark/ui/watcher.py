@@ -26,7 +26,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     PipelineTask,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
-from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize_pipeline
+from airflow_kafka_spark.ui.ledger_snapshot import LedgerSnapshot, PipelineSummary, summarize_pipeline
 from airflow_kafka_spark.windows.lag import Cadence, History, Lag, Observation, Status, Unscheduled, Verdict, find_worst_verdict
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
