@@ -573,9 +573,9 @@ class _StallTimer:
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
             self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
-            raise self._error()
+            raise self._make_error()
 
-    def _error(self) -> LedgerUnreadable:
+    def _make_error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
         unblock = f"{format_command('unblock', name, '--ledger-topic', tp.topic)} ends it, if its producer is known. "
         return LedgerUnreadable(
