@@ -61,7 +61,7 @@ from airflow_kafka_spark.windows.model import ELSEWHERE, Window
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
-from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests, RestServer
+from tests.sinks.iceberg.catalogs import LockedFile, LostAnswers, LostRequests, RestServer
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, write
 
@@ -141,7 +141,7 @@ def _make_open(window: Window) -> Window:
     return replace(window, pipeline=name, interval=bounds, planned_at=planned.isoformat())
 
 
-@pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
+@pytest.mark.parametrize("catalog", [LostAnswers, LostRequests, LockedFile])
 def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed, monkeypatch, catalog):
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
