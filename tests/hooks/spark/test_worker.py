@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from airflow_kafka_spark.errors import RowsCutOff
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
+from airflow_kafka_spark.jobs.watch import run_per_split
 from tests.support.pipelines import SPARK
 
 ROWS = 100_000
@@ -63,6 +65,26 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
         failing.mapInArrow(count(str(tmp_path)), "rows long").collect()
     # Spark may have ended the worker before it could note anything.
     assert all(end != "whole" and rows < ROWS for end, rows in ends(tmp_path)), ends(tmp_path)
+
+
+@pytest.mark.skipif(importlib.metadata.version("pyspark").startswith("3."), reason="with Spark 3, no worker of tests is reused")
+def test_a_worker_reads_one_split_after_the_other(session):
+    """A new worker costs a fork, imports and memory: 0.3 seconds of a core."""
+
+    class NameWorker:
+        """A task that returns the number of its split, and the id of the process in which it runs. Workers do not import it."""
+
+        needs = ()
+
+        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                found = [f"{number} {os.getpid()}" for number in batch.column(0).to_pylist()]
+                yield pa.RecordBatch.from_arrays([pa.array(found, pa.string())], ["result"])
+
+    cores = session.sparkContext.defaultParallelism
+    rows = [row.split() for row in run_per_split(session.sparkContext, NameWorker(), 3 * cores).collect()]
+    assert sorted(int(number) for number, _ in rows) == list(range(3 * cores))
+    assert len({process for _, process in rows}) <= cores
 
 
 def test_outside_of_spark_the_end_of_rows_is_unknown():

@@ -8,6 +8,7 @@ writes the rows.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -144,6 +145,8 @@ class EachSplit(CheckedOnExecutors):
         return self.task.needs
 
     def __call__(self, number: int, rows: Iterable[Any]) -> Iterator[str]:
+        # There are none, but Spark takes a worker for the next split only if its task has read its input to the end.
+        deque(rows, maxlen=0)
         for batch in self.task(iter([pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], ["id"])])):
             yield from batch.column("result").to_pylist()
 

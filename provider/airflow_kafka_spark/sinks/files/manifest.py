@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.storage import OBJECT_STORES
+from airflow_kafka_spark.hooks.object_stores import OBJECT_STORES
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.files.directory import FilesTable, make_window_directory, merge_columns
 from airflow_kafka_spark.sinks.storage.attempts import (
@@ -513,7 +513,8 @@ class ManifestWindowWriter(AttemptWindowWriter):
                     return self._finish(commit.record)
             except OSError as failed:
                 error = failed
-            # Many attempts that try again at once would overload a store that has just refused them. Amazon also refuses a
+            # Many attempts that try again at once would overload a store that has just refused them. Amazon also refuses
+            # a conditional write while another one is under way, even if that one fails later.
             time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", error)
 

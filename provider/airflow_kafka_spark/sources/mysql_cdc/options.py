@@ -36,7 +36,7 @@ class MySqlCdcOptions:
     tables: Sequence[str] | None = None
     starting_position: str = "latest"
     snapshot: Snapshot = "never"
-    snapshot_chunk_rows: int = 100_000
+    snapshot_chunk_rows: int = 250_000
     snapshot_chunks_per_window: int = 16
     max_replica_lag: float | None = None
     replica_conn_ids: Sequence[str] = ()

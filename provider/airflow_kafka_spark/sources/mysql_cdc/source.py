@@ -48,7 +48,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
         between get no event. Tables that are added to ``tables`` later are read, too. For MariaDB, and tables of the engine
         InnoDB.
-    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
+    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 250,000. A table without a
         unique key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
         the server. Default 16. Between two such windows, the log is read.

@@ -35,7 +35,7 @@ class PostgresCdcOptions:
     topic_prefix: str
     tables: Sequence[str] | None = None
     snapshot: Snapshot = "never"
-    snapshot_chunk_rows: int = 100_000
+    snapshot_chunk_rows: int = 250_000
     snapshot_chunks_per_window: int = 16
     max_replica_lag: float | None = None
     max_wal_bytes: int = 256 << 20

@@ -50,7 +50,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         windows are empty. ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that
         were deleted in between get no event. Tables that are added to ``tables`` later are read, too. The role needs SELECT on
         the tables, and row security must not hide rows from it.
-    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 100,000. A table without a
+    :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 250,000. A table without a
         primary key is one chunk.
     :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
         the server. Default 16. Between two such windows, the log is read.
@@ -126,7 +126,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         }
         return Endpoint({**location, **({SERVER_ID: identity} if identity else {})}, details)
 
-    def exclusive(self, origin: Endpoint) -> str:
+    def get_exclusive_object(self, origin: Endpoint) -> str:
         """Return the slot. A second pipeline would not get the changes over which the first one has advanced it."""
         location = origin.place
         if "slot" not in location:
@@ -159,9 +159,9 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """
         return self._windows().freeze(position)
 
-    def completed(self, position: Mapping[str, Any]) -> None:
-        """Advance the slot. See :meth:`RowSource.completed`."""
-        self._windows().completed(position)
+    def finish_window(self, position: Mapping[str, Any]) -> None:
+        """Advance the slot. See :meth:`RowSource.finish_window`."""
+        self._windows().finish_window(position)
 
 
 def _format_address(server: PostgresServer) -> str:
