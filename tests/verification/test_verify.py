@@ -340,5 +340,10 @@ def test_the_documented_rights_are_enough(place: Place, maria: Any, mariadb: Any
         with pytest.raises(ValidationError) as refused:
             verify(place, source=JdbcSource("reader", "shop.orders"))
         assert {p.where.partition(".")[0] for p in refused.value.problems} == {"sink"}
+        place.execute(f'GRANT SELECT ON t TO "{role}"')
+        maria.execute("REVOKE SELECT ON shop.orders FROM reader")
+        maria.execute("GRANT SELECT (id) ON shop.orders TO reader")
+        with pytest.raises(ValidationError, match="note"):
+            verify(place, source=JdbcSource("reader", "shop.orders"))
     finally:
         place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
