@@ -365,7 +365,7 @@ def test_a_command_says_whose_transaction_is_open_and_ends_it(
     other, producer = left_open
     place = ["--bootstrap-servers", kafka.bootstrap_servers, "--ledger-topic", ledger_topic_name]
     assert main(["unblock", pipeline, "--dry-run", *place]) == 0
-    assert "Open, in partition" in (told := capsys.readouterr().out) and f"pipeline `{other}` (split 3 of window 7)" in told
+    assert "Open, in partition" in (output := capsys.readouterr().out) and f"pipeline `{other}` (split 3 of window 7)" in output
     assert main(["unblock", pipeline, *place]) == 0
     assert "Ended" in capsys.readouterr().out
     with attempt("run3") as ledger:

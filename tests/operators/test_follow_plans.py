@@ -95,8 +95,8 @@ class Pair:
     def loaded(self, **options) -> tuple[int, int, int, int | None]:
         """Return the records that a run has read, and the first and last window of the other pipeline with their records."""
         report = self.load(**options)
-        told = report["follows"]
-        return report["records_read"], told["first"], told["last"], told["records"]
+        followed = report["follows"]
+        return report["records_read"], followed["first"], followed["last"], followed["records"]
 
     # --- by hand ---
 

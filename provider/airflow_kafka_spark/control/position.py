@@ -326,7 +326,7 @@ def write_position_change(
         *([make_binding_record(pipeline, memory.binding)] if memory.binding else []),
         make_change_record(pipeline, change),
     ]
-    stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
+    window = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
     kept = {number: entry for number, entry in memory.entries.items() if number not in discarded} | kept_as_complete
     dead = {number: letters for number, letters in memory.dead.items() if number not in discarded}
     hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept, dead=dead).oldest_offset)
@@ -336,7 +336,7 @@ def write_position_change(
     ledger.commit_change(
         records,
         offsets,
-        lambda topic: make_offset_metadata(stands, topic, hint),
+        lambda topic: make_offset_metadata(window, topic, hint),
         lambda memory: memory.changes.get(move.number) == change,
     )
 

@@ -283,7 +283,7 @@ class LakeSide:
                     file = IcebergFile(table, task, {name: name for name in columns})
                     yield partial(_read_file, file, columns, condition)
                 else:
-                    yield lambda task=task: arrow.to_record_batches([task])  # type: ignore[misc]
+                    yield partial(arrow.to_record_batches, [task])
 
 
 def _read_file(file: TableFile, columns: Sequence[str], condition: pc.Expression | None) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
@@ -108,7 +109,7 @@ class RangeComparison:
         after = chunk.after
         while True:
             rest = Chunk(after, chunk.upto)
-            end = self.work.run_with_retries(lambda rest=rest: self._end(side, rest, size))  # type: ignore[misc]
+            end = self.work.run_with_retries(partial(self._end, side, rest, size))
             if end is None or end == chunk.upto:
                 yield rest
                 return

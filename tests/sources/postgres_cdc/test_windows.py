@@ -362,11 +362,11 @@ def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
 
 
 def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
-    server, told = (
+    server, message = (
         SlotServer(orders.source().server(), orders.name),
         f"while reading: {SESSION_ENDED}. The task may simply be retried",
     )
-    with pytest.raises(SourceUnavailable, match=told), server.session("reading") as session:
+    with pytest.raises(SourceUnavailable, match=message), server.session("reading") as session:
         session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 

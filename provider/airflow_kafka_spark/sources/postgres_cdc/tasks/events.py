@@ -176,7 +176,6 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         self._of_database = format_json(options.database)
         self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
-        self._handlers = {ChangeMessage: self._change, TruncateMessage: self._truncate}
 
     @property
     def is_past(self) -> bool:
@@ -196,7 +195,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             self._last = self._begin.commit_lsn if self._begin else 0
             yield from self.end_transaction()
         elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
-            events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
+            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
             yield from self.bounded(events) if self.form.transactions else events
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:
