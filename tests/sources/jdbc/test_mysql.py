@@ -309,9 +309,10 @@ def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.Mo
     (hidden,) = JdbcSource("reader", "t").validate()
     assert hidden.where == "source.table" and "role 'reader' may not read column `secret` of " in hidden.what
     assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
-    # With rights on other columns alone, the catalog shows none but these.
+    # With rights on other columns alone, the catalog shows none but these: `*` stands for the others.
     shop.execute("REVOKE INSERT ON shop.t FROM reader")
-    assert [problem.what for problem in JdbcSource("reader", "t").validate()] == [hidden.what]
+    (unseen,) = JdbcSource("reader", "t").validate()
+    assert unseen.what == hidden.what.replace("`secret`", "`*`")
     assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
 
 
