@@ -124,7 +124,8 @@ def format_preview(found: Preview) -> str:
         for r in found.ranges
     ]
     age = "" if found.age is None else f"; its oldest record is {_format_age(found.age)} old"
-    held = f"\n{found.held_back:,} offsets of an open transaction are left to a later window" if found.held_back else ""
+    left = f"{found.held_back:,} offsets, from the first open transaction on, are left to a later window"
+    held = f"\n{left}" if found.held_back else ""
     total = f"At most {found.offsets:,} records, about {format_size(found.bytes)}{age}{held}"
     table = format_table(("topic", "partition", "offset range", "at most", "about", "oldest record"), rows)
     return "\n".join([first, "", table, "", total, *_format_sentences(found.warnings)])

@@ -503,7 +503,7 @@ class WindowOperator(VisibleOperator):
         window = entry.window
         self.log.info("Window %s: %s", window, describe_window(window))
         if window.held_back:
-            self.log.info("%s offsets of an open transaction are left to a later window", f"{window.held_back:,}")
+            self.log.info("%s offsets, from the first open transaction on, are left to a later window", f"{window.held_back:,}")
         for gap in window.gaps:
             self.log.warning(
                 "Offsets [%d, %d) of %s-%d were deleted before they were read", gap.start, gap.end, gap.topic, gap.partition

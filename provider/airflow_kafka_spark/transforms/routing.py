@@ -149,7 +149,7 @@ class RegexRouter(ColumnTransform):
 
     :param regex: a Java regular expression.
     :param replacement: the new name; ``$1`` is the first group. As in Connect it replaces the first match only: with ``a|ab`` the
-        ``b`` of ``ab`` stays behind it.
+        ``b`` of ``ab`` is unchanged.
     """
 
     regex: str

@@ -174,7 +174,7 @@ def parse_target(value: object) -> MoveTarget:
     """
     found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _START)
     if isinstance(found, CommittedOffsets) and found.group_id is None:
-        raise ValueError("the group whose committed offsets are meant is missing. Expected `committed:<group>`")
+        raise ValueError("the committed offsets are those of a group, which is missing. Expected `committed:<group>`")
     return found
 
 

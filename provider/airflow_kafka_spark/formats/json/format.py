@@ -203,8 +203,8 @@ class JsonEnvelope(Format):
     =======================  ====================================================================================================
     decimal(p,s)             Connect's ``Decimal`` (the unscaled value in base64, or a number); numbers and strings without a name
     date                     Connect's and Debezium's ``Date`` (days); ``string``
-    timestamp,               Connect's ``Timestamp``, Debezium's ``Timestamp`` (milliseconds), ``MicroTimestamp``,
-    timestamp_ntz            ``NanoTimestamp`` (whole microseconds); ``string``, as Debezium's ``ZonedTimestamp``
+    timestamp(_ntz)          Connect's ``Timestamp``, Debezium's ``Timestamp`` (milliseconds), ``MicroTimestamp``,
+                             ``NanoTimestamp`` (whole microseconds); ``string``, as Debezium's ``ZonedTimestamp``
     binary                   ``bytes`` (base64)
     tinyint to bigint        integers, with and without a name: Connect's ``Time`` is milliseconds of a day
     array, map, struct       arrays, maps and structs of what these columns take; keys of maps are strings

@@ -513,7 +513,8 @@ class ManifestWindowWriter(AttemptWindowWriter):
                     return self._finish(commit.record)
             except OSError as failed:
                 error = failed
-            # Many attempts that try again at once would overload a store that has just refused them. Amazon also refuses a
+            # Many attempts that try again at once would overload a store that has just refused them. Amazon also refuses
+            # a conditional write while another one is under way, even if that one fails later.
             time.sleep(random.random() * 0.2 * (again + 1))
         raise SinkUnavailable(self.sink.uri, f"committing window {window}", error)
 

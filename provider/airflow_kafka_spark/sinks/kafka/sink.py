@@ -193,7 +193,7 @@ class KafkaSink:
         return problems or self._find_client_problems()
 
     def _find_client_problems(self) -> list[Problem]:
-        """Yield the problem of settings that the producers of tasks would not accept. A client is made, which connects to no
+        """Return the problem of settings that the producers of tasks would not accept. A client is made, which connects to no
         broker.
         """
         if not self.producer_config:

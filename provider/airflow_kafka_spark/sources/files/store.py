@@ -33,8 +33,8 @@ _FSSPEC_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SPARK_SCHEMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 _MTIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 _WHOLE_SECONDS = "LastModified"
-"""Divisor for S3, which returns the time of a single object in whole seconds. Some servers list it more exactly, so that the
-object would look changed."""
+"""Key of S3, which returns the time of a single object in whole seconds. Some servers list fractions, which are cut off:
+otherwise the object would look changed."""
 _ETAG_KEYS = ("ETag", "etag", "e_tag")
 _THREADS = 16
 _MAX_NAMED = 5

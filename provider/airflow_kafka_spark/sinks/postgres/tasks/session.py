@@ -84,7 +84,7 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     :param arrays: True if any column is an array.
     """
     # All pipelines use one connection string, so that they share one ADBC database. A session does nothing before it has its
-    # name: # a session of an overtaken attempt then finds the attempt's tables gone, like a task that begins late.
+    # name: a session of an overtaken attempt then finds the attempt's tables gone, like a task that begins late.
     session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.named(APPLICATION))
     try:
         settings = sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name)
