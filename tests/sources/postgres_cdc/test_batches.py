@@ -17,7 +17,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, 
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
 from tests.sources.postgres_cdc.test_pgoutput import values
 
-TYPES = {23: (b"-7", b"123456"), 25: (b"", b"x\"y\n\\", "ü".encode()), 1114: (b"2024-02-29 12:00:00.5", b"infinity")}
+TYPES = {23: (b"-7", b"123456"), 25: (b"", b'x"y\n\\', "ü".encode()), 1114: (b"2024-02-29 12:00:00.5", b"infinity")}
 """By OID, texts of values. The last one is a time that is not written in a column."""
 
 
@@ -50,15 +50,18 @@ def make_log(seed: int) -> Iterator[tuple[int, bytes]]:
                 tables[oid] = [r.choice(list(TYPES)) for _ in range(r.randrange(4))]
                 yield 0, relation(oid, f"t{oid}", tables[oid], b"f" if r.random() < 0.2 else b"d")
             head = struct.pack(">I", oid)
-            yield lsn, r.choice(
-                (
-                    b"I" + head + b"N" + row(oid, may_lack=False),
-                    b"U" + head + b"N" + row(oid),
-                    b"U" + head + b"K" + row(oid, may_lack=False) + b"N" + row(oid),
-                    b"D" + head + b"K" + row(oid, may_lack=False),
-                    b"T" + struct.pack(">IBI", 1, 0, oid),
-                    b"M...",
-                )
+            yield (
+                lsn,
+                r.choice(
+                    (
+                        b"I" + head + b"N" + row(oid, may_lack=False),
+                        b"U" + head + b"N" + row(oid),
+                        b"U" + head + b"K" + row(oid, may_lack=False) + b"N" + row(oid),
+                        b"D" + head + b"K" + row(oid, may_lack=False),
+                        b"T" + struct.pack(">IBI", 1, 0, oid),
+                        b"M...",
+                    )
+                ),
             )
         lsn = max(lsn, commit)
         yield lsn, b"C" + bytes(25)

@@ -1,8 +1,8 @@
 """Events of a batch of messages of the log, whole columns at a time.
 
-Inserts, and updates for which the server sends no old row, are most of a log. Arrow reads and writes those of a table together. All
-other changes are left to :class:`~airflow_kafka_spark.sources.postgres_cdc.tasks.events.EventWriter`, one by one, and so are all
-changes of a table in a batch in which one row is not whole, for instance because the server has left out a long value.
+Inserts, and updates for which the server sends no old row, are most of a log. Arrow reads and writes those of a table together.
+All other changes are left to :class:`~airflow_kafka_spark.sources.postgres_cdc.tasks.events.EventWriter`, one by one, and so are
+all changes of a table in a batch in which one row is not whole, for instance because the server has left out a long value.
 """
 
 from __future__ import annotations
@@ -28,18 +28,12 @@ class NewRows:
 
     :param table: the table.
     :param frame_size: characters of an event beside its row.
-    :ivar numbers: per change, its number in the batch.
-    :ivar lsns: its LSN.
-    :ivar transactions: the index of its transaction.
-    :ivar messages: its message.
+    :ivar changes: per change, its number in the batch, its LSN, the index of its transaction, and its message.
     """
 
     table: RelationWriter
     frame_size: int
-    numbers: list[int] = field(default_factory=list)
-    lsns: list[int] = field(default_factory=list)
-    transactions: list[int] = field(default_factory=list)
-    messages: list[bytes] = field(default_factory=list)
+    changes: list[tuple[int, int, int, bytes]] = field(default_factory=list)
 
 
 class BatchWriter:
@@ -68,18 +62,16 @@ class BatchWriter:
         :param found: LSNs and messages.
         :raises SourceRejected: a value cannot be written.
         """
-        writer = self._writer
+        writer, is_inside = self._writer, self._writer.is_inside
         for number, (lsn, data) in enumerate(found):
-            if has_new_row_only(data) and writer.is_inside and (rows := self._find_rows(data)) is not None:
-                rows.numbers.append(number)
-                rows.lsns.append(lsn)
-                rows.transactions.append(len(self._transactions) - 1)
-                rows.messages.append(data)
+            if is_inside and has_new_row_only(data) and (rows := self._find_rows(data)) is not None:
+                rows.changes.append((number, lsn, len(self._transactions) - 1, data))
                 self._size += len(data) + rows.frame_size
             elif (message := self._decode(lsn, data)) is not None:
                 self._write_single(number, lsn, message)
                 if isinstance(message, BeginMessage):
                     self._transactions.append(writer.parts)
+                    is_inside = writer.is_inside
                 elif isinstance(message, RelationMessage):
                     self._open.pop(message.oid, None)
             if self._size > BATCH_BYTES:
@@ -108,12 +100,12 @@ class BatchWriter:
         parts, numbers = [], []
         for rows in self._rows:
             try:
-                columns = read_columns(rows.messages, len(rows.table.columns))
+                columns = read_columns([data for *_, data in rows.changes], len(rows.table.columns))
             except NotWhole:
                 self._write_one_by_one(rows)
                 continue
             parts.append(self._format(rows, columns))
-            numbers += rows.numbers
+            numbers += [number for number, *_ in rows.changes]
         if self._single:
             self._single.sort(key=itemgetter(0))
             parts.append(make_batch([event for _, event in self._single]))
@@ -127,7 +119,7 @@ class BatchWriter:
             yield from parts
 
     def _write_one_by_one(self, rows: NewRows) -> None:
-        for number, lsn, transaction, data in zip(rows.numbers, rows.lsns, rows.transactions, rows.messages, strict=True):
+        for number, lsn, transaction, data in rows.changes:
             message = self._decode(lsn, data)
             assert message is not None
             with self._writer.going_back(self._transactions[transaction], rows.table):
@@ -138,17 +130,18 @@ class BatchWriter:
 
         :param columns: the values of each column as texts (binary).
         """
-        table, count = rows.table, len(rows.numbers)
+        table, count = rows.table, len(rows.changes)
+        _, lsns, of_transactions, messages = zip(*rows.changes, strict=True)
         members = format_members(table, columns)
         first, before_source, before_op, last = _split_envelope(table)
-        is_insert = np.frombuffer(b"".join([data[:1] for data in rows.messages]), np.uint8) == 73
-        used, which = np.unique(np.array(rows.transactions), return_inverse=True)
-        transactions = [self._transactions[at] for at in used.tolist()]
+        is_insert = np.frombuffer(b"".join([data[:1] for data in messages]), np.uint8) == 73
+        used, which = np.unique(np.array(of_transactions), return_inverse=True)
+        transactions = [self._transactions[index] for index in used.tolist()]
         of_source = zip(*(self._writer.split_source(table, parts) for parts in transactions), strict=True)
         before_lsn, between, behind = (_take(texts, which) for texts in of_source)
-        lsns = pa.array(rows.lsns, pa.int64()).cast(pa.string())
+        at = pa.array(lsns, pa.int64()).cast(pa.string())
         values = pc.binary_join_element_wise(
-            frame_objects((first, before_source), members, count), before_lsn, lsns, between, lsns, behind, before_op,
+            frame_objects((first, before_source), members, count), before_lsn, at, between, at, behind, before_op,
             _take(("u", "c"), is_insert.astype(np.int64)), last, "",
         )  # fmt: skip
         return pa.RecordBatch.from_arrays(
