@@ -27,9 +27,9 @@ CASES = {
 @pytest.mark.slow
 def test_all_cases_of_an_object_store(kafka, tmp_path):
     """Everything that process writes, Spark's log among it, is looked through for the secret that it worked with."""
-    overlay, told = s3.packages(), tmp_path / "secret"
+    overlay, secret_file = s3.packages(), tmp_path / "secret"
     path = [str(overlay), str(ROOT)] if overlay else [str(ROOT)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)]), "S3_SECRET_FILE": str(told)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)]), "S3_SECRET_FILE": str(secret_file)}
     env["S3_KAFKA"] = kafka.bootstrap_servers
     options = ["-p", s3.__name__, "-p", "no:cacheprovider", "-v", "-s", "--log-cli-level=INFO"]
     with (tmp_path / "log").open("wb") as log:
@@ -41,5 +41,5 @@ def test_all_cases_of_an_object_store(kafka, tmp_path):
         assert len(set(re.findall(rf"^{file}::(\S+)", said, re.MULTILINE))) >= count, said[-2_000:]
     passed = re.search(r"=+ (\d+) passed\b", said)
     assert passed and int(passed[1]) >= sum(CASES.values()), said[-2_000:]
-    secret = told.read_text()
+    secret = secret_file.read_text()
     assert len(secret) > 20 and secret not in said

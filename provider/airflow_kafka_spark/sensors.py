@@ -129,7 +129,7 @@ class KafkaSensor(BaseSensorOperator):
                 self.log.warning("Checking again: %s", error)
                 time.sleep(min(RETRY_SECONDS, self.poke_interval))
 
-    def resumed(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
+    def resume_from_trigger(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> Any:
         """Return the value of the trigger's event, or raise its failure."""
         from airflow_kafka_spark.triggers import raise_failure
 
@@ -180,7 +180,7 @@ class KafkaSensor(BaseSensorOperator):
             if not budget.allows(error):
                 raise
             self.log.warning("Waiting in the triggerer: %s", error)
-        self.defer(trigger=trigger, method_name="resumed", timeout=timedelta(seconds=self.timeout + _SPARE_SECONDS))
+        self.defer(trigger=trigger, method_name="resume_from_trigger", timeout=timedelta(seconds=self.timeout + _SPARE_SECONDS))
 
     def _check(self, context: Mapping[str, Any]) -> ProbeResult:
         if self._open_probe is None:

@@ -130,10 +130,10 @@ def test_of_many_who_press_at_once_each_sees_what_the_one_before_has_done(moved)
     with ThreadPoolExecutor(6) as pool:
         done = list(pool.map(press, range(6)))
     memory = memory_of(moved)
-    told = [memory.controls[n].action for n in sorted(memory.controls)]
-    assert told == ["pause", "resume"] * (len(told) // 2) + ["pause"] * (len(told) % 2)
-    assert len(told) == 1 + sum(d.changed for n, d in enumerate(done) if n != 3)
-    assert memory.is_paused == (told[-1] == "pause")
+    actions = [memory.controls[n].action for n in sorted(memory.controls)]
+    assert actions == ["pause", "resume"] * (len(actions) // 2) + ["pause"] * (len(actions) % 2)
+    assert len(actions) == 1 + sum(d.changed for n, d in enumerate(done) if n != 3)
+    assert memory.is_paused == (actions[-1] == "pause")
     assert [c.action for c in memory.changes.values()] == ["reset"] and moved.stands() == moved.committed() == [8, 8]
 
 

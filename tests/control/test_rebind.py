@@ -108,8 +108,8 @@ def test_the_command_says_what_it_was_bound_to(piped, capsys):
     move(piped, 5, 5, binding=bound_to("a"))
     place = ["--bootstrap-servers", piped.kafka.bootstrap_servers, "--ledger-topic", piped.ledger_topic]
     assert main(["rebind", piped.name, "--why", "it moves", *place]) == 0
-    told = capsys.readouterr().out
-    assert "task `dag.task` of deployment `prod`" in told and "Goes to path a" in told and "it moves" in told
+    output = capsys.readouterr().out
+    assert "task `dag.task` of deployment `prod`" in output and "Goes to path a" in output and "it moves" in output
     assert main(["show", piped.name, *place]) == 0
     assert "Goes to path a" in capsys.readouterr().out
 
@@ -139,12 +139,12 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
             return ""
 
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(bind, range(4)))
+        refusals = list(pool.map(bind, range(4)))
     piped.settle()
-    (won,) = [hour for hour, refused in enumerate(told) if not refused]
+    (won,) = [hour for hour, refused in enumerate(refusals) if not refused]
     memory = read_pipeline(piped.hook, piped.name, piped.ledger_topic).memory
     assert memory.binding.destination.place == {"path": str(won)}
-    assert [text for text in told if text] == [f"bound to {won}."] * 3
+    assert [text for text in refusals if text] == [f"bound to {won}."] * 3
 
 
 class Failing:

@@ -218,7 +218,7 @@ def test_the_command_says_where_it_continues(moved, unique, capsys):
     place = ["--bootstrap-servers", moved.kafka.bootstrap_servers, "--ledger-topic", moved.ledger_topic]
     to = unique("renamed")
     assert main(["rename", moved.name, "--to", to, "--why", "the DAG has another name", *place]) == 0
-    assert f"is called {to}" in (told := capsys.readouterr().out) and "after window 1" in told
+    assert f"is called {to}" in (output := capsys.readouterr().out) and "after window 1" in output
     moved.settle()
     assert main(["show", to, *place]) == 0
     assert f"renamed from {moved.name}" in capsys.readouterr().out

@@ -60,8 +60,8 @@ def test_a_window_that_an_attempt_works_on_or_may_work_on_is_refused_and_not_dis
         with pytest.raises(AttemptAtWork) as caught:
             ask(running=running)
         assert entry.window.run in str(caught.value) and entry.attempt.started_at in str(caught.value)
-        told = ask(running=running, dry_run=True)
-        assert (told.dry_run, told.skipped_offsets) == (True, 10) and entry.attempt.started_at in told.warnings[-1]
+        result = ask(running=running, dry_run=True)
+        assert (result.dry_run, result.skipped_offsets) == (True, 10) and entry.attempt.started_at in result.warnings[-1]
         at_work.close({"group_id": moved.name}, entry.window.ends)
     assert moved.stands() == [15, 15] and not memory_of(moved).history
 

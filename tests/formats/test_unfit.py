@@ -70,7 +70,7 @@ def one(value: Any, type_: pa.DataType) -> pa.Array:
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "shown"),
     [
         (texts(b"\xffa"), '"\ufffda"'),
         (one(Decimal("1.10"), pa.decimal128(12, 2)), "1.10"),
@@ -90,6 +90,6 @@ def one(value: Any, type_: pa.DataType) -> pa.Array:
     ],
     ids=lambda found: found if isinstance(found, str) else "",
 )
-def test_what_is_shown_of_a_value_is_json_whatever_it_is(column: pa.Array, told: str) -> None:
+def test_what_is_shown_of_a_value_is_json_whatever_it_is(column: pa.Array, shown: str) -> None:
     (found,) = format_rows_as_json([("c", column)])
-    assert found.decode() == f'{{"c":{told}}}' and json.loads(found)
+    assert found.decode() == f'{{"c":{shown}}}' and json.loads(found)

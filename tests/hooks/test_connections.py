@@ -66,7 +66,7 @@ def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"extra": "[1]"}, "its extra is a list; expected a JSON object"),
         ({"host": "https://db.example.org"}, "its host is `https://db.example.org`; expected the name or the address"),
@@ -74,20 +74,20 @@ def test_a_type_goes_by_several_names(monkeypatch: pytest.MonkeyPatch, kind: str
     ],
 )
 def test_an_address_or_an_extra_of_another_form_is_named(
-    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, str], told: str
+    monkeypatch: pytest.MonkeyPatch, kind: str, fields: dict[str, str], message: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "schema": "shop", **fields}))
-    with pytest.raises(ConnectionInvalid, match=f"`shop`: {told}"):
+    with pytest.raises(ConnectionInvalid, match=f"`shop`: {message}"):
         JdbcSource("shop", "orders").database()
 
 
 def test_numbers_of_a_database_connection_that_are_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, extra, told in (
+    for kind, extra, message in (
         ("postgres", {"port": "5432,5433"}, "its port is `5432,5433`; expected a number"),
         ("mysql", {"connect_timeout": "10s"}, "`connect_timeout` in its extra is `10s`; expected seconds"),
     ):
         monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "extra": extra}))
-        with pytest.raises(ConnectionInvalid, match=told):
+        with pytest.raises(ConnectionInvalid, match=message):
             JdbcSource("shop", "orders").database()
 
 
@@ -118,10 +118,10 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
         # As a URI, like the button of the page.
         monkeypatch.setenv("AIRFLOW_CONN_TESTED", connection.get_uri())
         begun = time.monotonic()
-        done, told = connection.test_connection()
+        done, message = connection.test_connection()
         assert time.monotonic() - begun < 90 or facts["conn_type"] == "spark"
-        assert "s3cr3t" not in told
-        return done, told
+        assert "s3cr3t" not in message
+        return done, message
 
     return test
 
@@ -157,9 +157,9 @@ def test_forms_of_connections_are_there_without_importing_a_hook(tmp_path: Path)
 
 
 def test_a_kafka_that_answers_is_reported_with_its_brokers(secured: EmbeddedKafka, tested: Any) -> None:
-    done, told = tested(conn_type="kafka", extra=secured.connection_extra())
-    assert done, told
-    assert re.fullmatch(rf"Connected to Kafka cluster \S+, brokers: {secured.bootstrap_servers}\.", told)
+    done, message = tested(conn_type="kafka", extra=secured.connection_extra())
+    assert done, message
+    assert re.fullmatch(rf"Connected to Kafka cluster \S+, brokers: {secured.bootstrap_servers}\.", message)
 
 
 @pytest.mark.parametrize(
@@ -177,22 +177,22 @@ def test_problems_of_a_kafka_connection_are_reported(
     secured: EmbeddedKafka, tested: Any, wrong: dict[str, str | None], reason: str
 ) -> None:
     extra = {key: value for key, value in {**secured.connection_extra(), **wrong}.items() if value is not None}
-    done, told = tested(conn_type="kafka", extra=extra)
+    done, message = tested(conn_type="kafka", extra=extra)
     assert not done
-    assert re.search(reason, told), told
+    assert re.search(reason, message), message
 
 
 def test_a_schema_registry_that_is_down_is_reported_at_once(tested: Any) -> None:
     # test_schema_registry.py has a registry that answers, and one that refuses a password.
-    done, told = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
+    done, message = tested(conn_type="schema_registry", host="127.0.0.1", port=1, login="me", password="s3cr3t")
     assert not done
-    assert "Connection refused" in told
+    assert "Connection refused" in message
 
 
 def test_a_spark_runs_a_job_in_a_process_of_its_own(tested: Any) -> None:
-    done, told = tested(conn_type="spark", host="local[1]", extra={"spark.driver.memory": "512m"})
-    assert done, told
-    assert re.fullmatch(r"Connected to Spark 4\.\S+ at local\[1\]\.", told)
+    done, message = tested(conn_type="spark", host="local[1]", extra={"spark.driver.memory": "512m"})
+    assert done, message
+    assert re.fullmatch(r"Connected to Spark 4\.\S+ at local\[1\]\.", message)
 
 
 def test_an_unreachable_spark_is_reported_within_seconds(tested: Any) -> None:
@@ -208,11 +208,11 @@ def test_a_database_that_answers_and_one_that_does_not_or_refuses_the_password_a
     address = f"{postgres.host}:{postgres.port}/{postgres.database}"
     password = urllib.parse.unquote(urllib.parse.urlparse(postgres.connection_uri()).password or "")
     assert tested(conn_type="postgres", **right, login="postgres", password=password) == (True, f"Connected to {address}.")
-    done, told = tested(conn_type="postgres", **right, login="postgres", password="s3cr3t")
-    assert not done and "password authentication failed" in told
+    done, message = tested(conn_type="postgres", **right, login="postgres", password="s3cr3t")
+    assert not done and "password authentication failed" in message
     for kind in ("postgres", "mysql"):
-        done, told = tested(conn_type=kind, host="127.0.0.1", port=1, login="me", password="s3cr3t", schema="shop")
-        assert not done and "127.0.0.1:1" in told and "refused" in told
+        done, message = tested(conn_type=kind, host="127.0.0.1", port=1, login="me", password="s3cr3t", schema="shop")
+        assert not done and "127.0.0.1:1" in message and "refused" in message
 
 
 # --- connections that lead to another kind of server ---
@@ -271,6 +271,6 @@ def test_another_kind_of_server_is_named_within_seconds(
         elif kind == "spark":
             address["host"] = "spark://127.0.0.1"
         begun = time.monotonic()
-        done, told = tested(conn_type=kind, **address)
-        assert not done and re.search(rf"127.0.0.1:{others[other]} (there )?is {FOUND[other]}", told), (other, told)
-        assert time.monotonic() - begun < 30, told
+        done, message = tested(conn_type=kind, **address)
+        assert not done and re.search(rf"127.0.0.1:{others[other]} (there )?is {FOUND[other]}", message), (other, message)
+        assert time.monotonic() - begun < 30, message

@@ -279,10 +279,10 @@ def test_a_registry_that_cannot_be_asked_is_a_problem_before_anything_is_written
     add(monkeypatch, "down", host="127.0.0.1", port=1, extra=FAST)
     with guarded(registry.url, "ann", "right") as url:
         add(monkeypatch, "bad", login="ann", password="s3cr3t", extra={"url": url})
-        for name, told in (("down", "did not answer"), ("bad", "Unauthorized")):
+        for name, message in (("down", "did not answer"), ("bad", "Unauthorized")):
             for avro in (Avro(registry=name), Avro(json.dumps(V2), registry=name)):
                 (problem,) = avro.to_write("orders", "value").find_encoding_problems("value", ["id"])
-                assert problem.where == "value.registry" and told in problem.what and "s3cr3t" not in f"{problem}"
+                assert problem.where == "value.registry" and message in problem.what and "s3cr3t" not in f"{problem}"
 
 
 def test_the_registry_is_asked_for_each_version_once(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
@@ -316,9 +316,9 @@ def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry
             with pytest.raises(RegistryRefused, match="Unauthorized.*Correct login and password") as caught:
                 hook.versions("orders-value")
             assert caught.value.status == 401
-            answered, told = hook.test_connection()
+            answered, message = hook.test_connection()
             (problem,) = Avro(registry=name, subject="orders-value").validate("value")
-            assert not answered and "s3cr3t" not in f"{caught.value}{told}{problem}{hook!r}{hook.url}"
+            assert not answered and "s3cr3t" not in f"{caught.value}{message}{problem}{hook!r}{hook.url}"
 
 
 def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +332,8 @@ def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.
 
 def test_a_server_that_is_no_registry_is_reported(monkeypatch: pytest.MonkeyPatch, registry: EmbeddedRegistry) -> None:
     add(monkeypatch, "else", host=f"http://127.0.0.1:{registry.port}", schema="", extra=FAST)
-    answered, told = SchemaRegistryHook("else").test_connection()
-    assert not answered and "refused its subjects" in told
+    answered, message = SchemaRegistryHook("else").test_connection()
+    assert not answered and "refused its subjects" in message
 
 
 def test_a_redirection_is_reported_with_the_address_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +346,9 @@ def test_a_redirection_is_reported_with_the_address_to_give(monkeypatch: pytest.
     with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         add(monkeypatch, "moved", host=f"http://127.0.0.1:{server.server_port}", schema="", extra=FAST)
-        answered, told = SchemaRegistryHook("moved").test_connection()
+        answered, message = SchemaRegistryHook("moved").test_connection()
         server.shutdown()
-    assert not answered and "HTTP 302" in told and "Give the address that it redirects to" in told
+    assert not answered and "HTTP 302" in message and "Give the address that it redirects to" in message
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({}, "it has no host"),
         ({"host": "a", "extra": {"ssl.key.password": "s3cr3t"}}, "ssl.certificate.location required"),
@@ -379,10 +379,12 @@ def test_the_address_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch, 
         ({"host": "a", "extra": {"ssl.ca.location": "/no/such"}}, "its `ssl.ca.location` is /no/such, which cannot be read on"),
     ],
 )
-def test_a_connection_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str) -> None:
+def test_a_connection_that_cannot_be_used_is_reported(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], message: str
+) -> None:
     add(monkeypatch, "broken", **fields)
     hook = SchemaRegistryHook("broken")
-    with pytest.raises(ConnectionInvalid, match=told) as caught:
+    with pytest.raises(ConnectionInvalid, match=message) as caught:
         _ = hook.client
     assert "s3cr3t" not in str(caught.value) and not hook.test_connection()[0]
 

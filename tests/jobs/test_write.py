@@ -44,7 +44,7 @@ class ListWriter(SplitWriter):
     def open(self, split: Split) -> None:
         self.is_open = True
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         return {at: "too wide" for at, i in enumerate(rows.batch.column("id").to_pylist()) if i in self.unfit}
 
     def write(self, rows: Rows) -> None:

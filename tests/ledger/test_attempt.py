@@ -365,7 +365,7 @@ def test_a_command_says_whose_transaction_is_open_and_ends_it(
     other, producer = left_open
     place = ["--bootstrap-servers", kafka.bootstrap_servers, "--ledger-topic", ledger_topic_name]
     assert main(["unblock", pipeline, "--dry-run", *place]) == 0
-    assert "Open, in partition" in (told := capsys.readouterr().out) and f"pipeline `{other}` (split 3 of window 7)" in told
+    assert "Open, in partition" in (output := capsys.readouterr().out) and f"pipeline `{other}` (split 3 of window 7)" in output
     assert main(["unblock", pipeline, *place]) == 0
     assert "Ended" in capsys.readouterr().out
     with attempt("run3") as ledger:
@@ -481,7 +481,7 @@ def test_a_replay_that_is_too_old_by_now_is_complete_and_forgotten_by_the_next_w
         ledger.reopen(ledger.memory.open_entry)
         ledger.close({"n": 1}, {})
     with attempt("run1", keep_windows=1) as ledger:
-        done = ledger.completed("run1")
+        done = ledger.find_completed("run1")
         assert (done.window.replay, done.report) == (1, {"n": 1}), "its run would plan a new window"
         ledger.close({}, ledger.plan(window(pipeline, topic, 4, "run4")).window.ends)
     with attempt() as ledger:

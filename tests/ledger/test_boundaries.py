@@ -42,8 +42,8 @@ class Topic:
         failed = []
         for stamp in stamps:
             at = stamp if stamp > BEGIN else BEGIN + round(stamp * MINUTE)
-            told = lambda error, _: failed.append(error) if error else None  # noqa: E731
-            producer.produce(self.name, b"v", b"k", partition, timestamp=at, on_delivery=told)
+            note_failure = lambda error, _: failed.append(error) if error else None  # noqa: E731
+            producer.produce(self.name, b"v", b"k", partition, timestamp=at, on_delivery=note_failure)
         producer.flush(60)
         assert not failed
 

@@ -104,7 +104,7 @@ class TestArchives:
         assert show(hook, hourly.name, ledger_topic=hourly.ledger).intervals == (10, 10)
         # Archived intervals are complete for every reader.
         with hourly.attempt(1, "again") as ledger:
-            entry = ledger.completed("again")
+            entry = ledger.find_completed("again")
             assert entry is not None
             assert (entry.window.run, entry.window.ranges) == ("run-1", (OffsetRange(hourly.topic, 0, 10, 20),))
         # And its instants are taken.
@@ -128,7 +128,7 @@ class TestArchives:
         name = hourly.hour(1).name
         replay(hook, hourly.name, name=name, why="test", ledger_topic=hourly.ledger)
         with hourly.attempt(1, "again") as ledger:
-            entry = ledger.completed("again")
+            entry = ledger.find_completed("again")
             assert ledger.parent_memory.replay_asked(entry.window) is not None
             assert ledger.replay(entry).window.replay == 1
             ledger.close({"completed_at": "2026-01-01T00:00:00.000Z"}, {})

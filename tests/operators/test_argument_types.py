@@ -72,19 +72,19 @@ def test_a_template_that_is_not_rendered_is_named_where_it_stands():
     ]
     wrong = {"spark_conf": {"spark.app.name": "{{ dag.dag_id }}"}, "split_records": "{{ params.n }}", "transforms": chain}
     found = complaints(to_sink(**wrong, sink=PostgresSink("{{ conn }}", "{{ table }}", windows_table="w", mode="{{ mode }}")))
-    told = {problem.where: f"{problem.what}. {problem.action}" for problem in found}
+    by_argument = {problem.where: f"{problem.what}. {problem.action}" for problem in found}
     rendered = "Write the value itself; PostgresSink renders templates in conn_id, table"
-    assert told["sink.mode"].startswith(f"`{{{{ mode }}}}` is a template, and this argument renders none. {rendered}")
-    assert told["transforms[0] Filter.predicate.sql"] == (
+    assert by_argument["sink.mode"].startswith(f"`{{{{ mode }}}}` is a template, and this argument renders none. {rendered}")
+    assert by_argument["transforms[0] Filter.predicate.sql"] == (
         "`{{ ds }}` is a template, and this argument renders none. Write the value itself. If it is no template: "
         "`airflow.sdk.literal(...)`"
     )
-    assert {"spark_conf", "transforms[0] Filter.to.partition_by", "transforms[1] Sql.columns"} <= set(told)
+    assert {"spark_conf", "transforms[0] Filter.to.partition_by", "transforms[1] Sql.columns"} <= set(by_argument)
     assert not {"sink.table", "sink.conn_id", "transforms[0] Filter.to.path"} & {
         p.where for p in found if "is a template" in p.what
     }
-    assert told["split_records"].startswith("`{{ params.n }}` is a template")
-    assert len(told) == len(found), "each argument once"
+    assert by_argument["split_records"].startswith("`{{ params.n }}` is a template")
+    assert len(by_argument) == len(found), "each argument once"
     (wrong,) = complaints(
         KafkaLagSensor(task_id="lag", group_id="g", topics="orders", at_most_records=0, wait_for_topic="{{ x }}")
     )

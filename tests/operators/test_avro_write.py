@@ -123,8 +123,8 @@ def test_columns_that_cannot_be_written_are_reported_before_spark_starts(orders,
         (Avro(registry=CONN, use_latest_version=True), f"{orders.topic}-value.*HTTP 404"),
         (Avro(registry=CONN, use_latest_version=True, auto_register_schemas=True), "beside `auto_register_schemas`"),
     ]
-    for avro, told in cases:
-        with pytest.raises(ValidationError, match=told):
+    for avro, message in cases:
+        with pytest.raises(ValidationError, match=message):
             orders.run("run1", value=avro)
 
 

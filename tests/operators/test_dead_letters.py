@@ -173,7 +173,7 @@ def test_without_a_topic_bad_records_are_left_out_when_that_is_said_and_the_ledg
 
     def remembered() -> int:
         with KafkaHook() as hook, Ledger(hook, files.name, "dag/other/task", topic=files.arguments["ledger_topic"]) as ledger:
-            return ledger.read().dead[1].skips(0)
+            return ledger.read().dead[1].count_skipped(0)
 
     fail_at(monkeypatch, "sink.in_transaction")
     with pytest.raises(RuntimeError):

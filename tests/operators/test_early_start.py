@@ -20,7 +20,7 @@ def foresees(pipeline, run_id, **options):
     """Return an attempt's prediction for a run; None if it makes none."""
     wait_stable(pipeline.kafka.connection_extra(), f"ledger-{pipeline.name}")
     operator = make(**{**pipeline.arguments, **options})
-    look = operator.foresees_records(Run.of(context(run_id)))
+    look = operator.make_records_check(Run.of(context(run_id)))
     return look and look()
 
 

@@ -72,7 +72,7 @@ class Pair:
             producer.produce(self.ledger_topic, record.value, record.key, place.partition)
             assert producer.flush(60) == 0
             if not dies:
-                ledger.published()
+                ledger.read_published()
                 ledger.close({"published": [vars(part) for part in landed]}, {})
         self.settle()
 
@@ -95,8 +95,8 @@ class Pair:
     def loaded(self, **options) -> tuple[int, int, int, int | None]:
         """Return the records that a run has read, and the first and last window of the other pipeline with their records."""
         report = self.load(**options)
-        told = report["follows"]
-        return report["records_read"], told["first"], told["last"], told["records"]
+        followed = report["follows"]
+        return report["records_read"], followed["first"], followed["last"], followed["records"]
 
     # --- by hand ---
 

@@ -270,11 +270,11 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
     with KafkaHook() as hook:
         ledger = LedgerTopic(hook, f"ledger-{pipeline.name}")
         ledger.ensure()
-        lanes = [f"{pipeline.name}.{name}" for name in ledger.read(pipeline.name).memory.intervals]
-        assert len(lanes) == 3
-        remembered = [lane for lane in lanes if ledger.read(lane, parent=pipeline.name).memory.entries]
+        ledgers = [f"{pipeline.name}.{name}" for name in ledger.read(pipeline.name).memory.intervals]
+        assert len(ledgers) == 3
+        remembered = [name for name in ledgers if ledger.read(name, parent=pipeline.name).memory.entries]
     assert len(remembered) == 2
-    assert intervals.run(0, keep_windows=2)["records_read"] == 0, "told without its details"
+    assert intervals.run(0, keep_windows=2)["records_read"] == 0, "reported without its details"
     again = intervals.run(0, keep_windows=2, cleared=1)
     assert again["replay"] == 1
     assert intervals.check([again, *reports[1:]]) >= 15

@@ -208,8 +208,8 @@ def test_sql_that_spark_refuses_is_named_before_a_window_is_planned(orders, uniq
 def test_records_without_a_key_are_not_copied_to_a_compacted_topic_which_is_named_before_a_window_is_planned(orders, unique):
     orders.kafka.create_topic(compacted := unique("compacted"), 2, config={"cleanup.policy": "compact"})
     orders.records_in([(b"k", b"{}", None), (None, b"{}", None)])
-    told = rf"sink.key: topic `{compacted}` is compacted .* without a key, as {orders.topic}-\d@\d is"
-    with pytest.raises(ValidationError, match=told):
+    message = rf"sink.key: topic `{compacted}` is compacted .* without a key, as {orders.topic}-\d@\d is"
+    with pytest.raises(ValidationError, match=message):
         orders.run(topic=compacted)
     report = orders.run(topic=compacted, value=Json(schema="id bigint"), filter="id > 1")
     assert (report["window"], report["attempts"], report["records_filtered"]) == ("0000000001", 1, 2), "no other was planned"

@@ -65,24 +65,24 @@ def test_latency_up_to_the_flush_and_over_and_under_consumption_per_bucket_are_r
     before = datetime.now(timezone.utc)
     report = files.run(upstream_counts=str(upstream))
     after = datetime.now(timezone.utc)
-    latency, consumption, told = report["latency"], report["consumption"], collect_metrics(report)
+    latency, consumption, metrics = report["latency"], report["consumption"], collect_metrics(report)
     oldest, newest = MINUTE, MINUTE + timedelta(minutes=10, seconds=34.5)
     assert (before - oldest).total_seconds() < latency["max"] < (after - oldest).total_seconds()
     assert (before - newest).total_seconds() < latency["min"] < (after - newest).total_seconds()
     assert latency["min"] <= latency["p50"] <= latency["p95"] <= latency["max"]
     assert 590 < latency["p95"] - latency["min"] < 660
-    assert told["latency_p95_seconds"] == latency["p95"]
+    assert metrics["latency_p95_seconds"] == latency["p95"]
     assert (consumption["bucket_seconds"], consumption["over"], consumption["under"]) == (60, 5, 7)
     assert [bucket[1:] for bucket in consumption["buckets"]] == [[50, 45], [60, 60], [70, 77]]
     assert sum(read for _, read, _ in consumption["buckets"]) == report["records_read"] == 180
-    assert (told["over_consumption"], told["under_consumption"], told["records_read"]) == (5, 7, 180)
+    assert (metrics["over_consumption"], metrics["under_consumption"], metrics["records_read"]) == (5, 7, 180)
     with statsd(monkeypatch) as server:
         emit(report)
         received = set()
         while not any(line.startswith("airflow.kafka_spark.window.completed,") for line in received):
             received.add(server.recv(65_536).decode())
     tags = f"pipeline={files.name}"
-    assert {f"airflow.kafka_spark.window.{name},{tags}:{value}|g" for name, value in told.items()} < received
+    assert {f"airflow.kafka_spark.window.{name},{tags}:{value}|g" for name, value in metrics.items()} < received
     assert f"airflow.kafka_spark.window.completed,{tags}:1|c" in received
 
 

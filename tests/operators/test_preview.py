@@ -56,8 +56,8 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
     dag_file = tmp_path / "flow.py"
     dag_file.write_text(DAG_FILE.format(arguments=files.arguments))
     assert main(["plan", files.name, "--dag-file", str(dag_file)]) == 0
-    told = capsys.readouterr().out
-    assert "would begin at the position of its sink" in told and "60 records" in told
+    output = capsys.readouterr().out
+    assert "would begin at the position of its sink" in output and "60 records" in output
     assert main(["plan", "another", "--dag-file", str(dag_file)]) == 2
     assert f"the pipelines of its tasks: {files.name}" in capsys.readouterr().err
 

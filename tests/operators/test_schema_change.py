@@ -55,11 +55,11 @@ def test_an_interval_whose_columns_are_others_is_refused_beside_the_other_interv
         return {"sink": FilesSink(path=place, **options), "transforms": [Filter(predicate=Condition("id < 0"), to=routed)]}
 
     intervals.run(1, value=Json(schema=columns), **sinks())
-    for changed, told in (("id string", "found string; expected int64"), ("note string", "it is new")):
+    for changed, message in (("id string", "found string; expected int64"), ("note string", "it is new")):
         other = f"{columns}, {changed}" if "note" in changed else columns.replace("id bigint", changed)
         with pytest.raises(ValidationError) as raised:
             intervals.run(0, value=Json(schema=other), **sinks())
-        assert len(raised.value.problems) == 2 and all(told in problem.what for problem in raised.value.problems)
+        assert len(raised.value.problems) == 2 and all(message in problem.what for problem in raised.value.problems)
     wider = Json(schema=f"{columns}, note string")
     intervals.run(0, value=wider, **sinks(auto_evolve=True))
     # The record of the latest commit counts, which covers all earlier ones, for any interval.

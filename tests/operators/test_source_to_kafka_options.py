@@ -76,10 +76,10 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
     with KafkaHook("kafka_default") as hook:
         assert KafkaSink(topic=compacted).producer(hook)["message.max.bytes"] == 1000, "librdkafka takes nothing smaller"
     # Neither dead letters nor removed records may go to the topic of good rows or to the ledger.
-    for topic, told in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
+    for topic, expected in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
-        assert told in found["errors_deadletterqueue_topic_name"]
-        assert told in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]
+        assert expected in found["errors_deadletterqueue_topic_name"]
+        assert expected in problems(orders, transforms=[Filter(to=topic)])["transforms[0] Filter.to"]
     found = problems(orders, key="nothing", transaction_timeout=100_000, source={"cursor": "nothing"}, topic="nowhere-at-all")
     assert {"sink.transaction_timeout", "sink.topic", "source.cursor"} <= found.keys()
     assert committed_records(orders.kafka.connection_extra(), orders.topic) == []

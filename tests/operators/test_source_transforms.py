@@ -233,8 +233,8 @@ def test_transforms_that_do_not_fit_are_reported_before_a_window_is_planned(orde
     for options, where, match in MISFITS:
         with pytest.raises(ValidationError) as raised:
             orders.run("run1", **options)
-        told = {problem.where: str(problem) for problem in raised.value.problems}
-        assert list(told) == [where] and match in told[where], (options, told)
+        by_argument = {problem.where: str(problem) for problem in raised.value.problems}
+        assert list(by_argument) == [where] and match in by_argument[where], (options, by_argument)
     assert orders.run("run2")["window"] == "0000000001", "nothing was planned"
     assert orders.check() == 3
 
@@ -261,7 +261,7 @@ def test_what_a_filter_takes_out_goes_to_its_topic_as_the_source_gave_it(orders:
     for key, body, stamp, headers in sent(orders, rare):
         row = json.loads(body or b"", parse_float=str)
         shown.append((row["id"], row["customer"], row["amount"], row["placed_at"]))
-        facts = {name.rpartition(".")[2]: (told or b"").decode() for name, told in headers[1:]}
+        facts = {name.rpartition(".")[2]: (value or b"").decode() for name, value in headers[1:]}
         assert key == b"%d" % row["id"] and headers[0] == ("h", row["customer"].encode())
         assert stamp == 1_750_000_000_000 + (17 if row["id"] == HUGE else row["id"]) * 1000
         assert (facts["pipeline"], facts["reason"], facts["source"]) == (orders.name, "it ends in 7", report["source"])

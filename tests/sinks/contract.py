@@ -530,8 +530,8 @@ class SinkContract:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             task = writer.split_writer()
-            told = [repr(x) + str(x) for x in (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri)]
-            assert not [secret for secret in case.secrets for text in told if secret in text]
+            texts = [repr(x) + str(x) for x in (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri)]
+            assert not [secret for secret in case.secrets for text in texts if secret in text]
             assert pickle.dumps(pickle.loads(pickle.dumps(task)))
 
     def test_a_sink_is_a_frozen_value_that_travels(self, case: Case) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import find_s3_access
+from airflow_kafka_spark.hooks.object_stores import find_s3_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.windows.model import TopicPartition

@@ -85,9 +85,9 @@ class Campaign:
             subject.next_run()
             trouble = self.chance.choice([*TROUBLES, *([_kill_an_executor] * 2 if subject.has_cluster else [])])
             self.last = f"step {step}, {subject}, {trouble.__name__.lstrip('_')}"
-            told = trouble(self, subject)
-            self.last += f": {told}"
-            if told:
+            outcome = trouble(self, subject)
+            self.last += f": {outcome}"
+            if outcome:
                 self.counts[trouble.__name__.lstrip("_")] += 1
             self._retry(subject)
             command = subject.command(self.chance)
@@ -96,7 +96,9 @@ class Campaign:
                 self.counts[command.split(" at ")[0]] += 1
             compared = subject.check()
             self.compared += compared
-            self.say(f"{step:4d}  {subject}: {told or 'no trouble'}; {command or 'no command'}; {compared} records as expected")
+            self.say(
+                f"{step:4d}  {subject}: {outcome or 'no trouble'}; {command or 'no command'}; {compared} records as expected"
+            )
 
     def _retry(self, subject: Subject) -> None:
         """Run the task again, as Airflow does. A broker that was killed may answer only a later try on a busy machine."""
@@ -117,13 +119,13 @@ class Campaign:
 
 
 def _kill_at_a_point(campaign: Campaign, subject: Subject) -> str:
-    told = []
+    kills = []
     for _ in range(campaign.chance.choice([1, 1, 1, 2, 3])):
         point = campaign.chance.choice(subject.points)
         victim = subject.victim(point)
         victim.wait()
-        told.append(point if victim.fired else f"{point} not reached")
-    return f"killed at {', '.join(told)}"
+        kills.append(point if victim.fired else f"{point} not reached")
+    return f"killed at {', '.join(kills)}"
 
 
 def _kill_at_a_moment(campaign: Campaign, subject: Subject) -> str:

@@ -25,7 +25,7 @@ from tests.support.pipelines import QUICK_JVM
 from tests.support.runs import ROOT, run
 from tests.support.workers import fault_in_tasks
 
-_TOLD = "TOLD "
+_ANSWER = "ANSWER "
 
 OURS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 """The setting by which executors of :func:`standalone` find the modules of this environment, those of tests among them."""
@@ -111,32 +111,32 @@ class Driver:
 
         :raises AssertionError: the attempt failed.
         """
-        told = self._answer(seconds)
-        assert "report" in told, f"{told['error']}:\n{processes.read_tail(self._log, 40)}"
-        return told["report"]
+        answer = self._answer(seconds)
+        assert "report" in answer, f"{answer['error']}:\n{processes.read_tail(self._log, 40)}"
+        return answer["report"]
 
     def error(self, seconds: float = 400) -> str:
         """Return the class and the message of the error that ended the attempt.
 
         :raises AssertionError: the attempt succeeded.
         """
-        told = self._answer(seconds)
-        assert "error" in told, told
-        return told["error"]
+        answer = self._answer(seconds)
+        assert "error" in answer, answer
+        return answer["error"]
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         try:
-            told: dict[str, Any] = json.loads(self._answers.get(timeout=seconds))
+            answer: dict[str, Any] = json.loads(self._answers.get(timeout=seconds))
         except Empty:
             raise AssertionError(f"no answer after {seconds} s:\n{processes.read_tail(self._log, 40)}") from None
-        return told
+        return answer
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         # Spark writes there too.
         for line in self.process.stdout:
-            if line.startswith(_TOLD):
-                self._answers.put(line[len(_TOLD) :])
+            if line.startswith(_ANSWER):
+                self._answers.put(line[len(_ANSWER) :])
         self._answers.put(json.dumps({"error": "the driver has ended"}))
 
 
@@ -216,11 +216,11 @@ def main() -> None:
             _launch_jvm()
         try:
             with fault_in_tasks(*fault) if fault else contextlib.nullcontext():
-                told = {"report": run(make, options, run_id)}
+                answer = {"report": run(make, options, run_id)}
         except Exception as error:
             logging.exception("The attempt failed")
-            told = {"error": f"{type(error).__name__}: {error}"}
-        print(_TOLD + json.dumps(told), flush=True)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(_ANSWER + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

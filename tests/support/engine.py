@@ -233,8 +233,8 @@ def _connect(address: Path) -> tuple[Any, Any]:
     while not address.exists():
         assert time.monotonic() < deadline, "the engine does not start"
         time.sleep(0.02)
-    with address.open("rb") as told:
-        os.environ |= {"PYSPARK_GATEWAY_PORT": str(read_int(told)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(told)}
+    with address.open("rb") as file:
+        os.environ |= {"PYSPARK_GATEWAY_PORT": str(read_int(file)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(file)}
     SparkContext._ensure_initialized()
     return SparkContext._gateway, SparkContext._jvm
 

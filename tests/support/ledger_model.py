@@ -495,10 +495,10 @@ class ModelSink(Sink):
     def commit(self, window: Window) -> None:
         """See :meth:`~airflow_kafka_spark.sinks.base.WindowWriter.commit`."""
         facts = (self._key(window.pipeline), window.number)
-        told = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved)
-        if told not in ("taken", "there"):
-            raise WindowConflict(str(window), told, "")
-        if told == "taken" and not _now.rules.takes_rows_first:
+        outcome = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved)
+        if outcome not in ("taken", "there"):
+            raise WindowConflict(str(window), outcome, "")
+        if outcome == "taken" and not _now.rules.takes_rows_first:
             _ask("sink.rows", *facts)
 
 
@@ -515,7 +515,7 @@ class ModelOperator(KafkaToSinkOperator):
     def show(self, context: Any, run: Any) -> None:
         self.run_now = run
 
-    def foresees_records(self, run: Any) -> None:
+    def make_records_check(self, run: Any) -> None:
         """Return without starting Spark."""
 
     def refuse_lost_records(self, ledger: Any, found: Any) -> None:
@@ -524,7 +524,7 @@ class ModelOperator(KafkaToSinkOperator):
             super().refuse_lost_records(ledger, found)
 
     @contextmanager
-    def seen(self, window: Window) -> Iterator[None]:
+    def publish_progress(self, window: Window) -> Iterator[None]:
         yield
 
     def open_ledger(self, run: Any) -> Any:
@@ -900,11 +900,11 @@ def explore(
                 moved = (*histories[:index], actor.after(histories[index], answer), *histories[index + 1 :])
                 limits = (left, patience, index if turns != UNLIMITED else last, turns - is_switch)
                 following.append(((actor.name, step), (then, moved, limits)))
-            for told, new in following:
+            for label, new in following:
                 new = _settled(new, everyone, worlds, at_once)
                 if new not in seen:
                     seen.add(new)
-                    came_from[new] = (state, told)
+                    came_from[new] = (state, label)
                     pending.append(new)
         return Explored(len(seen), len(worlds.plain), {actor.name: dict(actor.ends) for actor in everyone})
 
@@ -989,7 +989,7 @@ def _finish(world: World, finish: Sequence[Act], rules: Rules, check: Any, alway
         check(world)
 
 
-def _told(what: str | tuple[str, tuple[Any, ...]]) -> str:
+def _describe_step(what: str | tuple[str, tuple[Any, ...]]) -> str:
     if isinstance(what, str):
         return what
     name, (kind, *args) = what
@@ -999,8 +999,8 @@ def _told(what: str | tuple[str, tuple[Any, ...]]) -> str:
 
 
 def _trail(state: Any, came_from: Mapping[Any, tuple[Any, Any]]) -> str:
-    told = []
+    lines = []
     while state in came_from:
         state, what = came_from[state]
-        told.append(_told(what))
-    return "\n".join(reversed(told))
+        lines.append(_describe_step(what))
+    return "\n".join(reversed(lines))

@@ -105,10 +105,10 @@ class EmbeddedRegistry:
             server = self._supervisor.spawn([*command, "-jar", home / RUNNER], log=self._log)
             if self._waits_for(server):
                 return self
-            told = processes.read_tail(self._log)
+            log_tail = processes.read_tail(self._log)
             self._supervisor.close()
             if attempt == _ATTEMPTS:
-                raise ServerFailed("schema registry", told)
+                raise ServerFailed("schema registry", log_tail)
         raise AssertionError("unreachable")
 
     @property

@@ -46,7 +46,7 @@ class Splits:
         """Check that every row of all splits is there once, for both readers, and that no transaction is open."""
         self.wait_settled()
         there = committed_records(self.kafka.connection_extra(), self.reader.topic)
-        assert len(self.ledger.published()) == self.count
+        assert len(self.ledger.read_published()) == self.count
         keys = [key for split in range(self.count) for key in rows(split).column("key").to_pylist()]
         compared = same_multiset(keys, (key for _, _, key, _ in there))
         assert same_log(there, self.reader.caught_up()) == compared

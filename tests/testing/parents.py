@@ -30,14 +30,14 @@ def nothing_is_left_of(code: str, least: int) -> None:
     """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        told = json.loads(parent.stdout.readline())
+        facts = json.loads(parent.stdout.readline())
         try:
             # A server may have helpers for a moment.
-            assert sum(not gone(pid) for pid in told["pids"]) >= least
-            assert Path(told["directory"]).is_dir()
+            assert sum(not gone(pid) for pid in facts["pids"]) >= least
+            assert Path(facts["directory"]).is_dir()
             parent.send_signal(signal.SIGKILL)
-            assert processes.wait_until(lambda: all(map(gone, told["pids"])), 120)
-            assert not gone(told["fork"])
-            assert not Path(told["directory"]).exists()
+            assert processes.wait_until(lambda: all(map(gone, facts["pids"])), 120)
+            assert not gone(facts["fork"])
+            assert not Path(facts["directory"]).exists()
         finally:
-            os.kill(told["fork"], signal.SIGKILL)
+            os.kill(facts["fork"], signal.SIGKILL)

@@ -354,9 +354,9 @@ def test_passwords_are_in_no_repr_no_command_line_and_no_readable_file(secured: 
     assert secured.security is not None
     broker = secured.broker()
     assert broker.pid is not None
-    told = repr(secured) + repr(secured.security) + repr(broker) + " ".join(secured.security.make_scram_arguments())
-    told += " ".join(psutil.Process(broker.pid).cmdline()) + broker.log.read_text()
-    assert not any(password in told for password in PASSWORDS.values())
+    shown = repr(secured) + repr(secured.security) + repr(broker) + " ".join(secured.security.make_scram_arguments())
+    shown += " ".join(psutil.Process(broker.pid).cmdline()) + broker.log.read_text()
+    assert not any(password in shown for password in PASSWORDS.values())
     files = [path for path in broker.directory.parent.rglob("*") if path.suffix in (".properties", ".pem", ".key")]
     holding = [path for path in files if "another" in path.read_text() or "PRIVATE KEY" in path.read_text()]
     assert len(holding) == 3

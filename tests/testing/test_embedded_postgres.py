@@ -182,7 +182,7 @@ def test_it_works_for_an_ordinary_user(tmp_path: Path) -> None:
         "import os; from airflow_kafka_spark.testing import EmbeddedPostgres\n"
         "with EmbeddedPostgres() as p: p.kill(); p.restart(); p.restart(); p.connect(); print(os.geteuid(), p.log.parent)"
     )
-    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "told"
+    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "log"
     try:
         # As the supervisor starts it, it may read a Python that belongs to root.
         child = supervisor.spawn([sys.executable, "-c", code], log=log, user=(nobody.pw_uid, nobody.pw_gid))
@@ -195,7 +195,7 @@ def test_it_works_for_an_ordinary_user(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans go to the first process")
 def test_what_a_server_that_was_killed_has_started_ends_with_its_supervisor(tmp_path: Path) -> None:
-    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "told"
+    supervisor, log = processes.SupervisorClient("a test"), tmp_path / "log"
     try:
         server = supervisor.spawn(["sh", "-c", "sh -c 'sleep 600 & echo $!; wait' & wait"], log=log)
         assert processes.wait_until(lambda: log.read_text().strip(), 180)
@@ -231,15 +231,15 @@ def test_the_airflow_connection_is_what_the_server_says(postgres: EmbeddedPostgr
     from airflow.models.connection import Connection
 
     for connection in (Connection(uri=postgres.connection_uri()), Connection.from_json(postgres.connection_json())):
-        told = (connection.conn_type, connection.host, connection.port, connection.login, connection.password, connection.schema)
-        assert told == ("postgres", postgres.host, postgres.port, postgres.user, postgres.password, postgres.database)
+        shown = (connection.conn_type, connection.host, connection.port, connection.login, connection.password, connection.schema)
+        assert shown == ("postgres", postgres.host, postgres.port, postgres.user, postgres.password, postgres.database)
 
 
 def test_its_password_is_in_no_repr_no_command_line_and_no_readable_file(postgres: EmbeddedPostgres) -> None:
-    told = repr(postgres) + postgres.log.read_text()
+    shown = repr(postgres) + postgres.log.read_text()
     for pid in processes_of(postgres):
-        told += " ".join(psutil.Process(pid).cmdline())
-    assert postgres.password not in told
+        shown += " ".join(psutil.Process(pid).cmdline())
+    assert postgres.password not in shown
     assert (postgres.log.parent / "password").stat().st_mode & 0o077 == 0
 
 

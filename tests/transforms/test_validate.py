@@ -155,5 +155,5 @@ def test_importing_transforms_imports_no_pyspark() -> None:
 def test_reasons_of_spark_name_no_column_of_ours_and_no_place_in_the_sql() -> None:
     columns = "`id`, `__kafka_end`, `name`, `__kafka_key`"
     said = f"[UNRESOLVED_COLUMN] `x` cannot be resolved. Did you mean one of the following? [{columns}]. SQLSTATE: 42703"
-    told = describe_sql_refusal(ValueError(f"{said}; line 1 pos 0;\n'Project"))
-    assert told == f"Spark's SQL does not understand it: {said.replace(columns, '`id`, `name`')}"
+    message = describe_sql_refusal(ValueError(f"{said}; line 1 pos 0;\n'Project"))
+    assert message == f"Spark's SQL does not understand it: {said.replace(columns, '`id`, `name`')}"

@@ -90,9 +90,9 @@ def test_texts_are_cut_and_bytes_are_hex():
 
 
 def test_an_error_without_its_secrets():
-    told = redact_text("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
-    assert "hunter2" not in told
-    assert "@host/db" in told
+    redacted = redact_text("sasl.password=hunter2, postgres://bob:hunter2@host/db and token: hunter2")
+    assert "hunter2" not in redacted
+    assert "@host/db" in redacted
 
 
 def test_what_kafka_does_not_answer_is_503_and_what_is_refused_409():

@@ -70,11 +70,11 @@ def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
         put(snapshot, make_window_record(entry("p", number)), number)
     pipeline = snapshot.pipelines["p"]
     assert pipeline.windows_total == 1001
-    told = list_stored_windows(pipeline)
-    assert len(told) == MAX_WINDOWS
+    stored = list_stored_windows(pipeline)
+    assert len(stored) == MAX_WINDOWS
     # An open window is kept, no matter how old it is.
-    assert [t.entry.window.number for t in told] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
-    assert [t.entry.window.number for t in list_windows_before(told, "990")][:2] == [989, 988]
+    assert [t.entry.window.number for t in stored] == [*range(1003, 1003 - MAX_WINDOWS + 1, -1), 3]
+    assert [t.entry.window.number for t in list_windows_before(stored, "990")][:2] == [989, 988]
     for number in range(3, 1004):
         snapshot.add(0, LedgerRecord(make_window_key("p", number), None, number + 2000))
     assert snapshot.pipelines == {}
@@ -83,14 +83,14 @@ def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
 def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are_known_by_its_report():
     """They went along with its other records: the ledger has no record of its own of them."""
     snapshot, done = LedgerSnapshot(), entry("p", 1)
-    told = {
+    reported = {
         **done.report,
         "dead_letters": [{"topic": "dead", "partition": n, "first": 5, "last": 9, "records": 2} for n in range(2)],
         "routed": [{"topic": "small", "partition": n, "first": 0, "last": 9, "records": 5} for n in range(2)],
         "captured": [{"sink": "file:///gone", "records": 3}],
         "records_routed": 13,
     }
-    put(snapshot, make_window_record(replace(done, report=told)), 1)
+    put(snapshot, make_window_record(replace(done, report=reported)), 1)
     put(snapshot, make_window_record(entry("p", 2)), 2)
     second, first = list_stored_windows(snapshot.pipelines["p"])
     assert (second.landed, second.elsewhere) == ((), [])
@@ -110,11 +110,11 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     for hour in range(3):
         interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
         state = State.PLANNED if hour == 2 else State.COMPLETE
-        lane, told = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
-        assert parse_ledger_name(lane) == ("a.b", interval.name)
+        ledger_name, reported = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        assert parse_ledger_name(ledger_name) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
-        moved = entry(lane, 1, state, bounds)
-        put(snapshot, make_window_record(replace(moved, report=told if moved.report else None)), 2 * hour)
+        moved = entry(ledger_name, 1, state, bounds)
+        put(snapshot, make_window_record(replace(moved, report=reported if moved.report else None)), 2 * hour)
         put(snapshot, make_interval_record("a.b", IntervalState(interval, state, ())), 2 * hour + 1)
     assert list(snapshot.pipelines) == ["a.b"]
     pipeline = snapshot.pipelines["a.b"]

@@ -80,10 +80,10 @@ def test_it_is_written_with_the_window_and_read_again_and_a_missing_one_is_not_k
     binding = Binding(TASK, TABLE, Endpoint(details={"group": "g"}), decided=3)
     assert binding_from_json(json.loads(json.dumps(binding_to_json(binding)))) == binding
     window = Window("p", 1, (), "run", "now", binding=binding)
-    told = json.loads(json.dumps(window_to_json(window)))
-    assert window_from_json(told) == window
-    del told["binding"]
-    assert window_from_json(told).binding is None
+    value = json.loads(json.dumps(window_to_json(window)))
+    assert window_from_json(value) == window
+    del value["binding"]
+    assert window_from_json(value).binding is None
     later = {**binding_to_json(binding), "unheard": 1, "writer": {**vars(TASK), "unheard": 2}}
     assert binding_from_json(later) == binding
     assert fold_records("p", [make_binding_record("p", binding)]).binding == binding

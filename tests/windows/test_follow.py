@@ -68,17 +68,17 @@ def test_what_lies_in_a_topic_of_the_same_name_that_is_gone_is_not_counted():
 
 def test_what_is_followed_never_goes_back():
     found = upstream(entry(1, 0, 3), total=3)
-    told, ends = follow(found, FollowedWindow(7, {"t": 90}), ["t"], {TP: 90})
-    assert (told.last, told.records, ends) == (1, 0, {TP: 3}), "it counts anew"
-    told, _ = follow(found, FollowedWindow(7, {"t": 3}), ["t"], {TP: 3})
-    assert (told.first, told.last, told.records) == (8, 7, 0)
+    followed, ends = follow(found, FollowedWindow(7, {"t": 90}), ["t"], {TP: 90})
+    assert (followed.last, followed.records, ends) == (1, 0, {TP: 3}), "it counts anew"
+    followed, _ = follow(found, FollowedWindow(7, {"t": 3}), ["t"], {TP: 3})
+    assert (followed.first, followed.last, followed.records) == (8, 7, 0)
 
 
 def test_what_older_ledgers_do_not_say_is_asked_of_the_windows_that_they_hold():
     found = replace(upstream(entry(4, 100, 2), entry(5, 102, 3), total=0), position=Position(source={}))
     assert found.published == {TP: Published(105, 5)}
-    told, _ = follow(found, position_from_json({"offsets": [], "followed": {"up": 4}}).followed["up"], ["t"], {TP: 102})
-    assert (told.first, told.last, told.records, told.totals) == (5, 5, 3, {"t": 5})
+    followed, _ = follow(found, position_from_json({"offsets": [], "followed": {"up": 4}}).followed["up"], ["t"], {TP: 102})
+    assert (followed.first, followed.last, followed.records, followed.totals) == (5, 5, 3, {"t": 5})
 
 
 def test_positions_and_changes_are_what_they_were():
@@ -106,5 +106,5 @@ def test_a_pipeline_that_was_renamed_is_followed_by_its_new_name_and_from_where_
         follow(old, None, ["t"], {TP: 0})
     new = replace(upstream(total=9, last=3, changes={1: Change(1, "rename", "ann", "", "", name="up")}), pipeline="new")
     assert reached_of(new, Position(followed={"up": FollowedWindow(2, {"t": 5})})) == FollowedWindow(2, {"t": 5})
-    told, _ = follow(new, FollowedWindow(2, {"t": 5}), ["t"], {TP: 5})
-    assert (told.pipeline, told.first, told.last, told.records) == ("new", 3, 3, 4)
+    followed, _ = follow(new, FollowedWindow(2, {"t": 5}), ["t"], {TP: 5})
+    assert (followed.pipeline, followed.first, followed.last, followed.records) == ("new", 3, 3, 4)

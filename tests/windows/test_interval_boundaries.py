@@ -403,8 +403,8 @@ class TestRecords:
     def test_a_boundary_that_was_written_before_it_was_known_what_was_deleted_can_be_read(self):
         key, _ = boundary_to_record(at(1, p0=3), "token")
         assert boundary_from_record(key, b'{"v":1,"topic_id":"id","offsets":[[0,3]],"by":""}') == at(1, p0=3)
-        told = replace(at(1, p0=3), earliest={0: 1}, decided_at=5)
-        assert boundary_from_record(*boundary_to_record(told, "token")) == told
+        decided = replace(at(1, p0=3), earliest={0: 1}, decided_at=5)
+        assert boundary_from_record(*boundary_to_record(decided, "token")) == decided
 
     def test_a_boundary_is_read_as_it_was_written_and_its_key_is_no_pipelines(self):
         boundary = Boundary("t", "id", 123, {0: 5, 1: 7}, "dag/run/task")

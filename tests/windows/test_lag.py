@@ -208,12 +208,12 @@ def test_a_consumer_that_lives_and_stays_where_it_is_is_stalled():
 
 
 def test_a_sign_of_life_without_an_offset_is_neither_a_move_nor_a_way_back():
-    told = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
-    life = Observation(told[1].time + 1, None, active=True, has_offset=False)
-    assert judge_partition([*told[:2], life, *told[2:]]).status is judge_partition(told).status is Status.STALL
+    history = [seen(-n / 60, 7, 10, (3 - n / 60) * HOUR, active=True) for n in range(MIN_OBSERVATIONS, -1, -1)]
+    life = Observation(history[1].time + 1, None, active=True, has_offset=False)
+    assert judge_partition([*history[:2], life, *history[2:]]).status is judge_partition(history).status is Status.STALL
     # Two that tell are not enough for a stall, with the others they are.
-    assert judge_partition([told[0], life, replace(life, time=life.time + 1), told[-1]]).status is Status.STALL
-    quiet = [replace(one, active=False) for one in told]
+    assert judge_partition([history[0], life, replace(life, time=life.time + 1), history[-1]]).status is Status.STALL
+    quiet = [replace(one, active=False) for one in history]
     assert judge_partition([*quiet[:2], life, *quiet[2:]]).status is judge_partition(quiet).status
 
 

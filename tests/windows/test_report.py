@@ -77,6 +77,6 @@ def test_the_report_holds_count_and_distance_only_if_there_are_any():
 @pytest.mark.parametrize("result", [SplitResult(1, 5), SplitResult(1, 5, interval=INTERVAL, out_of_interval=2, farthest=7)])
 def test_a_result_comes_back_as_it_was_and_those_of_older_releases_are_read(result):
     assert decode_result(encode_result(result)) == result
-    told = result_to_json(replace(result, interval=None, out_of_interval=0, farthest=0))
-    assert not {"interval", "out_of_interval", "farthest"} & told.keys()
-    assert result_from_json(told) == SplitResult(1, 5)
+    value = result_to_json(replace(result, interval=None, out_of_interval=0, farthest=0))
+    assert not {"interval", "out_of_interval", "farthest"} & value.keys()
+    assert result_from_json(value) == SplitResult(1, 5)

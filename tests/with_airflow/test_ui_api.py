@@ -217,9 +217,9 @@ def test_a_running_window_shows_how_far_it_is_and_a_failed_one_that_it_failed(si
     assert (row["failure"]["number"], row["failure"]["attempt"], row["failure"]["run"]) == (2, 1, run)
     assert row["failure"]["url"].startswith("dags/states/runs/")
 
-    told = editor.post("actions/replay", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "window": 1})
-    assert told.status == 200, told.body
-    assert any("was cleared" in line for line in told.json["lines"]), told.json
+    answer = editor.post("actions/replay", {"ledger": LEDGER, "pipeline": "states.held", "why": "test", "window": 1})
+    assert answer.status == 200, answer.body
+    assert any("was cleared" in line for line in answer.json["lines"]), answer.json
     tries = site.login("viewer").get(f"/api/v2/dags/states/dagRuns/{run_id}/taskInstances/hold")
     assert tries.json["max_tries"] >= 1
 

@@ -51,12 +51,12 @@ def _page(site):
 
 def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, hours):
     # A run may have ended before the pages have heard of it: of its window, and of its interval.
-    def told():
+    def read_page():
         page = _page(site)
         whole = [window["state"] for window in page["windows"]] == ["COMPLETE"] * 2
         return page if whole and page["intervals"]["complete"] == 2 else None
 
-    page = eventually(told)
+    page = eventually(read_page)
     assert [window["name"] for window in page["windows"]] == [name_of(1), name_of(0)]
     assert page["intervals"] == {"total": 2, "complete": 2, "missing": []}
     for number, window in ((1, page["windows"][0]), (0, page["windows"][1])):

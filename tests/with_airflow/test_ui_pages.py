@@ -332,10 +332,10 @@ def test_a_reset_is_shown_first_and_done_when_confirmed(people):
     picture(visit, "reset", 800)
     confirm(visit)
     visit.page.get_by_role("tab", name=re.compile("Changes 1")).click()
-    told = visit.see("[data-view=changes] tr[data-row]").inner_text()
-    assert "bad deploy <i>" in told
-    assert "pages-past-0: 7" in told
-    assert "editor" in told
+    shown = visit.see("[data-view=changes] tr[data-row]").inner_text()
+    assert "bad deploy <i>" in shown
+    assert "pages-past-0: 7" in shown
+    assert "editor" in shown
     assert visit.troubles == []
 
 
@@ -368,8 +368,8 @@ def test_several_pipelines_are_paused_and_resumed_at_once(people):
         picture(visit, f"bulk-{action}")
         assert visit.page.locator("[data-plan=dry]").inner_text().count(f"would be {action}d") == 2
         visit.see("[data-step=confirm]").click()
-        told = visit.see("[data-plan=done]").inner_text()
-        assert all(f"Pipeline {name} is {action}d" in told for name in (COPY, GATED))
+        shown = visit.see("[data-plan=done]").inner_text()
+        assert all(f"Pipeline {name} is {action}d" in shown for name in (COPY, GATED))
         visit.page.get_by_role("button", name="Close").last.click()
         visit.gone("[data-dialog]")
         visit.gone("[data-selected]")

@@ -129,7 +129,7 @@ class SideOutputs:
         skipped = sum(result.rejected for result in results)
         if self.dead:
             skipped = letters.num_rows - drop_sent(letters, before.sent() if before else {}).num_rows
-        if not (wanted or captured or skipped != (before.skips(window.replay) if before else 0)):
+        if not (wanted or captured or skipped != (before.count_skipped(window.replay) if before else 0)):
             return before
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)

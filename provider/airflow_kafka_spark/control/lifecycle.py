@@ -388,7 +388,7 @@ def _check_rename(hook: KafkaHook, memory: Memory, other: Memory, to: str, ledge
         # An open first window counts, too, though the pipeline has no position yet.
         refuse_open(memory)
     if memory.intervals or has_source(memory) or not memory.position.offsets:
-        what = "moves data intervals" if memory.intervals else "stands at no offsets of Kafka"
+        what = "moves data intervals" if memory.intervals else "has no position in Kafka"
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` {what}", expected="a pipeline whose windows of Kafka follow each other", action=kept
         )
@@ -422,13 +422,13 @@ def _write_rename(
     log = read_log(hook, {tp.topic for tp in position.offsets})
     stale = {t for t in log.topic_ids if is_other_topic(position, log, t)}
     offsets = {tp: o for tp, o in position.offsets.items() if tp in log.partitions and tp.topic not in stale}
-    stands = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
+    window = Window(to, memory.last_number, (), "", "", topic_ids=position.topic_ids)
     # No hint at the ledger's offset: the pipeline's next close writes one.
     hint = Hint(topic.topic_id, other.partition, 0)
     ledger.commit_change(
         [*old, make_change_record(memory.pipeline, change)],
         offsets,
-        lambda name: make_offset_metadata(stands, name, hint),
+        lambda name: make_offset_metadata(window, name, hint),
         lambda memory: memory.changes.get(change.number) == change,
         beside={other.partition: new},
     )

@@ -326,7 +326,7 @@ def write_position_change(
         *([make_binding_record(pipeline, memory.binding)] if memory.binding else []),
         make_change_record(pipeline, change),
     ]
-    stands = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
+    window = Window(pipeline, last_number, (), "", "", topic_ids=move.position.topic_ids)
     kept = {number: entry for number, entry in memory.entries.items() if number not in discarded} | kept_as_complete
     dead = {number: letters for number, letters in memory.dead.items() if number not in discarded}
     hint = Hint(ledger.topic.topic_id, found.partition, replace(memory, entries=kept, dead=dead).oldest_offset)
@@ -336,7 +336,7 @@ def write_position_change(
     ledger.commit_change(
         records,
         offsets,
-        lambda topic: make_offset_metadata(stands, topic, hint),
+        lambda topic: make_offset_metadata(window, topic, hint),
         lambda memory: memory.changes.get(move.number) == change,
     )
 
@@ -624,7 +624,7 @@ def _skip_warnings(memory: Memory, entry: WindowEntry | None) -> tuple[str, ...]
     dead = memory.dead.get(entry.window.number)
     if dead is not None and dead.batches:
         sentences.append("Its dead letters and routed records were sent already, and stay in their topics")
-    if dead is not None and (captured := dead.captures(entry.window.replay)):
+    if dead is not None and (captured := dead.list_captured(entry.window.replay)):
         sentences.append(f"Records routed to {', '.join(found.sink for found in captured)} may be there already: then they stay")
     return (
         *sentences,

@@ -305,7 +305,7 @@ class Ledger:
             elif kind in (CONTROL, BINDING):
                 self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, kind))
 
-    def completed(self, run: str) -> WindowEntry | None:
+    def find_completed(self, run: str) -> WindowEntry | None:
         """Return the COMPLETE window of this run; None if the ledger holds no such window."""
         return self.memory.find_completed_by(run)
 
@@ -642,7 +642,7 @@ class Ledger:
         """Add dead letters that were just sent to the state in memory, without reading the ledger again."""
         self.memory = replace(self.memory, dead={**self.memory.dead, dead.window: dead})
 
-    def published(self) -> dict[int, Marker]:
+    def read_published(self) -> dict[int, Marker]:
         """Return the markers of the published splits of the claimed window, by index. Call it once no other attempt can publish.
 
         :raises Fenced: a newer attempt has claimed the window, or has completed it.

@@ -111,7 +111,7 @@ class IntervalLedger(Ledger):
         self._parent = found.parent or Memory(self.parent_pipeline)
         return self.memory
 
-    def completed(self, run: str) -> WindowEntry | None:
+    def find_completed(self, run: str) -> WindowEntry | None:
         """Return the window of the interval if it is complete, by whatever run; otherwise None."""
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:

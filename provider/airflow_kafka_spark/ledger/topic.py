@@ -274,7 +274,7 @@ class LedgerTopic:
         """
         return self.find(pipeline, lambda p: self.read_partition(pipeline, p, wait_for=wait_for), lambda found: found.exists)
 
-    def in_other_ledgers(self, pipeline: str, topic_ids: Collection[str]) -> Iterator[tuple[str, Memory]]:
+    def read_other_ledgers(self, pipeline: str, topic_ids: Collection[str]) -> Iterator[tuple[str, Memory]]:
         """Yield the names of other ledger topics that hold a pipeline of this name, with its state there.
 
         :param topic_ids: ids of ledger topics. Those of topics that do not exist any more are ignored.

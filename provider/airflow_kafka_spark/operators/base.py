@@ -199,7 +199,7 @@ class WindowOperator(VisibleOperator):
         :param found: the binding of this run.
         """
 
-    def redirected(self, window: Window, ledger: Ledger) -> Window:
+    def redirect_window(self, window: Window, ledger: Ledger) -> Window:
         """Return an open window that goes to the destination of this run from now on, whose records in topics that were deleted
         since are known to be lost."""
         return accept_lost_topics(self.kafka, ledger, window)
@@ -258,7 +258,7 @@ class WindowOperator(VisibleOperator):
                 # An attempt that is running while the pipeline is paused is not fenced.
                 if not is_paused:
                     faults.reached("fenced")
-                done = ledger.completed(run.id)
+                done = ledger.find_completed(run.id)
                 if done is not None:
                     bindings.refuse_other_writer(ledger.parent_pipeline, ledger.parent_memory, done, run)
                 if done is not None and not self._moves_again(ledger, done, run):
@@ -274,7 +274,7 @@ class WindowOperator(VisibleOperator):
                     self.log.info("Planning again: %s", error)
                     continue
                 faults.reached("planned")
-                with self.seen(entry.window):
+                with self.publish_progress(entry.window):
                     report = self._complete(ledger, entry, watch)
             if entry.window.run == run.id:
                 return self.publish(report.to_dict(), context)
@@ -356,7 +356,7 @@ class WindowOperator(VisibleOperator):
         not begun."""
         spark: SparkHook | None = None
         try:
-            if (is_needed := self.foresees_records(run)) is not None:
+            if (is_needed := self.make_records_check(run)) is not None:
                 spark = self.spark
                 spark.start_early(is_needed)
         except Exception as error:
@@ -369,7 +369,7 @@ class WindowOperator(VisibleOperator):
                 spark.give_up_early_start()
             raise
 
-    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+    def make_records_check(self, run: Run) -> Callable[[], bool] | None:
         """Return a function that returns True if this run's window will have records; None if only the plan shows it. The
         function changes nothing. It is called in a thread, during the validation."""
         return None
@@ -487,7 +487,9 @@ class WindowOperator(VisibleOperator):
                 found = self._bind(ledger, found)
                 if unfinished.window.binding is not None:
                     # The new destination need not have a record of earlier windows.
-                    unfinished = replace(unfinished, window=self.redirected(replace(unfinished.window, after=ELSEWHERE), ledger))
+                    unfinished = replace(
+                        unfinished, window=self.redirect_window(replace(unfinished.window, after=ELSEWHERE), ledger)
+                    )
                 self.log.warning("Window %s goes from now on %s", unfinished.window, describe_binding(found))
             elif unfinished.window.binding is not None:
                 found = add_details(unfinished.window.binding, found)
@@ -607,7 +609,7 @@ class WindowOperator(VisibleOperator):
         return report
 
     @contextmanager
-    def running(self, job: J) -> Iterator[J]:
+    def register_job(self, job: J) -> Iterator[J]:
         """Register a Spark job while it runs in this context, so that :meth:`on_kill` can cancel it."""
         self._job = job
         try:

@@ -246,7 +246,7 @@ def refuse_other_group(ledger: Ledger, group_id: str, committed: Mapping[TopicPa
         raise GroupOwned(pipeline, group_id, owner)
     # The metadata of a group name a pipeline only once a window is complete.
     ledger.refuse_taken()
-    for name, there in ledger.topic.in_other_ledgers(pipeline, list_ledger_ids(pipeline, committed)):
+    for name, there in ledger.topic.read_other_ledgers(pipeline, list_ledger_ids(pipeline, committed)):
         known, mine = there.binding, ledger.bound
         # Only the ledger of the task has changed, not its destination: it continues at the group's offsets.
         if (

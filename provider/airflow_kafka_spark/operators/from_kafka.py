@@ -309,7 +309,7 @@ class FromKafkaOperator(WindowOperator):
         new pipeline only."""
         ledger = self.open_ledger(run)
         ledger.peek()
-        if ledger.memory.open_entry is not None or ledger.completed(run.id) is not None:
+        if ledger.memory.open_entry is not None or ledger.find_completed(run.id) is not None:
             return False
         if where == "ending_offsets":
             return True
@@ -349,7 +349,7 @@ class FromKafkaOperator(WindowOperator):
             self.kafka, name, run.id, group_id=self.group_id, hint_topics=hints, beside_intervals=by_interval, **options
         )
 
-    def foresees_records(self, run: Run) -> Callable[[], bool] | None:
+    def make_records_check(self, run: Run) -> Callable[[], bool] | None:
         from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
         from airflow_kafka_spark.ledger.attempt import Ledger
 
@@ -368,7 +368,7 @@ class FromKafkaOperator(WindowOperator):
                 ledger = Ledger(kafka, pipeline, run.id, topic=ledger_topic, group_id=group, hint_topics=topics)
                 ledger.peek()
                 memory = ledger.memory
-                if memory.is_paused or ledger.completed(run.id) is not None:
+                if memory.is_paused or ledger.find_completed(run.id) is not None:
                     return False
                 if memory.open_entry is not None:
                     return not memory.open_entry.window.is_empty

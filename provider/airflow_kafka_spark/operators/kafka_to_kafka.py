@@ -420,10 +420,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
 
-    def redirected(self, window: Window, ledger: Ledger) -> Window:
+    def redirect_window(self, window: Window, ledger: Ledger) -> Window:
         """Return an open window whose unpublished partitions go to the topic of this run. Published partitions are unchanged."""
         self.sink.ensure_topic(self.kafka)
-        return replace(super().redirected(window, ledger), target=describe_target(self.kafka, self.sink))
+        return replace(super().redirect_window(window, ledger), target=describe_target(self.kafka, self.sink))
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
@@ -496,7 +496,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if published:
             # The ledger was read before the group's offsets. Its records of the same transaction are there by now.
             ledger.topic.forget_reads()
-            markers = ledger.published()
+            markers = ledger.read_published()
             for index, tp in published.items():
                 if index not in markers:
                     to, known = f"committed:{self.group_id}", ledger.memory.last_number
@@ -520,7 +520,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             plan=self._plan,
             reading=self.make_reading(tolerance),
         )
-        with self.running(job):
+        with self.register_job(job):
             can_be_bad = bool(self.transforms) or not self._projection.is_none or self.null_values == "fail"
             refuse_too_many(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()

@@ -351,13 +351,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return problems
 
     def find_replay_problems(self) -> list[Problem]:
-        others = [problem for c in self._routed_sinks for problem in c.prefixed(c.sink.find_replay_problems())]
+        others = [problem for c in self._routed_sinks for problem in c.add_place(c.sink.find_replay_problems())]
         return [*super().find_replay_problems(), *others]
 
     def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
         found = super().find_unknown_window_problems(replay)
         for routed, part in self._list_routed_replays(replay):
-            found += routed.prefixed(find_unknown_window_problems(routed.sink, part))
+            found += routed.add_place(find_unknown_window_problems(routed.sink, part))
         return found
 
     def find_window_replay_problems(self, replay: Window) -> list[Problem]:
@@ -365,7 +365,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         for routed, part in self._list_routed_replays(replay):
             # A filter may be newer than the window: its sink has no rows of it to replace.
             if routed.sink.applied(replace(part, replay=0)) is not None:
-                found += routed.prefixed(routed.sink.find_window_replay_problems(part))
+                found += routed.add_place(routed.sink.find_window_replay_problems(part))
         return found
 
     def _list_routed_replays(self, replay: Window) -> Iterator[tuple[RoutedSink, Window]]:
@@ -452,7 +452,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if known and known.routes and not report.routed:
             report = replace(add_routed_counts(report, sum(part.records for part in known.routes)), routed=known.routes)
         # Without a filter, they are those of a destination that the window had before a `rebind`.
-        if known and self._routed_sinks and (captured := known.captures(window.replay)) and not report.captured:
+        if known and self._routed_sinks and (captured := known.list_captured(window.replay)) and not report.captured:
             report = replace(add_routed_counts(report, sum(part.records for part in captured)), captured=captured)
         return super().close(ledger, window, report)
 
@@ -672,16 +672,16 @@ class SinkMove:
         make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
         results: list[SplitResult] = []
         if self.splits:
-            with self.operator.running(make(self.splits, others=others.outputs())) as job:
+            with self.operator.register_job(make(self.splits, others=others.outputs())) as job:
                 results = job.run(writer.split_writer())
         if others.parts and self.tolerance is None:
             # A split with a bad record was aborted in all sinks, so it has no account of theirs.
             self.operator.check_results(self.window, results)
         self.results = others.keep(results)
         # Only a sink that commits splits one by one defers some. It is then the only sink.
-        if put_off := tuple(writer.deferred(self.results)):
+        if put_off := tuple(writer.list_deferred(self.results)):
             self.operator.progress.step("move")
-            with self.operator.running(make(put_off)) as job:
+            with self.operator.register_job(make(put_off)) as job:
                 self.results = replace_results(self.results, job.run(writer.split_writer()))
 
     def _check(self, others: RoutedSinks) -> None:

@@ -214,7 +214,7 @@ def refuse_too_many(job: PublishJob, errors: ErrorOptions, window: Window, ledge
     if errors.most is None:
         return
     counted = job.count() if can_be_bad else []
-    errors.accept(window, [*list_accounts(ledger.published().values()), *counted])
+    errors.accept(window, [*list_accounts(ledger.read_published().values()), *counted])
     assert job.publisher.bad_record_policy is not None
     policy = replace(job.publisher.bad_record_policy, counted={result.index: result.rejected for result in counted})
     job.publisher = replace(job.publisher, bad_record_policy=policy)
@@ -246,7 +246,7 @@ def publish_splits(
     if ledger.attempts > 1 and every:
         # Earlier attempts cannot publish from now on, so that the markers that are read next stay complete.
         ledger.fence_splits(every[-1] + 1)
-    there = ledger.published()
+    there = ledger.read_published()
     if there:
         log.info("%d of %d splits of window %s are published already", len(there), len(every), window)
         # Before missing topics are created.
@@ -265,11 +265,11 @@ def publish_splits(
                 found = f"late tasks of an earlier attempt have stopped its splits {tries} times"
                 raise SparkJobFailed(str(window), found) from None
             log.warning("A late task of an earlier attempt has stopped a split of window %s; publishing what is left", window)
-            there = ledger.published()
+            there = ledger.read_published()
         else:
             break
     faults.reached("job.done")
-    there = ledger.published()
+    there = ledger.read_published()
     if missing := [index for index in splits if index not in there]:
         raise SparkJobFailed(str(window), f"split {missing[0]} (of {len(missing)}) has no marker in the ledger")
     refuse_lost_topics(ledger.hook, window, list_sent_topics(there.values()))

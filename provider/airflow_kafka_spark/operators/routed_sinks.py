@@ -110,9 +110,9 @@ class RoutedSink:
 
         :param shape: the rows of the sink; None if they are not known.
         """
-        return self.prefixed(self.sink.find_target_problems() if shape is None else self.sink.validate(shape))
+        return self.add_place(self.sink.find_target_problems() if shape is None else self.sink.validate(shape))
 
-    def prefixed(self, problems: Sequence[Problem]) -> list[Problem]:
+    def add_place(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems of the sink, prefixed with the filter's argument and the sink's place."""
         return [
             replace(p, where=self._place(p.where), what=self._place(p.what))
@@ -165,7 +165,7 @@ def find_routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unorder
             found = f"{place} shows parts of a window ({sink.guarantee.value}) before its records are final"
             problems.append(Problem(routed.where, found, 'Use `atomic="window"`'))
         if unordered:
-            problems += routed.prefixed(sink.find_unordered_problems())
+            problems += routed.add_place(sink.find_unordered_problems())
     return problems
 
 
@@ -306,7 +306,7 @@ class RoutedSinks:
 
     def begin(self, routed: RoutedSink, window: Window, splits: tuple[Split, ...], shape: Shape) -> None:
         """Begin a sink's part of a window, which fences earlier attempts at it."""
-        known = {found.name: found for found in self.known.captures(window.replay)} if self.known else {}
+        known = {found.name: found for found in self.known.list_captured(window.replay)} if self.known else {}
         pipeline, window = window.pipeline, routed.window(window)
         with _name_pipeline_in_errors(pipeline):
             writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
@@ -403,7 +403,7 @@ def refuse_removed_sinks(sinks: Sequence[RoutedSink], known: DeadLetters | None,
     if known is None or window.after == ELSEWHERE:
         return
     names = {routed.name for routed in sinks}
-    gone = [found for found in known.captures(window.replay) if found.name not in names]
+    gone = [found for found in known.list_captured(window.replay) if found.name not in names]
     if gone:
         listed = ", ".join(found.sink for found in gone)
         what = f"an earlier attempt at window {window} has sent records to {listed} by a Filter with `to`, or was about to"

@@ -336,7 +336,7 @@ class SourceToKafkaOperator(WindowOperator):
             keep_windows=self.ledger_options.keep_windows,
             hint_topics=(self.ledger_topic,),
         )
-        ledger.exclusive_of = self.source.exclusive
+        ledger.exclusive_of = self.source.get_exclusive_object
         ledger.owned = lambda name, owner: SourceOwned(ledger.pipeline, self.source.uri, owner, self.ledger_topic)
         return ledger
 
@@ -391,7 +391,7 @@ class SourceToKafkaOperator(WindowOperator):
         """Return the sink's topic as it is now; none if each row names its own."""
         return [describe_target(self.kafka, self.sink)] if self.sink.topic else []
 
-    def redirected(self, window: Window, ledger: Ledger) -> Window:
+    def redirect_window(self, window: Window, ledger: Ledger) -> Window:
         """Return an open window whose unpublished splits go to the topic of this run. Published splits are unchanged.
 
         :raises SourceChanged: the run has another source. The splits are parts of the old one: its rows would be left out, and
@@ -405,7 +405,7 @@ class SourceToKafkaOperator(WindowOperator):
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()
         return replace(
-            super().redirected(window, ledger),
+            super().redirect_window(window, ledger),
             cluster_id=self.kafka.cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
@@ -610,7 +610,7 @@ class SourceToKafkaOperator(WindowOperator):
             read_with=self.read_with,
             chain=chain,
         )
-        with self.running(job):
+        with self.register_job(job):
             refuse_too_many(job, self.errors, window, ledger)
             _, rejected = job.run()
         if count := sum(result.rejected for result in rejected):
@@ -652,5 +652,5 @@ class SourceToKafkaOperator(WindowOperator):
             self.log.info("All tables: %s", format_pass_progress(progress))
         closed = ledger.claimed.window.source
         assert closed is not None
-        self.source.completed(closed.position)
+        self.source.finish_window(closed.position)
         return report

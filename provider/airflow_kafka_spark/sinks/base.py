@@ -99,7 +99,7 @@ class SplitWriter(ABC):
     def open(self, split: Split) -> None:
         """Begin a split. Called once per task attempt, before the first :meth:`write`."""
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return the rows that no target of this kind can hold: their positions in the batch, with the reasons.
 
         Called before :meth:`write` if bad records are tolerated; :meth:`write` then gets the other rows.
@@ -107,7 +107,7 @@ class SplitWriter(ABC):
         return {}
 
     def defer(self) -> None:  # noqa: B027
-        """Leave committing the split to the driver (:meth:`WindowWriter.deferred`).
+        """Leave committing the split to the driver (:meth:`WindowWriter.list_deferred`).
 
         Called if the split has records that are not for this sink and have not been sent elsewhere yet. Only writers that
         commit splits by themselves need it. It may be called again.
@@ -138,7 +138,7 @@ class WindowWriter(ABC):
     def split_writer(self) -> SplitWriter:
         """Return a picklable writer for the tasks. It may hold passwords, but never shows them in its repr."""
 
-    def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+    def list_deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
         """Return the splits that tasks could not commit by themselves, because the sink refuses some of their rows or
         :meth:`SplitWriter.defer` was called.
 

@@ -117,7 +117,7 @@ class RowSource(ABC):
         """
         return Endpoint({"source": self.uri})
 
-    def exclusive(self, origin: Endpoint) -> str:
+    def get_exclusive_object(self, origin: Endpoint) -> str:
         """Return the name of the object that only one pipeline may read, because reading advances it (a replication slot). Empty
         (default): any number of pipelines may read the source.
 
@@ -199,7 +199,7 @@ class RowSource(ABC):
         """
         return None
 
-    def completed(self, position: Mapping[str, Any]) -> None:  # noqa: B027
+    def finish_window(self, position: Mapping[str, Any]) -> None:  # noqa: B027
         """Do the work of the source that follows a complete window; nothing by default. Called when the ledger says COMPLETE.
 
         This call is missing if the attempt dies just before it, so :meth:`freeze` has to do the same work. Never raises.

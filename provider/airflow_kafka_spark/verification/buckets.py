@@ -119,7 +119,7 @@ class BucketComparison:
         source, sink = (self._compute_sums(side, buckets, progress) for side in sides)
         return BucketResult(_count_rows(source.values()), _count_rows(sink.values()), buckets, _find_differing(source, sink))
 
-    def differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
+    def find_differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
         """Return the chosen buckets that still differ."""
         some = buckets.only(chosen)
         return _find_differing(self._compute_sums(self.source, some), self._compute_sums(self.sink, some))
@@ -154,7 +154,7 @@ class BucketComparison:
 
     def _compute_sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
         total: BucketSums = {}
-        for _, found in self.work.each(lambda piece: side.sum_buckets(piece, buckets), side.pieces()):
+        for _, found in self.work.map_concurrently(lambda piece: side.sum_buckets(piece, buckets), side.pieces()):
             for number, sums in found.items():
                 add_sums(total, number, sums)
             if progress is not None:
@@ -162,7 +162,7 @@ class BucketComparison:
         return total
 
     def _read_rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
-        for _, rows in self.work.each(lambda piece: side.read_bucket_rows(piece, buckets), side.pieces()):
+        for _, rows in self.work.map_concurrently(lambda piece: side.read_bucket_rows(piece, buckets), side.pieces()):
             yield from rows
 
 

@@ -283,7 +283,7 @@ class LakeSide:
                     file = IcebergFile(table, task, {name: name for name in columns})
                     yield partial(_read_file, file, columns, condition)
                 else:
-                    yield lambda task=task: arrow.to_record_batches([task])  # type: ignore[misc]
+                    yield partial(arrow.to_record_batches, [task])
 
 
 def _read_file(file: TableFile, columns: Sequence[str], condition: pc.Expression | None) -> Iterator[pa.RecordBatch]:
@@ -314,7 +314,7 @@ class _errors:  # noqa: N801 - used like `contextlib.suppress`
         if not isinstance(error, Exception) or isinstance(error, KafkaSparkError):
             return
         if isinstance(self.sink, IcebergSink):
-            raise self.sink.open().unavailable(self.doing, error) from error
+            raise self.sink.open().make_unavailable_error(self.doing, error) from error
         raise SinkUnavailable(self.sink.uri, self.doing, f"{type(error).__name__}: {error}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
@@ -90,7 +91,7 @@ class RangeComparison:
         """
         with self.source.session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
-        for chunk, (source, sink) in self.work.each(self.both, self._list_chunks(state)):
+        for chunk, (source, sink) in self.work.map_concurrently(self.both, self._list_chunks(state)):
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
@@ -108,7 +109,7 @@ class RangeComparison:
         after = chunk.after
         while True:
             rest = Chunk(after, chunk.upto)
-            end = self.work.run_with_retries(lambda rest=rest: self._end(side, rest, size))  # type: ignore[misc]
+            end = self.work.run_with_retries(partial(self._end, side, rest, size))
             if end is None or end == chunk.upto:
                 yield rest
                 return
@@ -127,9 +128,9 @@ class RangeComparison:
         with self.sink.session("adding up a chunk of the sink") as session:
             return source, self.sink.sums(session, chunk)
 
-    def differing(self, chunks: list[Chunk]) -> list[Chunk]:
+    def find_differing(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks that still differ."""
-        return [chunk for chunk, (source, sink) in self.work.each(self.both, chunks) if source != sink]
+        return [chunk for chunk, (source, sink) in self.work.map_concurrently(self.both, chunks) if source != sink]
 
     def name_differences(self, chunks: list[Chunk], findings: Findings) -> None:
         """Find the rows that differ in these chunks."""
@@ -145,7 +146,7 @@ class RangeComparison:
             pieces = list(self._cut(chunk, larger, max(READ_ROWS // 2, -(-rows // FAN_OUT))))
             # Rows with equal keys cannot be divided.
             if len(pieces) > 1:
-                self.name_differences(self.differing(pieces), findings)
+                self.name_differences(self.find_differing(pieces), findings)
                 return
         self.work.run_with_retries(lambda: self._read(chunk, findings))
 

@@ -136,7 +136,7 @@ def _compare_by_ranges(
     saved = SavedState(store, _compute_fingerprint(plan.source, plan.sink, options))
     state = saved.load()
     comparison.scan(state, saved.save)
-    left = _recheck_chunks(options, work, state.differing, comparison.differing)
+    left = _recheck_chunks(options, work, state.differing, comparison.find_differing)
     comparison.name_differences(left, findings)
     saved.forget()
     settled = len(state.differing) - len(left)
@@ -146,7 +146,7 @@ def _compare_by_ranges(
 def _compare_by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
     comparison = BucketComparison(plan.source, plan.sink, work)
     found = comparison.scan()
-    left = _recheck_chunks(options, work, found.differing, lambda some: comparison.differing(found.buckets, some))
+    left = _recheck_chunks(options, work, found.differing, lambda some: comparison.find_differing(found.buckets, some))
     uncounted = comparison.name_differences(found.buckets, left, findings)
     differing, settled = len(found.differing), len(found.differing) - len(left)
     return ChunkCounts(found.source_rows, found.sink_rows, found.buckets.count, differing, settled, uncounted)

@@ -40,7 +40,7 @@ class Work:
     parallel: int
     stopped: Event = field(default_factory=Event)
 
-    def each(self, do: Callable[[A], B], pieces: Iterable[A]) -> Iterator[tuple[A, B]]:
+    def map_concurrently(self, do: Callable[[A], B], pieces: Iterable[A]) -> Iterator[tuple[A, B]]:
         """Yield each piece with its result, in the given order. Only a few pieces are taken in advance.
 
         :raises KafkaSparkError: the error of the first piece that has failed, after the running ones have ended.

@@ -227,7 +227,7 @@ class DeadLetters:
         """Return the offsets of routed records in their topics, by partition."""
         return merge_landed(part for batch in self.batches if batch.routed for part in batch.landed)
 
-    def captures(self, replay: int) -> tuple[Captured, ...]:
+    def list_captured(self, replay: int) -> tuple[Captured, ...]:
         """Return the records that this replay routes to other sinks."""
         return tuple(found for found in self.captured if found.replay == replay)
 
@@ -236,13 +236,13 @@ class DeadLetters:
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
 
-    def skips(self, replay: int) -> int:
+    def count_skipped(self, replay: int) -> int:
         """Return the number of bad records that this replay leaves out without sending a dead letter."""
         return dict(self.skipped).get(replay, 0)
 
-    def rejected(self, replay: int) -> int:
+    def count_rejected(self, replay: int) -> int:
         """Return the number of bad records that this replay leaves out."""
-        return sum(map(len, self.sent(replay).values())) + self.skips(replay)
+        return sum(map(len, self.sent(replay).values())) + self.count_skipped(replay)
 
     def with_skipped(self, replay: int, count: int) -> DeadLetters:
         """Return a copy with the number of bad records that were left out. It replaces the count of the previous attempt."""

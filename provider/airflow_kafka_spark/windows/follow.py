@@ -164,10 +164,10 @@ def limit_log(
     """
     partitions = {}
     for tp, found in log.partitions.items():
-        end, stands = ends.get(tp, 0), position.offsets.get(tp, starts.get(tp, 0))
+        end, current = ends.get(tp, 0), position.offsets.get(tp, starts.get(tp, 0))
         if tp.topic in recreated:
-            end, stands = (end if end <= found.high else 0), 0
-        end = max(end, stands, found.low)
+            end, current = (end if end <= found.high else 0), 0
+        end = max(end, current, found.low)
         if found.lso < end:
             raise NotYetStable(str(tp), found.lso, end)
         partitions[tp] = replace(found, lso=end, high=end)

@@ -428,7 +428,7 @@ def sum_up_applied(window: Window, applied: Applied, dead: DeadLetters | None) -
 
     :param dead: the ledger's record of its bad records.
     """
-    rejected = dead.rejected(window.replay) if dead else 0
+    rejected = dead.count_rejected(window.replay) if dead else 0
     report = sum_up(window, (), applied, {})
     return replace(
         report,

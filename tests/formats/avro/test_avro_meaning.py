@@ -418,9 +418,9 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_cannot_be_used_is_a_problem(name: str) -> None:
-    schema, told = REFUSED[name]
+    schema, message = REFUSED[name]
     (problem,) = Avro(schema).validate("value")
-    assert problem.where.startswith("value.") and told in problem.what and problem.action
+    assert problem.where.startswith("value.") and message in problem.what and problem.action
     assert name != "large decimal" or "at most 38 digits there as `reader_schema`" in problem.action
 
 

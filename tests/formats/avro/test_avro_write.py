@@ -237,8 +237,8 @@ REFUSED: list[tuple[Any, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("type_", "ddl", "value", "told"), REFUSED, ids=str)
-def test_a_value_that_does_not_fit_names_row_and_column(type_: Any, ddl: str, value: Any, told: str) -> None:
+@pytest.mark.parametrize(("type_", "ddl", "value", "message"), REFUSED, ids=str)
+def test_a_value_that_does_not_fit_names_row_and_column(type_: Any, ddl: str, value: Any, message: str) -> None:
     fine = {str: "A", int: 1, list: [], bytes: b"ab", dict: {"member0": "a", "member1": None}}.get(type(value))
     fine = {"string": "A"}.get(ddl, fine) if value is None else fine
     fine = {"map<string,bigint>": [], "array<bigint>": []}.get(ddl, fine)
@@ -249,7 +249,7 @@ def test_a_value_that_does_not_fit_names_row_and_column(type_: Any, ddl: str, va
     if isinstance(value, datetime):
         fine = value.replace(microsecond=0)
     found = refusal(field(type_), f"x {ddl}", {"x": fine}, {"x": value}, {"x": fine})
-    assert found.startswith("row 2: ") and told in found
+    assert found.startswith("row 2: ") and message in found
 
 
 def test_times_that_no_reader_takes_are_refused() -> None:
@@ -325,7 +325,7 @@ RECORD = json.dumps(
 
 
 @pytest.mark.parametrize(
-    ("avro", "columns", "told"),
+    ("avro", "columns", "messages"),
     [
         (Avro(RECORD), ["x"], []),
         (Avro(RECORD), ["x", "z"], ["record R has no field for column `z`"]),
@@ -342,10 +342,10 @@ RECORD = json.dumps(
     ],
     ids=str,
 )  # fmt: skip
-def test_columns_that_cannot_be_written_are_reported(avro: Avro, columns: list[str], told: list[str]) -> None:
+def test_columns_that_cannot_be_written_are_reported(avro: Avro, columns: list[str], messages: list[str]) -> None:
     found = avro.to_write("orders", "value").find_encoding_problems("value", columns)
-    assert len(found) == len(told)
-    assert all(what in problem.what for problem, what in zip(found, told, strict=True))
+    assert len(found) == len(messages)
+    assert all(what in problem.what for problem, what in zip(found, messages, strict=True))
 
 
 def test_avro_is_not_written_without_a_place_for_its_schema() -> None:
@@ -354,7 +354,7 @@ def test_avro_is_not_written_without_a_place_for_its_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "ddl", "told"),
+    ("type_", "ddl", "message"),
     [
         ("int", "x string", "column `x` is string, and the schema has int"),
         ("float", "x double", "column `x` is double, and the schema has float"),
@@ -366,7 +366,7 @@ def test_avro_is_not_written_without_a_place_for_its_schema() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_columns_whose_types_do_not_fit_are_reported_by_name(type_: Any, ddl: str, told: str) -> None:
+def test_columns_whose_types_do_not_fit_are_reported_by_name(type_: Any, ddl: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Avro(json.dumps(field(type_))).to_write("orders", "value").make_struct_encoder(parse_ddl(ddl))
-    assert told in str(caught.value)
+    assert message in str(caught.value)

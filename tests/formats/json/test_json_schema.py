@@ -364,21 +364,21 @@ def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str,
 
 def test_a_value_that_json_or_the_schema_has_not_ends_with_row_and_column() -> None:
     good = {"a": 1, "n": [], "p": []}
-    for change, told in (
+    for change, message in (
         ({"f": float("nan")}, "`f`: found nan, which JSON cannot hold"),
         ({"e": float("-inf")}, "`e`: found -inf"),
         ({"a": None}, "`a`: it is null"),
     ):
         format = JsonSchema(schema=MADE)
-        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {told}"):
+        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {message}"):
             written(format, [good, {**good, **change}], MADE)
 
 
 def test_columns_that_do_not_fit_the_schema_are_reported_before_anything_is_written() -> None:
     format = JsonSchema(schema=ORDER).to_write("orders", "value")
     assert format.find_encoding_problems("value", ["id", "note"]) == []
-    told = [p.what for p in format.find_encoding_problems("value", ["id", "more"])]
-    assert any("`more`" in t for t in told) and any("`note`, which is required" in t for t in told)
+    texts = [p.what for p in format.find_encoding_problems("value", ["id", "more"])]
+    assert any("`more`" in t for t in texts) and any("`note`, which is required" in t for t in texts)
     with pytest.raises(ValidationError) as error:
         format.make_struct_encoder(parse_ddl("id double, note string, amount decimal(3,1), lines array<struct<sku: int>>"))
     for part in ("`id` is of type double", "`amount`", "`lines[].sku`"):

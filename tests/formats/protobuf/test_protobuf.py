@@ -553,7 +553,7 @@ def test_a_value_that_does_not_fit_ends_with_row_and_column() -> None:
         [("a", pa.int64()), ("b", pa.list_(pa.string())), ("c", pa.string()), ("d", pa.string()), ("e", pa.int64())]
     )
     good = {"a": 1, "b": [], "c": "A", "d": "{}", "e": 1}
-    for change, told in (
+    for change, expected in (
         ({"a": 2**31}, "`a`: found 2147483648"),
         ({"a": None}, "`a`: it is null"),
         ({"b": ["x", None]}, "`b`: it holds a null"),
@@ -563,7 +563,7 @@ def test_a_value_that_does_not_fit_ends_with_row_and_column() -> None:
         ({"d": "{"}, "`d`: "),
         ({"e": -1}, "`e`: found -1"),
     ):
-        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {told}"):
+        with pytest.raises(RowRejected, match=f"Row 2 of the split cannot become a record: column {expected}"):
             written(Protobuf(schema=text), [good, {**good, **change}], schema)
 
 
@@ -582,11 +582,11 @@ def test_columns_that_do_not_fit_the_message_are_reported_before_anything_is_wri
     assert format.find_encoding_problems("value", ["id", "note"]) == []
     (problem,) = format.find_encoding_problems("value", ["id", "more"])
     assert "`more`" in problem.what
-    with pytest.raises(ValidationError) as told:
+    with pytest.raises(ValidationError) as caught:
         format.make_struct_encoder(parse_ddl("id double, note int, more int, n array<bigint>, s struct<b: boolean, c: int>"))
     for part in ("`id` is of type double, and its field takes bigint", "`note`", "`more`", "`s.c`"):
-        assert part in str(told.value)
-    assert "`n`" not in str(told.value), "of integers the value decides"
+        assert part in str(caught.value)
+    assert "`n`" not in str(caught.value), "of integers the value decides"
 
 
 def test_an_entry_without_a_schema_is_reported_when_it_is_to_be_written() -> None:

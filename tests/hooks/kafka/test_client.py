@@ -60,8 +60,8 @@ def test_an_answer_that_is_none_of_kafka_is_explained_without_the_advice_of_libr
     events = ClientEvents()
     size = "Receive failed: Invalid response size 1213486160 (0..100000000): increase receive.message.max.bytes"
     events.log(3, "%s", "FAIL", f"[thrd:127.0.0.1:80/bootstrap]: 127.0.0.1:80/bootstrap: {size}")
-    told = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
-    assert events.reason() == ("log", f"127.0.0.1:80: Receive failed: {told}")
+    expected = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
+    assert events.reason() == ("log", f"127.0.0.1:80: Receive failed: {expected}")
 
 
 ABORTS = """

@@ -425,8 +425,8 @@ def test_settings_that_java_has_no_counterpart_for_are_logged(kafka, monkeypatch
 
 
 def test_connection_test_of_the_ui(kafka, hook):
-    told = f"Connected to Kafka cluster {hook.cluster_id()}, brokers: {kafka.bootstrap_servers}."
-    assert hook.test_connection() == (True, told)
+    expected = f"Connected to Kafka cluster {hook.cluster_id()}, brokers: {kafka.bootstrap_servers}."
+    assert hook.test_connection() == (True, expected)
     assert KafkaHook("undefined").test_connection()[0] is False
 
 
@@ -519,8 +519,8 @@ def test_an_undefined_connection_is_an_error_that_says_so():
 def test_a_client_with_the_wrong_protocol_gets_an_error_that_names_the_protocol(kafka, monkeypatch):
     hook = use(monkeypatch, "tls", **{"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SSL"})
     # The client words it by what comes in first (bytes, or the end of the connection), and by how far the handshake is then.
-    told = "SSL handshake failed.*PLAINTEXT broker listener|SSL.*another `security.protocol`"
-    with pytest.raises(KafkaUnavailable, match=told):
+    expected = "SSL handshake failed.*PLAINTEXT broker listener|SSL.*another `security.protocol`"
+    with pytest.raises(KafkaUnavailable, match=expected):
         hook.cluster_id()
 
 

@@ -135,9 +135,9 @@ def test_a_damaged_set_is_fetched_again(repository: Repository) -> None:
 def test_parallel_processes_fetch_once(repository: Repository) -> None:
     repository.add(THING)
     children = [subprocess.Popen([sys.executable, "-c", CHILD, THING], stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    told = [child.communicate(timeout=400)[1] for child in children]
-    assert [child.returncode for child in children] == [0] * 4, told
-    assert sum(text.count("Fetching") for text in told) == 1, told
+    logs = [child.communicate(timeout=400)[1] for child in children]
+    assert [child.returncode for child in children] == [0] * 4, logs
+    assert sum(text.count("Fetching") for text in logs) == 1, logs
 
 
 def test_a_fetch_that_is_killed_publishes_nothing_and_the_next_one_succeeds(repository: Repository, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_java_is_the_one_of_java_home_else_of_the_path(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("echo 'openjdk version \"11.0.21\" 2023-10-17' >&2", "is Java 11"),
         ("echo 'java version \"1.8.0_392\"' >&2", "is Java 8"),
@@ -258,22 +258,22 @@ def test_java_is_the_one_of_java_home_else_of_the_path(monkeypatch: pytest.Monke
     ],
 )
 def test_a_java_that_is_too_old_or_does_not_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, message: str
 ) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\n{script}\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match=told):
+    with pytest.raises(JavaMissing, match=message):
         jars.find_java()
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [("17.0.15", ""), ("21", ""), ("11.0.21", "is Java 11"), ("1.8.0_392", "is Java 8")]
+    ("version", "message"), [("17.0.15", ""), ("21", ""), ("11.0.21", "is Java 11"), ("1.8.0_392", "is Java 8")]
 )
 def test_the_version_of_a_java_is_that_of_its_installation_which_starts_no_jvm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, message: str
 ) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -281,10 +281,10 @@ def test_the_version_of_a_java_is_that_of_its_installation_which_starts_no_jvm(
     java.chmod(0o755)
     (tmp_path / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{version}"\n')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    if not told:
+    if not message:
         assert jars.find_java() == java
         return
-    with pytest.raises(JavaMissing, match=told):
+    with pytest.raises(JavaMissing, match=message):
         jars.find_java()
 
 

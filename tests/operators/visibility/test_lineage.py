@@ -47,33 +47,33 @@ def test_from_a_table_to_a_topic():
     operator = SourceToKafkaOperator(
         task_id="t", source=JdbcSource("shop", "orders"), sink=KafkaSink(topic="orders", value=Json(), key="id")
     )
-    told = operator.openlineage()
-    assert [(d.namespace, d.name) for d in told.inputs] == [("postgres://db:5432", "shop.public.orders")]
-    assert [(d.namespace, d.name) for d in told.outputs] == [("kafka://one:9093", "orders")]
-    assert not told.run_facets
+    lineage = operator.openlineage()
+    assert [(d.namespace, d.name) for d in lineage.inputs] == [("postgres://db:5432", "shop.public.orders")]
+    assert [(d.namespace, d.name) for d in lineage.outputs] == [("kafka://one:9093", "orders")]
+    assert not lineage.run_facets
     window = Window("p", 1, (), "run", "2026-01-01T00:00:00Z")
     landed = (Landed("orders", 0, 5, 9, 4), Landed("orders", 1, 0, 2, 2))
     report = Report(window, records_read=6, records_written=6, published=landed, source="postgres://db:5432/shop/public/orders")
-    told = operator.openlineage(window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
-    (written,) = told.outputs
+    lineage = operator.openlineage(window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
+    (written,) = lineage.outputs
     assert written.outputFacets["outputStatistics"].rowCount == 6
     assert written.outputFacets["kafkaSpark_offsets"].partitions == [
         {"partition": 0, "first": 5, "last": 9, "records": 4},
         {"partition": 1, "first": 0, "last": 2, "records": 2},
     ]
-    assert told.inputs[0].inputFacets["inputStatistics"].rowCount == 6
-    assert "s3cr3t" not in str(told)
+    assert lineage.inputs[0].inputFacets["inputStatistics"].rowCount == 6
+    assert "s3cr3t" not in str(lineage)
 
 
 def test_between_topics():
     operator = KafkaToKafkaOperator(task_id="t", topics=["a", "b"], group_id="g", sink=KafkaSink(topic="c"))
-    told = operator.openlineage()
-    assert [d.name for d in told.inputs] == ["a", "b"]
-    assert [d.name for d in told.outputs] == ["c"]
+    lineage = operator.openlineage()
+    assert [d.name for d in lineage.inputs] == ["a", "b"]
+    assert [d.name for d in lineage.outputs] == ["c"]
     window = Window("p", 1, (OffsetRange("a", 0, 3, 7), OffsetRange("b", 0, 0, 0)), "run", "2026-01-01T00:00:00Z")
-    told = operator.openlineage(window=window)
-    assert told.inputs[0].inputFacets["kafkaSpark_offsets"].partitions == [{"partition": 0, "start": 3, "end": 7}]
-    assert told.run_facets["kafkaSpark_window"].window == "0000000001"
+    lineage = operator.openlineage(window=window)
+    assert lineage.inputs[0].inputFacets["kafkaSpark_offsets"].partitions == [{"partition": 0, "start": 3, "end": 7}]
+    assert lineage.run_facets["kafkaSpark_window"].window == "0000000001"
 
 
 def test_other_sinks_of_a_window_are_outputs_too():
@@ -81,8 +81,11 @@ def test_other_sinks_of_a_window_are_outputs_too():
     sink = FilesSink("/data/out")
     operator = KafkaToSinkOperator(task_id="t", topics="a", group_id="g", value=Json(), sink=sink, transforms=transforms)
     report = Report(Window("p", 1, (), "run", ""), records_written=6, captured=(Captured(0, "rare", "file:///data/rare", 4, ""),))
-    told = operator.openlineage(window=report.window, report=report.to_dict())
-    assert [(d.name, d.outputFacets["outputStatistics"].rowCount) for d in told.outputs] == [("/data/out", 6), ("/data/rare", 4)]
+    lineage = operator.openlineage(window=report.window, report=report.to_dict())
+    assert [(d.name, d.outputFacets["outputStatistics"].rowCount) for d in lineage.outputs] == [
+        ("/data/out", 6),
+        ("/data/rare", 4),
+    ]
     assert [d.name for d in operator.openlineage().outputs] == ["/data/out", "/data/rare"]
 
 

@@ -108,19 +108,19 @@ def test_a_link_leads_to_the_window_that_the_run_has_moved_itself(seen):
 
 def test_progress_is_published_at_each_step_and_while_the_job_runs(seen):
     for window in (1, 2):
-        told = [t for t in seen["history"] if t["window"] == window]
-        assert list(dict.fromkeys(t["step"] for t in told)) == ["plan", "move", "commit", "close"]
-        done = [t["splits_done"] for t in told]
+        states = [t for t in seen["history"] if t["window"] == window]
+        assert list(dict.fromkeys(t["step"] for t in states)) == ["plan", "move", "commit", "close"]
+        done = [t["splits_done"] for t in states]
         assert done == sorted(done)
         assert len(set(done)) >= 3, "of six splits more than none and all"
-        assert {t["splits"] for t in told[-3:]} == {done[-1]}
-        assert {t["records_total"] for t in told} == {RECORDS // 2}
-        assert [t["records_done"] for t in told] == sorted(t["records_done"] for t in told)
-        assert (told[0]["records_done"], told[-1]["records_done"]) == (0, RECORDS // 2)
-        half_way = [t for t in told if 0 < t["splits_done"] < t["splits"]]
+        assert {t["splits"] for t in states[-3:]} == {done[-1]}
+        assert {t["records_total"] for t in states} == {RECORDS // 2}
+        assert [t["records_done"] for t in states] == sorted(t["records_done"] for t in states)
+        assert (states[0]["records_done"], states[-1]["records_done"]) == (0, RECORDS // 2)
+        half_way = [t for t in states if 0 < t["splits_done"] < t["splits"]]
         assert half_way
         assert all(t["records_done"] == RECORDS // 2 * t["splits_done"] // t["splits"] for t in half_way)
-        assert all(t["started_at"] <= t["updated_at"] for t in told)
+        assert all(t["started_at"] <= t["updated_at"] for t in states)
 
 
 def test_progress_of_a_killed_task_stays_where_it_was(seen):
@@ -139,7 +139,7 @@ def test_the_event_of_an_asset_carries_window_ranges_and_counts(seen):
     assert extra["records_written"] + extra["records_rejected"] == RECORDS // 2
 
 
-def told(seen, state):
+def read_event(seen, state):
     """Return the last of OpenLineage's events of the task, and its inputs and outputs by name."""
     event = [e for e in seen["lineage"] if e["eventType"] == state][-1]
     return event, {d["name"]: d for d in event["inputs"]}, {d["name"]: d for d in event["outputs"]}
@@ -148,9 +148,9 @@ def told(seen, state):
 def test_lineage_names_topics_and_tables_before_and_offsets_and_counts_afterwards(seen):
     made = seen["made"]
     table = f"postgres.public.{made.place}"
-    _, inputs, outputs = told(seen, "START")
+    _, inputs, outputs = read_event(seen, "START")
     assert (set(inputs), set(outputs)) == ({made.topic}, {table, seen["letters"]})
-    event, inputs, outputs = told(seen, "COMPLETE")
+    event, inputs, outputs = read_event(seen, "COMPLETE")
     assert event["job"]["namespace"] == "shop"
     assert (set(inputs), set(outputs)) == ({made.topic}, {table, seen["letters"]})
     assert inputs[made.topic]["namespace"] == outputs[seen["letters"]]["namespace"] == seen["broker"]
@@ -170,7 +170,7 @@ def test_lineage_names_topics_and_tables_before_and_offsets_and_counts_afterward
 
 
 def test_lineage_of_a_failed_window_holds_the_planned_offsets(seen):
-    event, inputs, outputs = told(seen, "FAIL")
+    event, inputs, outputs = read_event(seen, "FAIL")
     (read,) = inputs.values()
     partitions = read["inputFacets"]["kafkaSpark_offsets"]["partitions"]
     assert sum(p["end"] - p["start"] for p in partitions) == 3, "one that was left, and two bad ones"

@@ -12,14 +12,16 @@ class Store:
     """Keeps the stored values in order; refuses all values while it is ``down``."""
 
     def __init__(self):
-        self.told, self.down, self.asked = [], False, 0
+        self.published, self.down, self.asked = [], False, 0
 
     def set(self, key, value):
         self.asked += 1
         if self.down:
             raise RuntimeError("404 Task instance not found")
         assert key == KEY
-        self.told.append((value["step"], value["splits_done"], value["splits"], value["records_done"], value["records_total"]))
+        self.published.append(
+            (value["step"], value["splits_done"], value["splits"], value["records_done"], value["records_total"])
+        )
 
 
 def window(**facts):
@@ -34,7 +36,7 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     progress.on_progress(0, 3)
     progress.on_progress(2, 3)
     progress.on_success()
-    assert store.told == [
+    assert store.published == [
         ("plan", 0, 4, 0, 400),
         ("move", 0, 4, 0, 400),
         ("move", 1, 4, 100, 400),
@@ -48,7 +50,7 @@ def test_a_source_that_has_not_counted_its_rows_has_no_total():
     progress = Progress(store)
     progress.begin(window(ranges=(), source=SourcePlan(({}, {}), {}, None, False, {})))
     progress.on_progress(1, 2)
-    assert store.told == [("plan", 0, 2, 0, 0), ("plan", 1, 2, 0, 0)]
+    assert store.published == [("plan", 0, 2, 0, 0), ("plan", 1, 2, 0, 0)]
 
 
 def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while(caplog):
@@ -60,7 +62,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     for finished in range(9):
         progress.on_progress(finished, 9)
     progress.on_success()
-    assert (store.asked, store.told) == (1, [])
+    assert (store.asked, store.published) == (1, [])
     assert caplog.text.count("was not published, which does not affect the window: 404") == 1
 
 
@@ -77,7 +79,7 @@ def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
         def set(self, key, value):
             kept[key] = value
 
-    Progress(Kept()).failed(ValueError("line 1\nline 2"))
+    Progress(Kept()).publish_error(ValueError("line 1\nline 2"))
     assert kept.keys() == {ERROR_KEY}
     assert (kept[ERROR_KEY]["class"], kept[ERROR_KEY]["message"], kept[ERROR_KEY]["cut"]) == (
         "ValueError",
@@ -88,7 +90,7 @@ def test_of_an_error_class_time_and_first_lines_are_stored(caplog):
     assert (len(long["message"]), long["cut"], long["at"]) == (1500, True, 7.0)
     store = Store()
     store.down = True
-    Progress(store).failed(ValueError("x"))
+    Progress(store).publish_error(ValueError("x"))
     assert "was not published for the pages" in caplog.text
 
 

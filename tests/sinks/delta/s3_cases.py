@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks import storage
-from airflow_kafka_spark.hooks.storage import find_s3_access
+from airflow_kafka_spark.hooks.object_stores import find_s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
 from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split

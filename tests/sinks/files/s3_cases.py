@@ -16,7 +16,7 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import find_s3_access
+from airflow_kafka_spark.hooks.object_stores import find_s3_access
 from airflow_kafka_spark.sinks import DeltaSink, window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from airflow_kafka_spark.hooks.storage import find_azure_access
+from airflow_kafka_spark.hooks.object_stores import find_azure_access
 from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink

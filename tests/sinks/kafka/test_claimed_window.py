@@ -92,7 +92,7 @@ def test_a_process_that_has_looked_before_sees_a_newer_claim(made, process, read
         newer.reopen(newer.memory.open_entry)
         with pytest.raises(Fenced):
             publish(made, 2)
-        assert sorted(newer.published()) == [0, 1]
+        assert sorted(newer.read_published()) == [0, 1]
     # It went on with what it had read, and did not begin again.
     markers = [make_marker_key(ledger.pipeline, 1, split) for split in (0, 1)]
     assert [record.key for record in read[-1]] == [*markers, make_window_key(ledger.pipeline, 1)]
@@ -103,7 +103,7 @@ def test_a_process_that_has_looked_before_sees_that_the_window_is_complete(made,
     process("driver")
     for split in range(1, SPLITS):
         publish(made, split)
-    made.ledger.published()
+    made.ledger.read_published()
     made.ledger.close({}, {})
     process("first")
     with pytest.raises(Fenced):

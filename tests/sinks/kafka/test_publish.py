@@ -105,7 +105,7 @@ def test_a_task_of_an_attempt_that_was_taken_over_publishes_nothing(kafka, hook,
         newer.reopen(newer.memory.open_entry)
         with pytest.raises(Fenced):
             publisher.publish(0, RecordBatches(iter([batch(100)])))
-        newer.published()
+        newer.read_published()
         newer.close({}, {})
     with pytest.raises(Fenced):
         publisher.publish(0, RecordBatches(iter([batch(100)])))

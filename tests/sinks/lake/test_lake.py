@@ -140,7 +140,7 @@ def test_files_of_a_commit_whose_outcome_is_not_known_stay(lake, feed, monkeypat
         prepare = writer.prepare
 
         def unanswered() -> None:
-            raise writer.unavailable(writer.committing, "no answer")
+            raise writer.make_unavailable_error(writer.committing, "no answer")
 
         def lose_answers(table: Any, change: Any) -> Any:
             record, try_commit = prepare(table, change)

@@ -34,7 +34,7 @@ def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[s
 
 def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[Applied, list[BadRecord]]:
     """Do the work of an operator after its Spark job."""
-    again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.deferred(results)}
+    again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.list_deferred(results)}
     results = [again.get(result.index, result) for result in results]
     bad = list(writer.find_refused_records(results))
     lost = {result.index: sum(b.partition == result.index for b in bad) for result in results}

@@ -180,9 +180,9 @@ def test_windows_become_records_once_and_no_credential_is_left_anywhere(kafka, s
     assert len(ledger) >= 4 and "s3a://" in plan and "s3a://" in json.dumps(reports)
     logged = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
     assert "fs.s3a.secret.key" in logged
-    told = {"reports": repr(reports), "plan": plan, "ledger": repr(ledger), "log": caplog.text, "Spark's event log": logged}
-    assert all(told.values())
-    assert [where for where, text in told.items() if s3.credentials[1] in text] == []
+    texts = {"reports": repr(reports), "plan": plan, "ledger": repr(ledger), "log": caplog.text, "Spark's event log": logged}
+    assert all(texts.values())
+    assert [where for where, text in texts.items() if s3.credentials[1] in text] == []
 
 
 def test_objects_of_any_name_are_read(spark, bucket):

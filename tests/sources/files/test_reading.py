@@ -301,7 +301,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind):
-    format, content, options, told = BAD[kind]
+    format, content, options, message = BAD[kind]
     (path / "good x").write_text(
         "1,a\n" if format == "csv" and not options else '{"id": 1}\n' if format == "json" else "id,name\n1,a\n"
     )
@@ -312,7 +312,7 @@ def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind
     explained = source.explain(caught.value)
     assert explained is not None, str(caught.value)[:2000]
     assert "in/bad x` cannot be read" in str(explained)
-    assert told in str(explained)
+    assert message in str(explained)
     if kind not in ("json-torn", "csv-short", "csv-long"):
         return
     # Also when only another column is needed.

@@ -233,8 +233,8 @@ def test_a_day_that_is_none_is_refused(shop: Shop, spark: JdbcSpark) -> None:
         shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, `born \\'{{x}}` {kind})")
         shop.execute("INSERT INTO t VALUES (1, %s)", value)
         source = JdbcSource(CONN, "t")
-        told = "column `born \\'{x}` holds an invalid date"
-        assert told in spark.read(source, source.freeze(None).splits).error, value
+        message = "column `born \\'{x}` holds an invalid date"
+        assert message in spark.read(source, source.freeze(None).splits).error, value
 
 
 def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
@@ -275,25 +275,27 @@ def test_problems_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.MonkeyPa
     shop.execute("CREATE TABLE bare (x int, p point, s varchar(3), UNIQUE (s))")
     shop.execute("CREATE TABLE `Case` (id int)")
 
-    def told(source: JdbcSource) -> dict[str, str]:
+    def validate(source: JdbcSource) -> dict[str, str]:
         return {problem.where: f"{problem.what}. {problem.action}" for problem in source.validate()}
 
-    assert set(told(JdbcSource(CONN, "bare"))) == {"source.key", "source column `p`"}
-    assert "takes NULL" in told(JdbcSource(CONN, "bare", cursor="x", include_columns=["x"]))["source.cursor"]
-    assert "in no order" in told(JdbcSource(CONN, "bare", key="p", include_columns=["x"]))["source.key"]
-    assert "there is `Case`" in told(JdbcSource(CONN, "case"))["source.table"]
-    assert "syntax" in told(JdbcSource(CONN, query="SELEC 1", key="x"))["source.query"]
-    assert "syntax" in told(JdbcSource(CONN, query="SELECT 1 AS x) AS y; DROP TABLE bare; SELECT (1", key="x"))["source.query"]
+    assert set(validate(JdbcSource(CONN, "bare"))) == {"source.key", "source column `p`"}
+    assert "takes NULL" in validate(JdbcSource(CONN, "bare", cursor="x", include_columns=["x"]))["source.cursor"]
+    assert "in no order" in validate(JdbcSource(CONN, "bare", key="p", include_columns=["x"]))["source.key"]
+    assert "there is `Case`" in validate(JdbcSource(CONN, "case"))["source.table"]
+    assert "syntax" in validate(JdbcSource(CONN, query="SELEC 1", key="x"))["source.query"]
+    assert (
+        "syntax" in validate(JdbcSource(CONN, query="SELECT 1 AS x) AS y; DROP TABLE bare; SELECT (1", key="x"))["source.query"]
+    )
     monkeypatch.setenv("AIRFLOW_CONN_DOWN", "mysql://u:s3cr3t@127.0.0.1:1/db")
-    down = told(JdbcSource("down", "t"))["source.conn_id"]
+    down = validate(JdbcSource("down", "t"))["source.conn_id"]
     assert "127.0.0.1:1/db" in down and "s3cr3t" not in down
     with pytest.raises(SourceUnavailable):
         JdbcSource("down", "t").freeze(None)
     server = shop.server
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", f"mysql://{server.user}:s3cr3t@{server.host}:{server.port}/shop")
-    assert "Access denied" in told(JdbcSource("wrong", "t"))["source.conn_id"]
+    assert "Access denied" in validate(JdbcSource("wrong", "t"))["source.conn_id"]
     monkeypatch.setenv("AIRFLOW_CONN_ODD", f"{server.connection_uri()}?sll=1")
-    assert "`sll`" in told(JdbcSource("odd", "t"))["source.conn_id"]
+    assert "`sll`" in validate(JdbcSource("odd", "t"))["source.conn_id"]
     with pytest.raises(SourceRejected, match="there is no table"):
         JdbcSource(CONN, "t").freeze(None)
 

@@ -196,12 +196,12 @@ UNHELD = [
 
 
 def test_what_spark_cannot_hold_is_refused_and_named(place: Place, spark: JdbcSpark) -> None:
-    for kind, value, told in UNHELD:
+    for kind, value, message in UNHELD:
         place.execute(f'DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
         place.execute(f"INSERT INTO t VALUES (1, '{value}')")
         source = source_of(place)
         assert source.validate() == []
-        assert told in spark.read(source, source.freeze(None).splits).error, kind
+        assert message in spark.read(source, source.freeze(None).splits).error, kind
 
 
 def test_partition_i_is_split_i(place: Place, spark: JdbcSpark) -> None:

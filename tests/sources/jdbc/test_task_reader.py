@@ -248,7 +248,7 @@ UNHELD = [
 
 
 def test_what_spark_cannot_hold_is_refused_here_too(place: Place) -> None:
-    for kind, value, told in UNHELD:
+    for kind, value, message in UNHELD:
         place.execute(f'DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
         place.execute(f"INSERT INTO t VALUES (1, '{value}')")
         source = source_of(place)
@@ -256,7 +256,7 @@ def test_what_spark_cannot_hold_is_refused_here_too(place: Place) -> None:
         assert isinstance(reader, SplitReader)
         with pytest.raises(SourceRejected) as raised:
             list(reader.read(0))
-        assert told in str(raised.value)
+        assert message in str(raised.value)
 
 
 def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowhere(place: Place) -> None:

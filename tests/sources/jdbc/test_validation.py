@@ -29,7 +29,7 @@ def place(postgres: EmbeddedPostgres, unique: Callable[[str], str]) -> Iterator[
         yield found
 
 
-def told(source: JdbcSource) -> dict[str, str]:
+def validate(source: JdbcSource) -> dict[str, str]:
     """Return the problems with their remedies by argument; each argument has one."""
     problems = [problem for problem in source.validate() if not isinstance(problem, Unchecked)]
     assert len(names(problems)) == len(problems), problems
@@ -102,7 +102,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 def test_a_bad_option_is_named(place: Place) -> None:
     for options, where, what in BAD:
-        found = told(source_of(place, **options))
+        found = validate(source_of(place, **options))
         assert list(found) == [where], options
         assert what in found[where], options
 
@@ -111,7 +111,7 @@ def test_a_key_whose_operators_the_session_does_not_see_is_refused(place: Place)
     """``>`` would compare `citext` as `text`, in another order than that in which the table is cut."""
     schema = create_citext(place)
     place.execute(f"CREATE TABLE names (id {schema}.citext PRIMARY KEY)")
-    text = told(source_of(place, table="names"))["source.key"]
+    text = validate(source_of(place, table="names"))["source.key"]
     assert "in no order. Name another column, or have the schema of its type in the `search_path`" in text
     place.connect_with(f"{place.server.connection_uri()}?options=-csearch_path%3D{place.schema},{schema}")
     assert source_of(place, table="names").validate() == []
@@ -121,32 +121,32 @@ def test_all_problems_are_reported_at_once(place: Place) -> None:
     place.execute("CREATE TABLE bare (x int)")
     source = source_of(place, "bare", split_records=0, max_records=-1, include_columns=["y"], db_timezone="x", delay=1)
     expected = {"split_records", "max_records", "include_columns", "db_timezone", "delay", "key"}
-    assert set(told(source)) == {f"source.{option}" for option in expected}
+    assert set(validate(source)) == {f"source.{option}" for option in expected}
 
 
 def test_either_a_table_or_a_query(place: Place) -> None:
-    assert "neither is given" in told(JdbcSource(place.conn_id))["source"]
-    assert "both are given" in told(JdbcSource(place.conn_id, "t", query="SELECT 1"))["source"]
-    assert "it is empty" in told(JdbcSource(place.conn_id, query=" ;"))["source.query"]
-    assert "not the name of a table" in told(JdbcSource(place.conn_id, "a.b.c"))["source.table"]
+    assert "neither is given" in validate(JdbcSource(place.conn_id))["source"]
+    assert "both are given" in validate(JdbcSource(place.conn_id, "t", query="SELECT 1"))["source"]
+    assert "it is empty" in validate(JdbcSource(place.conn_id, query=" ;"))["source.query"]
+    assert "not the name of a table" in validate(JdbcSource(place.conn_id, "a.b.c"))["source.table"]
 
 
 def test_a_table_that_is_not_there(place: Place) -> None:
-    assert "there is no table" in told(source_of(place, "nothing"))["source.table"]
-    assert f'there is "{place.schema}"."t", and names are compared exactly' in told(source_of(place, "T"))["source.table"]
-    assert "there is no table" in told(JdbcSource(place.conn_id, "nowhere.t"))["source.table"]
+    assert "there is no table" in validate(source_of(place, "nothing"))["source.table"]
+    assert f'there is "{place.schema}"."t", and names are compared exactly' in validate(source_of(place, "T"))["source.table"]
+    assert "there is no table" in validate(JdbcSource(place.conn_id, "nowhere.t"))["source.table"]
 
 
 def test_a_query_that_cannot_be_read(place: Place) -> None:
-    assert "syntax error" in told(JdbcSource(place.conn_id, query="SELEC 1", key="x"))["source.query"]
-    assert "does not exist" in told(JdbcSource(place.conn_id, query="SELECT * FROM nothing", key="x"))["source.query"]
-    assert "two columns `a`" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a, 2 AS a", key="a"))["source.query"]
-    assert "no primary key" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a"))["source.key"]
-    assert "no column `b`" in told(JdbcSource(place.conn_id, query="SELECT 1 AS a", cursor="b"))["source.cursor"]
+    assert "syntax error" in validate(JdbcSource(place.conn_id, query="SELEC 1", key="x"))["source.query"]
+    assert "does not exist" in validate(JdbcSource(place.conn_id, query="SELECT * FROM nothing", key="x"))["source.query"]
+    assert "two columns `a`" in validate(JdbcSource(place.conn_id, query="SELECT 1 AS a, 2 AS a", key="a"))["source.query"]
+    assert "no primary key" in validate(JdbcSource(place.conn_id, query="SELECT 1 AS a"))["source.key"]
+    assert "no column `b`" in validate(JdbcSource(place.conn_id, query="SELECT 1 AS a", cursor="b"))["source.cursor"]
     dropping = f"SELECT 1 AS a) AS x; DROP TABLE {place.quoted}.t; SELECT (SELECT 1"
-    assert "multiple commands" in told(JdbcSource(place.conn_id, query=dropping, key="a"))["source.query"]
+    assert "multiple commands" in validate(JdbcSource(place.conn_id, query=dropping, key="a"))["source.query"]
     deleting = f"WITH gone AS (DELETE FROM {place.quoted}.t RETURNING id) SELECT id FROM gone"
-    assert "must be at the top level" in told(JdbcSource(place.conn_id, query=deleting, key="id"))["source.query"]
+    assert "must be at the top level" in validate(JdbcSource(place.conn_id, query=deleting, key="id"))["source.query"]
     assert "t" in place.tables()
 
 
@@ -155,7 +155,7 @@ def test_a_table_without_a_usable_key(place: Place) -> None:
     place.execute(
         "CREATE UNIQUE INDEX ON bare (x); CREATE UNIQUE INDEX ON bare (y) WHERE y > 0; CREATE UNIQUE INDEX ON bare (abs(y))"
     )
-    assert "no primary key" in told(source_of(place, "bare"))["source.key"]
+    assert "no primary key" in validate(source_of(place, "bare"))["source.key"]
     assert source_of(place, "bare", key="x").validate() == []
     assert source_of(place, "bare", cursor="x", validate_non_null=False).validate() == []
     place.execute("ALTER TABLE bare ALTER x SET NOT NULL")
@@ -165,20 +165,20 @@ def test_a_table_without_a_usable_key(place: Place) -> None:
 def test_a_cursor_whose_sequence_does_not_only_grow(place: Place) -> None:
     place.execute("CREATE TABLE round (id int PRIMARY KEY GENERATED BY DEFAULT AS IDENTITY (CYCLE MAXVALUE 10))")
     place.execute("CREATE TABLE down (id int PRIMARY KEY GENERATED ALWAYS AS IDENTITY (INCREMENT -1))")
-    assert "begins again" in told(source_of(place, "round", cursor="id"))["source.incrementing_column"]
-    assert "runs downwards" in told(source_of(place, "down", cursor="id"))["source.incrementing_column"]
+    assert "begins again" in validate(source_of(place, "round", cursor="id"))["source.incrementing_column"]
+    assert "runs downwards" in validate(source_of(place, "down", cursor="id"))["source.incrementing_column"]
     assert source_of(place, "down").validate() == []
 
 
 def test_columns_that_only_differ_in_case(place: Place) -> None:
     place.execute('CREATE TABLE c (id int PRIMARY KEY, "Id" int)')
-    assert "upper and lower case" in told(source_of(place, "c"))["source column `Id`"]
+    assert "upper and lower case" in validate(source_of(place, "c"))["source column `Id`"]
     assert source_of(place, "c", include_columns=["Id"]).validate() == []
 
 
 def test_a_table_without_columns(place: Place) -> None:
     place.execute("CREATE TABLE empty ()")
-    assert "no columns" in told(source_of(place, "empty"))["source"]
+    assert "no columns" in validate(source_of(place, "empty"))["source"]
 
 
 def test_missing_rights_are_reported(place: Place) -> None:
@@ -189,37 +189,37 @@ def test_missing_rights_are_reported(place: Place) -> None:
     try:
         place.connect_with(json.dumps({**fields, "password": "s3cr3t"}))
         source = source_of(place, include_columns=["id"])
-        assert f'role "{role}" may not read column `id` of ' in told(source)["source.table"]
+        assert f'role "{role}" may not read column `id` of ' in validate(source)["source.table"]
         assert f'GRANT SELECT ON "{place.schema}"."t" TO "{role}"' in str(source.validate()[0])
         place.execute(f"GRANT SELECT ON t TO {role}")
-        assert "may not read column `id`" in told(source)["source.table"], "not without the schema"
+        assert "may not read column `id`" in validate(source)["source.table"], "not without the schema"
         place.execute(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")
         assert source.validate() == []
         place.execute(f"REVOKE SELECT ON t FROM {role}; GRANT SELECT (id, at) ON t TO {role}")
         assert source.validate() == []
         assert source_of(place, timestamp_column="at", include_columns=["id"]).validate() == []
-        assert "column `Name` of" in told(source_of(place, key="Name", include_columns=["id"]))["source.table"]
+        assert "column `Name` of" in validate(source_of(place, key="Name", include_columns=["id"]))["source.table"]
         (hidden,) = source_of(place).validate()
         assert hidden.what.count("`") == 12, "one line names all six"
         view = f"SELECT * FROM {place.quoted}.t"
-        assert "permission denied" in told(JdbcSource(place.conn_id, query=view, key="id"))["source.query"]
+        assert "permission denied" in validate(JdbcSource(place.conn_id, query=view, key="id"))["source.query"]
     finally:
         place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_a_connection_that_leads_nowhere(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "it is not defined" in told(JdbcSource("nothing_of_that_name", "t"))["source.conn_id"]
+    assert "it is not defined" in validate(JdbcSource("nothing_of_that_name", "t"))["source.conn_id"]
     monkeypatch.setenv("AIRFLOW_CONN_WEB", "http://example.org")
-    assert "of type `http`" in told(JdbcSource("web", "t"))["source.conn_id"]
+    assert "of type `http`" in validate(JdbcSource("web", "t"))["source.conn_id"]
     monkeypatch.setenv("AIRFLOW_CONN_DOWN", "postgres://u:s3cr3t@127.0.0.1:1/db")
-    down = told(JdbcSource("down", "t", cursor="id", split_records=0))
+    down = validate(JdbcSource("down", "t", cursor="id", split_records=0))
     assert set(down) == {"source.conn_id", "source.split_records"}
     assert "127.0.0.1:1/db" in down["source.conn_id"]
     server = place.server
     wrong = f"postgres://{server.user}:s3cr3t@{server.host}:{server.port}/{server.database}"
     monkeypatch.setenv("AIRFLOW_CONN_WRONG", wrong)
-    assert "password authentication failed" in told(JdbcSource("wrong", "t"))["source.conn_id"]
-    assert "s3cr3t" not in str(told(JdbcSource("wrong", "t"))) + str(down)
+    assert "password authentication failed" in validate(JdbcSource("wrong", "t"))["source.conn_id"]
+    assert "s3cr3t" not in str(validate(JdbcSource("wrong", "t"))) + str(down)
 
 
 def test_settings_that_the_driver_for_spark_does_not_know_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_settings_that_the_driver_for_spark_does_not_know_are_reported(place: Pl
     assert any("by TCP" in what for what in sockets)
     uri = place.server.connection_uri()
     place.connect_with(f"{uri}?passfile=%2Ftmp%2Fnothing")
-    assert "`passfile`" in told(source_of(place))["source.conn_id"]
+    assert "`passfile`" in validate(source_of(place))["source.conn_id"]
     place.connect_with(f"{uri}?sslmode=prefer&connect_timeout=5&options=-csearch_path%3Dpg_catalog")
     assert source_of(place).validate() == []
 

@@ -117,7 +117,7 @@ class Windows:
         self.position = json.loads(json.dumps(self.source.position_after(splits, position, tokens) if splits else position))
         if advance:
             assert self.position is not None
-            self.source.completed(self.position)
+            self.source.finish_window(self.position)
 
     def next(self) -> list[dict[str, Any]]:
         """Freeze, read and close a window."""

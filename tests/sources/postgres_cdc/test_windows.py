@@ -156,7 +156,7 @@ def test_the_slot_is_advanced_behind_a_complete_window_only_and_never_backwards(
     assert [r["key"]["id"] for r in windows.read(following)] == [2]
     windows.close(following)
     assert confirmed() == following.position["lsn"]
-    windows.source.completed(window.position)  # a zombie: only logged
+    windows.source.finish_window(window.position)  # a zombie: only logged
     assert confirmed() == following.position["lsn"]
     with pytest.raises(SourceRejected, match="was advanced to .* can no longer be read"):
         windows.read(window)
@@ -362,11 +362,11 @@ def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
 
 
 def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
-    server, told = (
+    server, message = (
         SlotServer(orders.source().server(), orders.name),
         f"while reading: {SESSION_ENDED}. The task may simply be retried",
     )
-    with pytest.raises(SourceUnavailable, match=told), server.session("reading") as session:
+    with pytest.raises(SourceUnavailable, match=message), server.session("reading") as session:
         session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 

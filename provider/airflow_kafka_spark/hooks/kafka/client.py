@@ -308,7 +308,7 @@ class KafkaCalls:
     def _make_exhausted_error(self, batch: _PendingKeys[K, V]) -> KafkaSparkError:
         key, reason = next(iter(batch.again.items()))
         if isinstance(reason, str):
-            return self.unavailable(batch.doing, f"{key}: {reason}" if key else reason)
+            return self.make_unavailable_error(batch.doing, f"{key}: {reason}" if key else reason)
         return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
     def _wait(self, futures: Collection[Future[Any]], batch: _PendingKeys[K, V], seconds: float) -> bool:
@@ -346,7 +346,7 @@ class KafkaCalls:
         # One failed connection is enough, because librdkafka does not always report that all of them failed.
         down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
-            raise self.unavailable(doing, self.reason(started))
+            raise self.make_unavailable_error(doing, self.reason(started))
 
     def translate(
         self, doing: str, error: KafkaError, what: object = "", since: float = 0.0, rights: Sequence[Right] = ()
@@ -356,13 +356,17 @@ class KafkaCalls:
         if name in _UNANSWERED:
             self.client.poll(0)
             reason_name, reason = self.events.reason(since)
-            return self.make_login_error(reason) if reason_name in REFUSED_LOGIN else self.unavailable(doing, reason or text)
+            return (
+                self.make_login_error(reason)
+                if reason_name in REFUSED_LOGIN
+                else self.make_unavailable_error(doing, reason or text)
+            )
         if name in REFUSED_LOGIN:
             return self.make_login_error(text)
         if name in _MISSING:
             return TopicMissing(self.conn_id, [str(what)])
         if describe_temporary_error(error):
-            return self.unavailable(doing, describe_temporary_error(error))
+            return self.make_unavailable_error(doing, describe_temporary_error(error))
         resource = str(getattr(what, "topic", what))
         if missing := find_missing_right(error, KafkaUser(self.conn_id, self._identity), doing, rights, resource):
             return missing
@@ -373,7 +377,7 @@ class KafkaCalls:
         self.client.poll(0)
         return self.events.reason(since)[1] or f"no answer within {self._timeout:g} s"
 
-    def unavailable(self, doing: str, detail: str) -> KafkaUnavailable:
+    def make_unavailable_error(self, doing: str, detail: str) -> KafkaUnavailable:
         if not self._connected and "closed by peer" in detail and "?" not in detail:
             detail += "; perhaps this listener expects another `security.protocol`"
         return KafkaUnavailable(self.conn_id, doing, detail)

@@ -263,7 +263,7 @@ class _Source:
     def is_set_in_java(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self.by_hand)
 
-    def invalid(self, detail: str, action: str) -> ConnectionInvalid:
+    def make_invalid_error(self, detail: str, action: str) -> ConnectionInvalid:
         return ConnectionInvalid(self.conn_id, detail, action)
 
 
@@ -307,7 +307,7 @@ def find_bootstrap_problem(config: Mapping[str, Any]) -> str:
 def _read_bootstrap_servers(source: _Source) -> str:
     servers = source.get("bootstrap.servers", "metadata.broker.list")
     if not servers and not source.by_hand.get("bootstrap.servers"):
-        raise source.invalid(
+        raise source.make_invalid_error(
             "its extra names no brokers",
             f'Set `bootstrap.servers` in the extra of `{source.conn_id}`, as {{"bootstrap.servers": "host:9092"}}',
         )
@@ -343,7 +343,7 @@ def _make_sasl_options(source: _Source) -> dict[str, str]:
     if source.by_hand.keys() & {"sasl.mechanism", "sasl.jaas.config"}:
         return by_hand
     if mechanism not in _LOGIN_MODULES:
-        raise source.invalid(
+        raise source.make_invalid_error(
             f"SASL mechanism `{mechanism or 'GSSAPI (the default)'}` cannot be translated for Spark's Java client, "
             f"only {', '.join(_LOGIN_MODULES)} can",
             f"Set `sasl.mechanism` to one of these, or add the Java client's own settings to the extra of `{source.conn_id}` "
@@ -351,7 +351,7 @@ def _make_sasl_options(source: _Source) -> dict[str, str]:
         )
     missing = [name for name in ("sasl.username", "sasl.password") if source.config.get(name) in (None, "")]
     if missing:
-        raise source.invalid(
+        raise source.make_invalid_error(
             f"SASL mechanism `{mechanism}` needs {' and '.join(f'`{m}`' for m in missing)}",
             f"Set it in the extra of `{source.conn_id}`",
         )
@@ -372,7 +372,7 @@ def _quote_for_jaas(value: str) -> str:
 def _make_truststore_options(source: _Source, inline_files: bool) -> dict[str, str]:
     verify = source.get("enable.ssl.certificate.verification").lower()
     if verify in ("false", "f", "0") and "ssl.engine.factory.class" not in source.by_hand:
-        raise source.invalid(
+        raise source.make_invalid_error(
             "`enable.ssl.certificate.verification` is false, which Spark's Java client cannot do",
             "Name the brokers' certificate authority in `ssl.ca.location` instead; if only the host name does not match, set "
             "`ssl.endpoint.identification.algorithm` to `none`",
@@ -383,9 +383,9 @@ def _make_truststore_options(source: _Source, inline_files: bool) -> dict[str, s
     if pem or inline_files:
         return {
             "ssl.truststore.type": "PEM",
-            "ssl.truststore.certificates": pem or read_pem(location, "ssl.ca.location", source.invalid),
+            "ssl.truststore.certificates": pem or read_pem(location, "ssl.ca.location", source.make_invalid_error),
         }
-    read_pem(location, "ssl.ca.location", source.invalid)
+    read_pem(location, "ssl.ca.location", source.make_invalid_error)
     return {"ssl.truststore.type": "PEM", "ssl.truststore.location": location}
 
 
@@ -393,12 +393,12 @@ def _make_keystore_options(source: _Source) -> dict[str, str]:
     if source.is_set_in_java("ssl.keystore."):
         return {}
     chain = source.get("ssl.certificate.pem") or read_pem(
-        source.get("ssl.certificate.location"), "ssl.certificate.location", source.invalid
+        source.get("ssl.certificate.location"), "ssl.certificate.location", source.make_invalid_error
     )
-    key = source.get("ssl.key.pem") or read_pem(source.get("ssl.key.location"), "ssl.key.location", source.invalid)
+    key = source.get("ssl.key.pem") or read_pem(source.get("ssl.key.location"), "ssl.key.location", source.make_invalid_error)
     if bool(chain) != bool(key):
         found, missing = ("certificate", "key") if chain else ("key", "certificate")
-        raise source.invalid(
+        raise source.make_invalid_error(
             f"it has a client {found} but no client {missing}",
             f"Set `ssl.{missing}.location` or `ssl.{missing}.pem` as well, or neither of the two pairs",
         )
@@ -407,7 +407,7 @@ def _make_keystore_options(source: _Source) -> dict[str, str]:
         return {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain,
-            "ssl.keystore.key": to_pkcs8(key, password, source.invalid),
+            "ssl.keystore.key": to_pkcs8(key, password, source.make_invalid_error),
         }
     location = source.get("ssl.keystore.location")
     if not location:

@@ -403,7 +403,7 @@ def read_committed(
                 detail = (
                     "a transaction with offsets of this group is open; it ends after its `transaction.timeout.ms` at the latest"
                 )
-                raise calls.unavailable(doing, detail + _find_advice_if_lost(calls, group_id)) from None
+                raise calls.make_unavailable_error(doing, detail + _find_advice_if_lost(calls, group_id)) from None
             raise
     _raise_first(calls, doing, answer, rights)
     found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)

@@ -72,8 +72,8 @@ class CapturingWriter(SplitWriter):
         if self.writer is not None:
             self.writer.open(split)
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
-        found = self.writer.unwritable(rows) if self.writer is not None else {}
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
+        found = self.writer.find_unwritable(rows) if self.writer is not None else {}
         self._refused.add(rows.offsets.take(pa.array(sorted(found), pa.int64())).to_pylist())
         return found
 
@@ -231,7 +231,7 @@ class RowWriter:
         account, rows = self.sorter.account, self._select_rows(good)
         if account.is_lost:
             self.output.give_up()
-        elif account.tolerance is not None and (refused := self.output.unwritable(rows)):
+        elif account.tolerance is not None and (refused := self.output.find_unwritable(rows)):
             rows = self._select_rows(self.sorter.refuse(good, {at: (TASK_PUT, refused[at]) for at in sorted(refused)}))
         self.written += rows.batch.num_rows
         self.output.write(rows)
@@ -279,9 +279,9 @@ class SplitOutput:
         if kind is not None:
             self.give_up()
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return the rows that the sink cannot write: their positions, and the reasons."""
-        return self.writer.unwritable(rows) if self._writing and rows.batch.num_rows else {}
+        return self.writer.find_unwritable(rows) if self._writing and rows.batch.num_rows else {}
 
     def write(self, rows: Rows) -> None:
         """Pass rows to the sink's writer, unless writing was given up."""

@@ -80,7 +80,7 @@ class VisibleOperator(BaseOperator):
         return "{{" in str(get_arguments(self).get("pipeline"))
 
     @contextmanager
-    def seen(self, window: Window) -> Iterator[None]:
+    def publish_progress(self, window: Window) -> Iterator[None]:
         """Show the link of a planned window, and its progress while this context is open."""
         self.window_now = window
         shown = self.links
@@ -98,7 +98,7 @@ class VisibleOperator(BaseOperator):
         except AirflowSkipException:
             raise
         except (Exception, AirflowTaskTimeout) as error:
-            self.progress.failed(error)
+            self.progress.publish_error(error)
             raise
 
     def _show_application(self, context: SparkContext) -> None:

@@ -197,7 +197,7 @@ class Progress:
         except Exception as failure:
             log.debug("The configuration of this task was not published for the pages: %s", failure)
 
-    def failed(self, error: BaseException) -> None:
+    def publish_error(self, error: BaseException) -> None:
         """Publish the error that ends the attempt, for the pages: class, first lines of the message, and time."""
         if self._store is None:
             return

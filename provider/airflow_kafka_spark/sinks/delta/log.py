@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.hooks.object_stores import store_error
 from airflow_kafka_spark.sinks.storage.store import TableStore, flush
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.hooks.object_stores import store_error
 from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (

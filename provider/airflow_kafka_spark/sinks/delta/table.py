@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.hooks.object_stores import store_error
 from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import find_provider_problem, find_unwritable_problem, store_error
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_problem, store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 

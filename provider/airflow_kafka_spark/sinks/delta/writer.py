@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import store_error
+from airflow_kafka_spark.hooks.object_stores import store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
@@ -69,11 +69,11 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         try:
             self.generated = tuple(list_generated_columns(self.columns))
         except ValueError as error:
-            raise self.unavailable(f"beginning window {window}", str(error)) from error
+            raise self.make_unavailable_error(f"beginning window {window}", str(error)) from error
         attempt = TableAttempt(window, make_marker_name(window.pipeline, int(self.version)), records.store, records.store)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
 
-    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
+    def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
         return SinkUnavailable(self.uri, doing, error if isinstance(error, str) else store_error(error))
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def load(self) -> LoadedDelta:
         table = self.records.load(self.committing)
         if table is None:
-            raise self.unavailable(self.committing, "the table is gone")
+            raise self.make_unavailable_error(self.committing, "the table is gone")
         return table
 
     def position(self, table: LoadedDelta) -> tuple[object, object]:

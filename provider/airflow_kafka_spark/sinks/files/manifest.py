@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.storage import OBJECT_STORES
+from airflow_kafka_spark.hooks.object_stores import OBJECT_STORES
 from airflow_kafka_spark.sinks.base import Shape, SplitWriter
 from airflow_kafka_spark.sinks.files.directory import FilesTable, make_window_directory, merge_columns
 from airflow_kafka_spark.sinks.storage.attempts import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors.arguments import as_names
-from airflow_kafka_spark.hooks.storage import OBJECT_STORES
+from airflow_kafka_spark.hooks.object_stores import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.storage import find_provider_problem, find_unwritable_problem
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import list_column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, find_records, open_manifests

@@ -202,14 +202,14 @@ class IcebergTable:
         try:
             return self.access.open()
         except Exception as error:  # each catalog has errors of its own
-            raise self.unavailable("opening the catalog", error) from error
+            raise self.make_unavailable_error("opening the catalog", error) from error
 
     def close(self) -> None:
         """Close the catalog's connections. It may be called repeatedly; the next use opens the catalog again."""
         if (found := self.__dict__.pop("catalog", None)) is not None:
             found.close()
 
-    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
+    def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
         detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(_get_request_message(detail))))
@@ -229,7 +229,7 @@ class IcebergTable:
         except SinkUnavailable:
             raise
         except Exception as error:  # each catalog has errors of its own
-            raise self.unavailable(doing, error) from error
+            raise self.make_unavailable_error(doing, error) from error
 
     def loaded(self, doing: str) -> Table:
         """Return the newest version of the table.
@@ -239,7 +239,7 @@ class IcebergTable:
         """
         table = self.load(doing)
         if table is None:
-            raise self.unavailable(doing, "the table is gone")
+            raise self.make_unavailable_error(doing, "the table is gone")
         return table
 
     def has_location(self) -> bool:
@@ -254,7 +254,7 @@ class IcebergTable:
         except NoSuchNamespaceError:
             return False
         except Exception as error:  # each catalog has errors of its own
-            raise self.unavailable("reading the namespace", error) from error
+            raise self.make_unavailable_error("reading the namespace", error) from error
 
     def try_commit(
         self, table: Table, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]

@@ -64,7 +64,7 @@ class IcebergHook(BaseHook):
                 except KafkaSparkError:
                     raise
                 except Exception as error:  # each catalog has errors of its own
-                    raise lake.unavailable("listing its namespaces", error) from error
+                    raise lake.make_unavailable_error("listing its namespaces", error) from error
         except KafkaSparkError as error:
             return False, error.found
         return True, ""

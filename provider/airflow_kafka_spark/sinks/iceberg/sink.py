@@ -107,7 +107,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
             except KafkaSparkError:
                 raise
             except Exception as error:  # each catalog and store has errors of its own
-                raise lake.unavailable(doing, error) from error
+                raise lake.make_unavailable_error(doing, error) from error
 
     def applied(self, window: Window) -> Applied | None:
         """Return the record of the window, or None if it is not committed.

@@ -60,7 +60,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
             elif missing := find_missing_columns(schema, table.metadata):
                 if not sink.auto_evolve:
                     names = "`, `".join(".".join(path) for path, _ in missing)
-                    raise lake.unavailable(doing, f"it has no columns `{names}`, and `auto_evolve` is False")
+                    raise lake.make_unavailable_error(doing, f"it has no columns `{names}`, and `auto_evolve` is False")
                 error = _add_columns(lake, table, schema) or error
             elif not table.metadata.snapshots:
                 empty = make_commit(table, NewSnapshot(make_snapshot_id(), {}, MAIN))
@@ -75,7 +75,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
             raise
         except Exception as failed:  # perhaps another writer was faster: load the table again
             error = failed
-    raise lake.unavailable(doing, error)
+    raise lake.make_unavailable_error(doing, error)
 
 
 def _add_columns(lake: IcebergTable, table: Table, schema: pa.Schema) -> Exception | None:
@@ -93,7 +93,7 @@ def _create(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema, doi
     from pyiceberg.exceptions import NamespaceAlreadyExistsError
 
     if not sink.auto_create:
-        raise lake.unavailable(doing, "it does not exist, and `auto_create` is False")
+        raise lake.make_unavailable_error(doing, "it does not exist, and `auto_create` is False")
     namespace = tuple(sink.table.split(".")[:-1])
     with suppress(NamespaceAlreadyExistsError):
         if not lake.catalog.namespace_exists(namespace):

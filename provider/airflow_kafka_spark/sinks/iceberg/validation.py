@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.storage import find_unwritable_problem
+from airflow_kafka_spark.hooks.object_stores import find_unwritable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, list_partition_fields

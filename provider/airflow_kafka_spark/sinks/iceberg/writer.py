@@ -117,7 +117,7 @@ class Attempts:
                 error = self.lake.try_commit(table, commit.requirements, commit.updates)
             except Exception as failed:  # each catalog and store has errors of its own
                 error = failed
-        raise self.lake.unavailable("fencing earlier attempts", error or "")
+        raise self.lake.make_unavailable_error("fencing earlier attempts", error or "")
 
     def finish(self, table: Table, marker: str) -> None:
         """Remove the remains of a committed attempt: files of tasks whose result was not used, and its record. Never raises; the
@@ -161,7 +161,7 @@ class Attempts:
         except (ValueError, KeyError, TypeError):
             return None
         except OSError as error:
-            raise self.lake.unavailable("looking for earlier attempts", error) from error
+            raise self.lake.make_unavailable_error("looking for earlier attempts", error) from error
 
     def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
         """Remove the manifests that were written for tries of a commit that failed."""
@@ -224,8 +224,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_table_spec(table), {"base": base or 0})
 
-    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
-        return self.lake.unavailable(doing, error)
+    def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
+        return self.lake.make_unavailable_error(doing, error)
 
     def discard(self) -> None:
         self._remove_written(())
@@ -244,7 +244,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         try:
             return make_file_columns(self.shape.schema, self.table.metadata)
         except ValueError as error:  # another writer has removed a column since
-            raise self.lake.unavailable(f"beginning window {self.window}", error) from error
+            raise self.lake.make_unavailable_error(f"beginning window {self.window}", error) from error
 
     def make_data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
         """Return a writer of data files.
@@ -279,7 +279,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
             raise WindowConflict(str(self.window), what, "a snapshot with its record, which a replay needs")
         if metadata.default_spec_id != self.table.metadata.default_spec_id:
             what = "its partition spec was changed while the window was written: the next attempt writes for the new one"
-            raise self.lake.unavailable(self.committing, what)
+            raise self.lake.make_unavailable_error(self.committing, what)
 
     def merge(self, table: LoadedIceberg, upsert: Upsert) -> Merged:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files

@@ -67,13 +67,13 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         try:
             self.attempt.begin(**noted)
         except OSError as error:
-            raise self.unavailable(f"beginning window {self.window}", error) from error
+            raise self.make_unavailable_error(f"beginning window {self.window}", error) from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.window}, {self.uri})"
 
     @abstractmethod
-    def unavailable(self, doing: str, error: Exception | str) -> SinkUnavailable:
+    def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         except KafkaSparkError:
             raise
         except Exception as error:  # each catalog and store has errors of its own
-            raise self.unavailable(self.committing, error) from error
+            raise self.make_unavailable_error(self.committing, error) from error
 
     @property
     def committing(self) -> str:
@@ -183,7 +183,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             if failures > _FAILURES:
                 break
             time.sleep(random.random() * min(0.02 * again, 1.0))
-        raise self.unavailable(self.committing, error or "the window is not in the table")
+        raise self.make_unavailable_error(self.committing, error or "the window is not in the table")
 
     @abstractmethod
     def load(self) -> TableT:
@@ -239,7 +239,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         try:
             removed, added = self.compact()
         except Exception as error:  # each catalog and store has errors of its own
-            why = error if isinstance(error, KafkaSparkError) else self.unavailable("compacting the table", error)
+            why = error if isinstance(error, KafkaSparkError) else self.make_unavailable_error("compacting the table", error)
             log.warning("Window %s is committed; its table is not compacted: %s", window, why)
             return
         log.info("Compacted %s: %s files instead of %s", self.uri, added, removed)

@@ -664,8 +664,8 @@ class SplitsWindowWriter(DriverWriter):
             attempt.load(), attempt.windows, attempt.markers, attempt.merge, attempt.direct, attempt.owner, attempt.tolerates
         )
 
-    def deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
-        """Return the splits whose commit was deferred, as :meth:`WindowWriter.deferred`. Their rows are staged from now on.
+    def list_deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
+        """Return the splits whose commit was deferred, as :meth:`WindowWriter.list_deferred`. Their rows are staged from now on.
 
         :raises SinkUnavailable: the server cannot be reached; SinkRejected: no stage can be made.
         """

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.hooks.storage import S3Access, StoreAccess, find_store_access, store_error
+from airflow_kafka_spark.hooks.object_stores import S3Access, StoreAccess, find_store_access, store_error
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore
 
 if TYPE_CHECKING:

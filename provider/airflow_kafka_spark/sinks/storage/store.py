@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.storage import AZURE, S3Access, find_s3_access, make_local_path, parse_scheme
+from airflow_kafka_spark.hooks.object_stores import AZURE, S3Access, find_s3_access, make_local_path, parse_scheme
 from airflow_kafka_spark.windows.model import OffsetRange
 
 if TYPE_CHECKING:

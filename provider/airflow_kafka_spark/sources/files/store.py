@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.hooks.storage import find_provider_problem, make_local_path, parse_scheme
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, make_local_path, parse_scheme
 from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:

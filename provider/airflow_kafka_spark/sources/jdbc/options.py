@@ -55,8 +55,9 @@ class JdbcSourceOptions:
         """``mode``, or the mode that the given columns imply."""
         if self.mode is not None:
             return self.mode
-        named = (("timestamp", self.timestamp_column), ("incrementing", self.incrementing))
-        return "+".join(mode for mode, column in named if column) or "bulk"  # type: ignore[return-value]
+        if self.timestamp_column:
+            return "timestamp+incrementing" if self.incrementing else "timestamp"
+        return "incrementing" if self.incrementing else "bulk"
 
     @property
     def incrementing(self) -> str | None:

@@ -126,7 +126,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         }
         return Endpoint({**location, **({SERVER_ID: identity} if identity else {})}, details)
 
-    def exclusive(self, origin: Endpoint) -> str:
+    def get_exclusive_object(self, origin: Endpoint) -> str:
         """Return the slot. A second pipeline would not get the changes over which the first one has advanced it."""
         location = origin.place
         if "slot" not in location:
@@ -159,9 +159,9 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """
         return self._windows().freeze(position)
 
-    def completed(self, position: Mapping[str, Any]) -> None:
-        """Advance the slot. See :meth:`RowSource.completed`."""
-        self._windows().completed(position)
+    def finish_window(self, position: Mapping[str, Any]) -> None:
+        """Advance the slot. See :meth:`RowSource.finish_window`."""
+        self._windows().finish_window(position)
 
 
 def _format_address(server: PostgresServer) -> str:

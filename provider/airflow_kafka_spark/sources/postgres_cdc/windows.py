@@ -312,7 +312,7 @@ class PostgresLogWindowPlanner:
             self.slot.refuse_other(connection, start, dict(position["log"]))
             return max(0, read_flushed_lsn(connection) - start)
 
-    def completed(self, position: Mapping[str, Any]) -> None:
+    def finish_window(self, position: Mapping[str, Any]) -> None:
         """Advance the slot to the end of a complete window. A failure is only logged: the next window does it."""
         start = parse_lsn(position["lsn"])
         faults.reached("cdc.advance")

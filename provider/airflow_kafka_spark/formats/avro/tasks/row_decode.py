@@ -86,15 +86,16 @@ def make_value_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:
         return _make_member_reader(make_value_reader(writer, reader.branches[at]), reader, at)
     if not is_readable_as(writer, reader):
         return _make_incompatible_reader(writer, reader)
-    if isinstance(writer, AvroRecord):
-        return _make_record_reader(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, AvroArray):
-        return _make_array_reader(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, AvroMap):
-        return _make_map_reader(writer, reader)  # type: ignore[arg-type]
-    if isinstance(writer, AvroEnum):
-        return _make_enum_reader(writer, reader)  # type: ignore[arg-type]
-    return make_scalar_reader(writer, reader)  # type: ignore[arg-type]
+    if isinstance(writer, AvroRecord) and isinstance(reader, AvroRecord):
+        return _make_record_reader(writer, reader)
+    if isinstance(writer, AvroArray) and isinstance(reader, AvroArray):
+        return _make_array_reader(writer, reader)
+    if isinstance(writer, AvroMap) and isinstance(reader, AvroMap):
+        return _make_map_reader(writer, reader)
+    if isinstance(writer, AvroEnum) and isinstance(reader, AvroEnum):
+        return _make_enum_reader(writer, reader)
+    assert isinstance(writer, AvroPrimitive | AvroFixed) and isinstance(reader, AvroPrimitive | AvroFixed)
+    return make_scalar_reader(writer, reader)
 
 
 def _make_incompatible_reader(writer: AvroSchema, reader: AvroSchema) -> ReadValue:

@@ -226,7 +226,7 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
         raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
     if is_too_deep(value):
         raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
-    i = skip_space(text).end()  # type: ignore[union-attr]
+    i = skip_space(text).end()
     if not text.startswith("{", i):
         raise BadValue(f"expected an object with `schema` and `payload`, found {describe_token(text, i)}")
     found: dict[str, tuple[int, int]] = {}
@@ -242,7 +242,7 @@ def split_envelope(value: bytes) -> tuple[str, bytes, bytes | None]:
             i = find_next_item(text, end, "}")
     except IndexError:
         raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
-    rest = skip_space(text, i + 1).end()  # type: ignore[union-attr]
+    rest = skip_space(text, i + 1).end()
     if rest != len(text):
         raise BadValue(f"expected one JSON object, found {describe_token(text, rest)} after it, at character {rest + 1}")
     if len(found) < 2:

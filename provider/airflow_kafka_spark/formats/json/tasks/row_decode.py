@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from json.decoder import JSONDecodeError, JSONDecoder, scanstring  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, cast
 
 from airflow_kafka_spark.formats.json.connect_schema import VARIABLE_SCALE_DECIMAL, LogicalType
 from airflow_kafka_spark.formats.text_values import (
@@ -50,7 +50,7 @@ _OTHER_BEGINNINGS = {
     "\ufeff": "a byte order mark, which JSON does not have",
 }
 """Beginnings of values that are no JSON, and their descriptions."""
-skip_space = re.compile(r"[ \t\n\r]*").match
+skip_space = cast("Callable[..., re.Match[str]]", re.compile(r"[ \t\n\r]*").match)
 _number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").match
 match_integer = re.compile(r"-?(?:0|[1-9][0-9]*)(?![.eE0-9])").match
 _strings = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
@@ -69,7 +69,7 @@ def is_too_deep(value: bytes) -> bool:
 
 def find_token(text: str, i: int) -> int:
     """Return the index of the next character that is not white space."""
-    return skip_space(text, i).end() if text[i] in _SPACE else i  # type: ignore[union-attr]
+    return skip_space(text, i).end() if text[i] in _SPACE else i
 
 
 def make_syntax_error(text: str, i: int, expected: str) -> BadValue:
@@ -277,7 +277,7 @@ class JsonRowReader:
             text = value.decode("utf-8")
         except UnicodeDecodeError as e:
             raise BadValue(f"not UTF-8: byte 0x{value[e.start]:02x} at position {e.start}") from None
-        start = skip_space(text).end()  # type: ignore[union-attr]
+        start = skip_space(text).end()
         if is_too_deep(value):
             raise BadValue(f"objects and arrays nested more than {MAX_NESTING} deep")
         if not text.startswith("{", start):
@@ -287,7 +287,7 @@ class JsonRowReader:
             row, end = self._read(text, start)
         except IndexError:
             raise BadValue(f"not JSON: it ends too early, after {len(text)} characters") from None
-        end = skip_space(text, end).end()  # type: ignore[union-attr]
+        end = skip_space(text, end).end()
         if end != len(text):
             raise BadValue(f"expected one JSON object, found {describe_token(text, end)} after it, at character {end + 1}")
         return [row[name] for name in self._names]

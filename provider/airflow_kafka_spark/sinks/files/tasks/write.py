@@ -100,10 +100,10 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
         try:
             os.mkdir(directory)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.make_write_error(error) from error
         self.directory = directory
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
         return find_unfit_rows(self.target.spec, self.schema, self.target.partition_by, rows)
 
@@ -119,7 +119,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
             for changed in directories | {self.directory.parent}:
                 flush(changed)
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.make_write_error(error) from error
         self.directory = None
         return {"rows": self.rows, "token": self.token, "files": self.finished}
 
@@ -144,10 +144,10 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
         """Return the directories of a partition column's values, and the index of the directory of each row."""
         return make_directory_names(column, values)
 
-    def misplaced(self, key: PartitionKey) -> str:
+    def find_misplacement(self, key: PartitionKey) -> str:
         return find_misplaced_reason(key)
 
-    def failed(self, error: OSError) -> Exception:
+    def make_write_error(self, error: OSError) -> Exception:
         """Return the error to raise for an error of the file system."""
         attempt = Path(self.target.attempt)
         directory = attempt.parent.parent
@@ -185,7 +185,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
 
     target: ObjectsTarget
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows with a value that the format cannot hold, or that is too long for the name of a directory."""
         return find_unfit_rows(self.target.spec, self.target.file_schema, self.target.directories, rows)
 
@@ -203,7 +203,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
         """Return the directories of a partition column's values, and the index of the directory of each row."""
         return make_directory_names(column, values)
 
-    def misplaced(self, key: PartitionKey) -> str:
+    def find_misplacement(self, key: PartitionKey) -> str:
         return find_misplaced_reason(key)
 
 

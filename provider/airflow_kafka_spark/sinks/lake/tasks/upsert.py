@@ -75,7 +75,7 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
     def partition_names(self, column: str, values: pa.Array) -> NoReturn:
         raise AssertionError("a staged file is not partitioned")
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return the rows whose key has a null."""
         found: dict[int, str] = {}
         for name in self.target.key:
@@ -88,7 +88,7 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
         return found
 
     def write(self, rows: Rows) -> None:
-        bad = sorted(self.unwritable(rows).items())
+        bad = sorted(self.find_unwritable(rows).items())
         self._refuse([(int(rows.offsets[at].as_py()), reason) for at, reason in bad])
         dead = rows.tombstones if rows.tombstones is not None else pa.repeat(False, rows.batch.num_rows)
         columns = [*rows.batch.columns, dead]

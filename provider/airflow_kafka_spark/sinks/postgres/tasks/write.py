@@ -159,7 +159,7 @@ class CopyWriter(SplitWriter):
     def _encode(self, rows: Rows) -> pa.RecordBatch:
         return self.load.encode(rows)
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return rows that not even a stage can hold, or whose key has a null."""
         return find_unstorable_rows(rows.batch, self.load.key)
 

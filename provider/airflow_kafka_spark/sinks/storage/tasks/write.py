@@ -129,17 +129,17 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """Return the names of a partition column's values, and the index of the name of each row."""
 
     @abstractmethod
-    def failed(self, error: OSError) -> Exception:
+    def make_write_error(self, error: OSError) -> Exception:
         """Return the error to raise for an error of the file system."""
 
-    def misplaced(self, key: PartitionKey) -> str:
+    def find_misplacement(self, key: PartitionKey) -> str:
         """Return the reason why no file can have this key; "" if a file can."""
         return ""
 
     def write(self, rows: Rows) -> None:
         """Write the next rows.
 
-        :raises BadRecords: the format cannot hold a value, and :meth:`unwritable` was not called for its row.
+        :raises BadRecords: the format cannot hold a value, and :meth:`find_unwritable` was not called for its row.
         """
         batch = rows.batch
         if batch.num_rows:
@@ -149,7 +149,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
                     self._file(key).add(group)
                 self._write_waiting()
             except OSError as error:
-                raise self.failed(error) from error
+                raise self.make_write_error(error) from error
             self.rows += batch.num_rows
 
     def finish_all(self) -> None:
@@ -220,7 +220,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         order = np.argsort(codes, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
             key = tuple(names[i][per_column[i][rows[0]]] for i in range(len(names)))
-            if reason := self.misplaced(key):
+            if reason := self.find_misplacement(key):
                 self._refuse([(int(offsets[rows[0]].as_py()), reason)])
             # Copied, so that a row that is buffered for a rarely used file does not keep its whole batch in memory.
             yield key, stored.take(pa.array(rows))
@@ -394,7 +394,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
                 for directory in sorted(self._directories()):
                     flush(self.target.store.full(directory))
         except OSError as error:
-            raise self.failed(error) from error
+            raise self.make_write_error(error) from error
         # A process that removes the attempt may have listed its files before this one was created.
         self._refuse_ended()
         self.token = ""
@@ -417,7 +417,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
                 self.target.store.remove(file["path"])
             self.token = ""
 
-    def unwritable(self, rows: Rows) -> Mapping[int, str]:
+    def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
         """Return an empty mapping: Parquet can hold every value of the types that ``validate`` accepts."""
         return {}
 
@@ -447,7 +447,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def failed(self, error: OSError) -> Exception:
+    def make_write_error(self, error: OSError) -> Exception:
         if isinstance(error, FileNotFoundError):
             self._refuse_ended()
         return SinkUnavailable(self.target.uri, self._doing, error)

@@ -274,7 +274,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         if self._filter is not None:
             self._filter.enter(located.start)
         if (reason := binlog.UNREADABLE.get(event.kind)) is not None:
-            raise self._server.unreadable(located.start, LogUnreadable(reason))
+            raise self._server.make_unreadable_error(located.start, LogUnreadable(reason))
         step = self._transactions.enter(event)
         if step and step != "begin":
             yield from self._close(step, located)
@@ -360,14 +360,14 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
                 if not table.is_sequence:
                     self._tables[number] = LogTableWriter(table, self._form, snapshot)
             except LogUnreadable as error:
-                raise self._server.unreadable(located.start, error) from None
+                raise self._server.make_unreadable_error(located.start, error) from None
 
     def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
         event = located.event
         try:
             data, at = binlog.parse_row_images(event, table.width)
         except LogUnreadable as error:
-            raise self._server.unreadable(located.start, error) from None
+            raise self._server.make_unreadable_error(located.start, error) from None
         found = []
         while at < len(data):
             old = new = None
@@ -424,7 +424,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def _statement(self, located: Located) -> Iterator[Event]:
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
-            raise self._server.unreadable(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
+            raise self._server.make_unreadable_error(located.start, LogUnreadable("LOAD DATA is logged as a statement"))
         if self._filter is not None:
             self._filter.note_statement(event.body)
         if (savepoint := parse_savepoint(binlog.parse_query(event.body)[1])) is not None:
@@ -440,7 +440,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
                 yield from self.bounded(iter((self._truncate(located, truncated),)))
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
-            raise self._server.unreadable(located.start, LogUnreadable(found))
+            raise self._server.make_unreadable_error(located.start, LogUnreadable(found))
 
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)

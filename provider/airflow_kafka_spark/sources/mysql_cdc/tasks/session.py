@@ -146,7 +146,7 @@ class LogServer:
             try:
                 event = parse_event(packet.get_all_data()[1:], checked)
             except LogUnreadable as error:
-                raise self.unreadable(coordinates, error) from None
+                raise self.make_unreadable_error(coordinates, error) from None
             before = coordinates
             if event.log_pos:
                 # Positions in headers have 32 bits only.
@@ -180,7 +180,7 @@ class LogServer:
                 raise SourceUnavailable(self.where, doing, f"the server sent its log up to {coordinates} only")
             time.sleep(0.05)
 
-    def unreadable(self, coordinates: LogCoordinates, error: LogUnreadable) -> SourceRejected:
+    def make_unreadable_error(self, coordinates: LogCoordinates, error: LogUnreadable) -> SourceRejected:
         """Return the error for a part of the log that cannot be decoded."""
         return SourceRejected(self.where, f"the log at {coordinates} cannot be read: {error}", NEW_PIPELINE)
 

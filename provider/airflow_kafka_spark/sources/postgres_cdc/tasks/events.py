@@ -199,7 +199,6 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         self.last: BeginMessage | None = None
         self._of_database = format_json(options.database)
         self._last = 0
-        self._handlers = {ChangeMessage: self._change, TruncateMessage: self._truncate}
 
     @property
     def is_past(self) -> bool:
@@ -246,8 +245,13 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         elif isinstance(message, CommitMessage):
             self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
             yield from self.end_transaction()
+<<<<<<< HEAD
         elif self.is_inside:
             events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
+=======
+        elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
+            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
+>>>>>>> w-lead
             yield from self.bounded(events) if self.form.transactions else events
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:

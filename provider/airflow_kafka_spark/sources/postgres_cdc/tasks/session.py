@@ -197,7 +197,7 @@ class SlotServer:
     ) -> None:
         """Make sure that the log between the slot and an LSN ends with the transaction that was published last.
 
-        The slot stands before the LSN if an attempt has died before it has advanced the slot, or if the server has lost the last
+        The slot is before the LSN if an attempt has died before it has advanced the slot, or if the server has lost the last
         state of the slot in a crash. Then the log is as before. It is another one if a backup was restored, and used since.
 
         :param publication: the publication, as the slot's reader names it.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
-from airflow_kafka_spark.hooks.storage import (
+from airflow_kafka_spark.hooks.object_stores import (
     AzureAccess,
     GcsAccess,
     S3Access,
