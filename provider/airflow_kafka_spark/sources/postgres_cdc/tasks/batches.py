@@ -85,7 +85,7 @@ class BatchWriter:
             table = self._writer.find_table(oid)
             if table is None or not self._writer.takes_new_rows(table):
                 return None
-            around = (*_split_envelope(table), *_split_key(table), *self._writer.split_source(table, self._writer.parts))
+            around = (*_split_envelope(table), *_split_key(table), *self._writer.parts.split_source(table))
             rows = self._open[oid] = NewRows(table, sum(map(len, around)))
             self._rows.append(rows)
         return rows
@@ -137,7 +137,7 @@ class BatchWriter:
         is_insert = np.frombuffer(b"".join([data[:1] for data in messages]), np.uint8) == 73
         used, which = np.unique(np.array(of_transactions), return_inverse=True)
         transactions = [self._transactions[index] for index in used.tolist()]
-        of_source = zip(*(self._writer.split_source(table, parts) for parts in transactions), strict=True)
+        of_source = zip(*(parts.split_source(table) for parts in transactions), strict=True)
         before_lsn, between, behind = (_take(texts, which) for texts in of_source)
         at = pa.array(lsns, pa.int64()).cast(pa.string())
         values = pc.binary_join_element_wise(

@@ -166,6 +166,10 @@ class TransactionParts(NamedTuple):
         """Return the field ``source`` as JSON."""
         return f'{self.before_lsn}{lsn}{self.before_table}{table.source}{self.after_table}{lsn},"xmin":null}}'
 
+    def split_source(self, table: RelationWriter) -> list[str]:
+        """Return the texts before, between and after the two LSNs in the field ``source``."""
+        return self.format_source(table, HOLE).split(HOLE)
+
 
 class EventWriter(ChangeWriter[RelationWriter, int]):
     """Turns the messages of a log window into events.
@@ -218,10 +222,6 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         """Return True if inserts, and updates without an old row, are events that need nothing but the new row."""
         return table.is_taken and table.has_key and not table.needs_full and self.form.skipped.isdisjoint(("c", "u"))
 
-    def split_source(self, table: RelationWriter, parts: TransactionParts) -> list[str]:
-        """Return the texts before, between and after the two LSNs in the field ``source``."""
-        return parts.format_source(table, HOLE).split(HOLE)
-
     @contextmanager
     def going_back(self, parts: TransactionParts, table: RelationWriter) -> Iterator[None]:
         """Write changes of an earlier transaction, in which a table may have been another one."""
@@ -245,13 +245,8 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         elif isinstance(message, CommitMessage):
             self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
             yield from self.end_transaction()
-<<<<<<< HEAD
         elif self.is_inside:
-            events = self._handlers[type(message)](lsn, message)  # type: ignore[operator]
-=======
-        elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
             events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
->>>>>>> w-lead
             yield from self.bounded(events) if self.form.transactions else events
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:
