@@ -45,6 +45,8 @@ def test_one_that_is_not_defined_is_named_with_what_to_add(who: str) -> None:
     add = f"Add a connection `nowhere` of type {TYPES[who]}.*, or correct `{OPTIONS.get(who, 'conn_id')}`"
     with pytest.raises(ConnectionInvalid, match=f"`nowhere`: it is not defined.*{add}"):
         LOOKS[who]("nowhere")
+    with pytest.raises(ConnectionInvalid, match=f"its name in `{OPTIONS.get(who, 'conn_id')}` is empty"):
+        LOOKS[who]("")
 
 
 @pytest.mark.parametrize("who", ["spark", "sink", "source"])
@@ -274,3 +276,14 @@ def test_another_kind_of_server_is_named_within_seconds(
         done, message = tested(conn_type=kind, **address)
         assert not done and re.search(rf"127.0.0.1:{others[other]} (there )?is {FOUND[other]}", message), (other, message)
         assert time.monotonic() - begun < 30, message
+
+
+def test_a_task_names_another_kind_of_server_of_its_database(others: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_kafka_spark.hooks.servers.ANSWER_SECONDS", 0.5)
+    for kind, other in (("postgres", "kafka"), ("mysql", "postgres")):
+        astray = {"conn_type": kind, "host": "127.0.0.1", "port": others[other], "login": "u", "password": "p", "schema": "d"}
+        monkeypatch.setenv("AIRFLOW_CONN_ASTRAY", json.dumps({**astray, "extra": {"connect_timeout": 2}}))
+        problems = [str(problem) for problem in JdbcSource("astray", "t").validate()]
+        problems += [str(problem) for problem in PostgresSink("astray", "t").find_target_problems()] if kind == "postgres" else []
+        named = [text for text in problems if f"At 127.0.0.1:{others[other]} there is {FOUND[other]}. Correct the" in text]
+        assert len(named) == (2 if kind == "postgres" else 1), problems

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_kafka_spark.hooks.spark.health import find_unreachable_reason
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
-
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+from tests.support.documents import read_code
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +19,6 @@ def spark():
     from tests.sources.contract import spark_session
 
     return spark_session()
-
-
-def block(language: str, containing: str) -> str:
-    """Return the only code block of the page in this language that has this text."""
-    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if containing in text]
-    return found
 
 
 @contextmanager
@@ -63,8 +54,8 @@ def executor_pod(jvm: Any, settings: dict[str, str]) -> tuple[dict[str, Any], di
 
 def test_spark_makes_the_executors_pod_of_the_documented_connection_and_template(spark, monkeypatch, tmp_path):
     template = tmp_path / "executor-pod.yaml"
-    template.write_text(block("yaml", "name: spark-kubernetes-executor"))
-    connection = json.loads(block("json", "spark.kubernetes.namespace"))
+    template.write_text(read_code("deployment.md", "yaml", "name: spark-kubernetes-executor"))
+    connection = json.loads(read_code("deployment.md", "json", "spark.kubernetes.namespace"))
     connection["extra"]["spark.kubernetes.executor.podTemplateFile"] = str(template)
     monkeypatch.setenv("AIRFLOW_CONN_K8S", json.dumps(connection))
     hook = SparkHook("k8s")

@@ -113,6 +113,10 @@ def test_a_text_with_braces_that_is_no_template_is_wrapped_in_a_literal():
     operator = to_sink(sink=PostgresSink("w", literal('"{{ t }}"')))
     operator.render_template_fields({})
     assert operator.sink.table == '"{{ t }}"'
+    table, lake = JdbcSource("shop", "t", cursor=literal("{{ id }}")), FilesSink("/x", partition_by=[literal("{{ day }}")])
+    verify = VerifyOperator(task_id="v", source=table, sink=lake)
+    assert [p for p in complaints(verify) if "template" in p.what] == []
+    assert verify.sink.partition_by == ("{{ day }}",)
 
 
 def test_a_sink_of_another_operator_is_named_with_those_that_take_it():
@@ -221,6 +225,11 @@ def test_of_a_topic(make):
 )
 def test_of_a_source(name, given):
     refused(lambda source: from_source(source=source), getattr(sources, name), given, "source.{}")
+
+
+def test_of_no_transforms():
+    for make in (to_sink, to_kafka, from_source):
+        assert make(transforms=None).transforms == ()
 
 
 def test_of_formats_and_transforms():

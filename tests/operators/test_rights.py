@@ -55,6 +55,7 @@ from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
+from tests.support.documents import read_grants
 from tests.support.intervals import hour
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import SCHEMA, SPARK, order
@@ -287,14 +288,6 @@ def test_a_table_is_published_by_column_and_followed_into_delta_with_exactly_the
     assert (read["records_read"], read["records_written"]) == (20, 20)
 
 
-def sql_of(page: str, heading: str, role: str) -> str:
-    """Return the statements of a page's first block of SQL after a heading, for a role."""
-    text = (PAGE.parent / page).read_text().partition(f"\n{heading}")[2]
-    found = re.search(r"```sql\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return re.sub(r"\bairflow\b", role, found.group(1))
-
-
 def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_table_with_exactly_the_documented_rights(
     cluster, postgres, unique, tmp_path, monkeypatch
 ):
@@ -311,23 +304,28 @@ def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_tab
     source = PostgresCdcSource("shop", publication=role, slot=role, topic_prefix="shop", tables=["public.orders"])
     capture = {"directory": tmp_path, "source": source, "sink": sink, "pipeline": unique("capture")}
     with postgres.connect(dbname=role, autocommit=True) as owner:
+
+        def grant(page: str, containing: str) -> None:
+            for statement in read_grants(page, containing, airflow=role):
+                owner.execute(statement.encode())
+
         owner.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, topic text)")
         owner.execute("CREATE TABLE customers (id bigint PRIMARY KEY)")
-        owner.execute(sql_of("cdc.md", "## Prepare the server", role).encode())
+        grant("cdc.md", "CREATE PUBLICATION")
         try:
             assert run(from_files, capture, "run1")["records_written"] == 0
             owner.execute(f"INSERT INTO orders SELECT n, 'ann', '{TARGET}' FROM generate_series(1, 7) AS n")
             assert run(from_files, capture, "run2")["records_written"] == 7
-            owner.execute(sql_of("cdc.md", "## Rows that are there already", role).encode())
+            grant("cdc.md", "ON orders, customers TO")
             initial = replace(source, slot=f"{role}_s", snapshot="initial")
             snapshot = run(from_files, {**capture, "source": initial, "pipeline": unique("snapshot")}, "run1")
             assert snapshot["records_written"] == 7
         finally:
             owner.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ^@ %s", [role])
         owner.execute(f"REVOKE ALL ON orders, customers FROM {role}".encode())
-        owner.execute(sql_of("sources.md", "## JdbcSource", role).encode())
+        grant("sources.md", "GRANT SELECT")
         assert run(from_table, {"table": "orders", "pipeline": unique("rows")}, "run1")["records_written"] == 7
-        owner.execute(sql_of("lakes.md", "### Catalogs", role).encode())
+        grant("lakes.md", "iceberg_tables")
     iceberg = {"sink": IcebergSink("shop.orders", "lake", mode="upsert", key=["id"])}
     assert moved(cluster, tmp_path, unique("iceberg"), **iceberg)["records_written"] == 1
 

@@ -68,9 +68,14 @@ def test_a_master_at_which_nothing_answers_is_found_before_anything_is_planned(f
 
 
 def test_the_address_of_a_web_server_is_no_master():
-    for master, host in (("spark://http://head:7077", "http://head"), ("sc://https://head:15002", "https://head")):
+    for master, host in (
+        ("spark://http://head:7077", "http://head"),
+        ("sc://https://head:15002", "https://head"),
+        ("spark://LOCAL[2]:7077", "LOCAL[2]"),
+    ):
         assert find_master_problem(master).startswith(f"`{host}` is no master of Spark")
     assert find_master_problem("k8s://https://host:6443") == find_master_problem("spark://a:7077,b:7077") == ""
+    assert find_master_problem("spark://[::1]:7077") == find_master_problem("sc://head") == ""
 
 
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
@@ -265,6 +270,9 @@ def test_eight_mistakes_between_two_topics_are_named_at_once_with_the_checks_tha
         assert "has 1 partitions, and topics with 3 are read" in found["preserve_partitions"]
         found, _ = complaints(flow, topics="orders-*", group_id=" ")
         assert "topics_pattern" not in found and set(found) == {"topics", "group_id"}, "no broker is asked for such a name"
+        # A template may render to nothing.
+        for options in ({}, {"preserve_partitions": True}):
+            assert set(complaints(flow, topic="", **options)[0]) == {"sink.topic"}
 
 
 def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_checks_that_they_prevent(

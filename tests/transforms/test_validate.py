@@ -69,6 +69,7 @@ WRONG = [
     (t.InsertField(topic_field="!"), ["InsertField.topic_field"]),
     (t.InsertHeader(None, None), ["InsertHeader.header", "InsertHeader.value_literal"]),
     (t.MaskField("a,a", ""), ["`a` twice", "MaskField.replacement"]),
+    (t.TimestampRouter("${topic}-${time}"), ["TimestampRouter.topic_format", "`${time}`"]),
     (t.RegexRouter("(a", "$1"), ["RegexRouter.regex"]),
     (t.RegexRouter("(a)", "$2"), ["$2", "the 1 that"]),
     (t.RegexRouter("(a)", "$"), ["RegexRouter.replacement"]),

@@ -60,6 +60,10 @@ def test_a_failed_pipeline_shows_its_last_attempt_with_the_log_of_that():
         "error": None, "url": TASK.url,
     }  # fmt: skip
     assert row(summary(state=State.PLANNED), "running")["failure"] is None
+    # The page of a run that was deleted from Airflow does not exist.
+    item = PipelineItem(LEDGER, "p", summary(state=State.PLANNED))
+    gone = make_pipeline_row(item, AirflowState({}, {"d": False}, {}), ACCESS, now=0.0)
+    assert (gone["failure"]["url"], gone["reason"]) == (None, "window 2 is open, and Airflow no longer has its task instance")
     assert row(summary())["failure"] is None
 
 
@@ -82,7 +86,7 @@ def test_a_task_that_fails_before_it_plans_a_window_is_a_failed_pipeline_with_it
     tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",)),)
     shown = row(found, tasks=tasks, failed=failed)
     assert (shown["activity"], shown["failure"]["error"]["class"]) == ("failed", "ValidationError")
-    assert shown["reason"] == "its task is up_for_retry, before a window was planned"
+    assert shown["reason"] == "its task failed before it planned a window, and waits for its retry"
     assert (shown["failure"]["run"], shown["failure"]["url"]) == ("d/run2/t", TASK.url)
     # A window that was completed since says that it works again.
     since = WindowEntry(
@@ -193,6 +197,10 @@ def test_a_pipeline_of_a_databases_log_shows_the_bytes_behind_its_last_window():
         ("postgres://db:5432/shop/public/orders", "x-postgres://warehouse/public/other", "db/shop: public.orders"),
         ("mysql://db:3306/shop/orders", "x-jdbc://shop_db/orders", "shop_db: orders"),
         ("x-postgres-cdc://shop_db/airflow_shop", "", "shop_db: airflow_shop"),
+        ("mysql://db:3306/shop", "x-mysql-cdc://shop_db/prefix", "shop_db: prefix"),
+        ("x-mysql-cdc://shop_db/prefix", "", "shop_db: prefix"),
+        ("mysql://db:3306/shop", "", "db/shop"),
+        ("mysql://db:3306", "", "db"),
         ("iceberg://lake/shop/orders", "", "lake: shop.orders"),
         ("file:///data/my%20lake", "", "/data/my lake"),
         ("s3a://bucket/path", "", "s3a://bucket/path"),
@@ -207,6 +215,17 @@ def test_a_row_names_the_sink_by_the_connection_of_its_task():
     tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",), sink="x-postgres://warehouse/public/orders"),)
     shown = row(None, tasks=tasks)
     assert (shown["sink"], shown["sink_name"]) == ("x-postgres://warehouse/public/orders", "warehouse: public.orders")
+
+
+def test_a_pipeline_whose_ledger_was_not_read_is_not_said_to_be_new():
+    tasks = (PipelineTask("d", "t", LEDGER, "p", ("t",)),)
+    states = AirflowState({}, {"d": False}, {})
+    unread, new = (
+        make_pipeline_row(PipelineItem(LEDGER, "p", tasks=tasks, is_read=is_read), states, ACCESS, now=0.0)
+        for is_read in (False, True)
+    )
+    assert (unread["status"], unread["activity"], unread["reason"]) == ("UNKNOWN", "unknown", "its ledger has not been read")
+    assert (new["status"], new["activity"], new["reason"]) == ("UNKNOWN", "new", "it has not moved a window yet")
 
 
 # --- windows as CSV ---------------------------------------------------------------------------------------------------

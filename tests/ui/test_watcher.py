@@ -71,7 +71,9 @@ def behind(watch, pipeline, records, samples=1):
 
 
 def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka):
+    assert not watch.is_read
     assert "no topic" in state_is(watch, "missing")[1]
+    assert watch.is_read, "its pipelines are new"
     kafka.create_topic(watch.name.topic, 4, config={"cleanup.policy": "compact"})
     state_is(watch, "empty")
     move(past, watch, "one", 4)
@@ -119,7 +121,7 @@ def test_while_the_broker_is_away_the_data_stays_with_its_age_and_it_comes_back(
         assert "kafka_default" in message
         first = watch.age(time.time())
         assert first > 1
-        assert watch.summaries["steady"].last.window.number == 1
+        assert watch.summaries["steady"].last.window.number == 1 and watch.is_read
         assert eventually(lambda: watch.age(time.time()) > first + 1)
     finally:
         kafka.resume()

@@ -18,6 +18,7 @@ from airflow_kafka_spark.sources import JdbcSource
 from airflow_kafka_spark.verification.database_side import DatabaseSide
 from airflow_kafka_spark.verification.work import Work
 from tests.sinks.postgres.kit import Place
+from tests.support.documents import read_grants
 from tests.support.runs import ROOT, context
 from tests.verification.conftest import MARIA
 
@@ -314,3 +315,32 @@ def test_keys_of_mariadb_cut_both_tables_alike(place: Place, maria: Any) -> None
         found = verify(place, source=JdbcSource(MARIA, "s"), chunk_rows=1, on_difference="warn")
         assert found["method"] == "ranges", kind
         assert (found["source_rows"], found["sink_rows"], found["missing"], found["extra"]) == (2, in_sink, 2 - in_sink, 0), kind
+
+
+def test_the_documented_rights_are_enough(place: Place, maria: Any, mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maria.execute("CREATE TABLE orders (id bigint PRIMARY KEY, note text)")
+    maria.execute("INSERT INTO orders SELECT seq, seq FROM seq_1_to_50")
+    place.execute("CREATE TABLE t (id bigint PRIMARY KEY, note text); INSERT INTO t SELECT n, n FROM generate_series(1, 49) n")
+    role = f"{place.schema}_reader"
+    place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'hush'")
+    maria.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'hush'")
+    for statement in read_grants("verification.md", "shop.orders", airflow="reader"):
+        maria.execute(statement)
+    names = {"sales.orders": f"{place.quoted}.t", "sales": place.quoted, "airflow": f'"{role}"'}
+    for statement in read_grants("verification.md", "GRANT USAGE", **names):
+        place.execute(statement)
+    found = {**json.loads(place.server.connection_json()), "login": role, "password": "hush"}
+    place.connect_with(json.dumps(found))
+    monkeypatch.setenv("AIRFLOW_CONN_READER", f"mysql://reader:hush@{mariadb.host}:{mariadb.port}")
+    try:
+        with pytest.raises(SinkDiffers) as error:
+            verify(place, source=JdbcSource("reader", "shop.orders"))
+        assert named(error.value) == [{"kind": "missing", "key": {"id": 50}}]
+        place.execute(f'REVOKE SELECT ON t FROM "{role}"')
+        maria.execute("REVOKE SELECT ON shop.orders FROM reader")
+        maria.execute("GRANT SELECT (id) ON shop.orders TO reader")
+        with pytest.raises(ValidationError) as refused:
+            verify(place, source=JdbcSource("reader", "shop.orders"))
+        assert {p.where.partition(".")[0] for p in refused.value.problems} == {"source", "sink"}, "both are named at once"
+    finally:
+        place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')

@@ -81,6 +81,10 @@ WHOLE_TARGETS = """() => [...document.querySelectorAll('[data-target]')].every(e
     e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1 && getComputedStyle(e).webkitLineClamp === 'none')"""
 """No target in the column Flow is cut."""
 
+LONG_NAMES_BREAK = """() => [...document.querySelectorAll('.aks-clamp a')].every(e =>
+    getComputedStyle(e).overflowWrap === 'anywhere')"""
+"""A long name is broken, also in a link: otherwise it would take the width of the other columns."""
+
 CHOSEN_TAB_IS_SEEN = """() => { const tab = document.querySelector('[role=tab][aria-selected=true]').getBoundingClientRect();
     return tab.left >= 0 && tab.right <= innerWidth; }"""
 """The chosen tab is not beside the page, where there are more tabs than fit."""
@@ -468,6 +472,7 @@ def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
                 visit.see(shown)
                 assert wait_until(visit.fits, 60), (theme, width, path)
                 assert visit.page.evaluate(WHOLE_TARGETS), (theme, width, path)
+                assert visit.page.evaluate(LONG_NAMES_BREAK), (theme, width, path)
                 name = {(0, 390): f"list-390-{theme}", (2, 1280): f"windows-{theme}"}.get((number, width))
                 if name and name != "windows-light":
                     picture(visit, name)

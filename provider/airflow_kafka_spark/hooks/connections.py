@@ -63,6 +63,8 @@ def require_connection(conn_id: str, kind: str, *, option: str) -> Iterator[None
     try:
         yield
     except AirflowNotFoundException:
+        if not str(conn_id).strip():
+            raise ConnectionInvalid(conn_id, f"its name in `{option}` is empty", f"Name a connection of type {kind}") from None
         action = f"Add a connection `{conn_id}` of type {kind}, or correct `{option}`"
         raise ConnectionInvalid(conn_id, "it is not defined", action) from None
 

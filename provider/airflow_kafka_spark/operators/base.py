@@ -151,7 +151,7 @@ class WindowOperator(VisibleOperator):
         self.ledger_options = ledger_options
         self.spark_options = spark_options
         self.errors = errors
-        self.transforms = unwrap_literals(transforms)
+        self.transforms = unwrap_literals(transforms or ())
         self._job: Cancellable | None = None
         self._destination_is_free = False
 

@@ -371,7 +371,8 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
         Only the newest records are read. A filter or transforms may leave out what has no key, or give it one.
         """
-        if self.sink.key_columns or self.transforms or self.filter is not None or self.subscription.validate():
+        is_changed = bool(self.sink.key_columns or self.transforms) or self.filter is not None
+        if is_changed or not self.sink.has_valid_name or self.subscription.validate():
             return
         target = str(self.sink.topic)
         try:
@@ -387,7 +388,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def _find_partition_problems(self) -> Iterator[Problem]:
         """Yield a problem if records of a partition that is read have no such partition in the target."""
-        if not self.preserve_partitions or self.subscription.validate():
+        if not (self.preserve_partitions and self.sink.has_valid_name) or self.subscription.validate():
             return
         try:
             found = self.kafka.describe_topics([*self.resolve(), str(self.sink.topic)], missing="omit")

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.errors import SinkDiffers, ValidationError
-from airflow_kafka_spark.errors.arguments import as_names, find_template_problems, find_type_problems, replace_wrong_arguments
+from airflow_kafka_spark.errors.arguments import (
+    as_names,
+    find_template_problems,
+    find_type_problems,
+    replace_wrong_arguments,
+    unwrap_literals,
+)
 from airflow_kafka_spark.operators.base import render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
 from airflow_kafka_spark.operators.visibility.progress import find_store
@@ -101,8 +107,8 @@ class VerifyOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.source = source
-        self.sink = sink
+        self.source = unwrap_literals(source)
+        self.sink = unwrap_literals(sink)
         self.columns = columns
         self.exclude_columns = exclude_columns
         self.where = where

@@ -187,9 +187,15 @@ class TimestampRouter(ColumnTransform):
     timestamp_format: str = "yyyyMMdd"
 
     def validate(self, where: str) -> list[Problem]:
+        given = re.findall(r"\$\{.*?\}", self.topic_format) if isinstance(self.topic_format, str) else []
+        unknown = [name for name in given if name not in ("${topic}", "${timestamp}")]
         return [
             *super().validate(where),
             *find_name_problems(f"{where}.topic_format", self.topic_format),
+            *(
+                Problem(f"{where}.topic_format", f"found `{name}`; expected `${{topic}}` or `${{timestamp}}`", "Correct it")
+                for name in unknown
+            ),
             *find_date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
         ]
 

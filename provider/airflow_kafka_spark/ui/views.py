@@ -58,7 +58,7 @@ JsonObject: TypeAlias = "dict[str, Any]"
 """A JSON object of the API. The script in ``static/`` reads its keys."""
 
 STATUSES = ("OK", "WARN", "STALL", "STOP", "REWIND", "UNKNOWN")
-ACTIVITIES = ("running", "failed", "paused", "conflict", "idle", "new")
+ACTIVITIES = ("running", "failed", "paused", "conflict", "idle", "new", "unknown")
 SORTS = ("pipeline", "status", "activity", "dag_id", "lag", "lag_records", "lag_seconds", "rate", "last_window", "ledger")
 
 
@@ -68,12 +68,13 @@ class PipelineItem:
 
     :param ledger: ledger of the pipeline.
     :param pipeline: name of the pipeline.
-    :param summary: summary of its records; None if it has not planned a window yet.
+    :param summary: summary of its records; None if it has not planned a window yet, or if the ledger was not read.
     :param measured: last measurement of its lag; None if there was none.
     :param verdict: verdict on its lag; None if the lag is unknown.
     :param tasks: tasks whose DAG files name the pipeline.
     :param stored_configuration: the configuration that the run of its newest window has stored, as that of a mapped task; empty
         where a DAG file has it.
+    :param is_read: False if the ledger could not be read yet, so that a pipeline without a summary may have windows.
     """
 
     ledger: LedgerName
@@ -83,6 +84,7 @@ class PipelineItem:
     verdict: Verdict | None = None
     tasks: tuple[PipelineTask, ...] = ()
     stored_configuration: str = ""
+    is_read: bool = True
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
@@ -181,7 +183,7 @@ def _find_status(item: PipelineItem) -> tuple[str, str]:
     """Return the status of a pipeline, and the reason."""
     summary = item.summary
     if summary is None:
-        return "UNKNOWN", "it has not moved a window yet"
+        return "UNKNOWN", "it has not moved a window yet" if item.is_read else "its ledger has not been read"
     if summary.problem:
         return "UNKNOWN", summary.problem
     if summary.has_source:
@@ -205,7 +207,7 @@ def _find_activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]
         if _is_paused(item, airflow):
             return "paused", ""
         failed = _find_failure_before_window(item, airflow)
-        return ("failed", f"its task is {failed.state}, before a window was planned") if failed else ("new", "")
+        return ("failed", _explain(failed)) if failed else ("new" if item.is_read else "unknown", "")
     states = {task: found for task in item.running_tasks if (found := airflow.states.get(task))}
     running = [task for task, found in states.items() if found.state in RUNNING]
     entry = summary.open
@@ -221,11 +223,16 @@ def _find_activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]
         found = states.get(worker) if worker else None
         ended = found is None or found.state in FAILED or found.state in ("success", "skipped", "removed", None)
         if ended:
-            state = found.state if found and found.state else "gone"
-            return "failed", f"window {get_entry_name(entry)} is open, and its task is {state}"
+            state = f"its task is {found.state}" if found and found.state else "Airflow no longer has its task instance"
+            return "failed", f"window {get_entry_name(entry)} is open, and {state}"
     if entry is None and (failed := _find_failure_before_window(item, airflow)):
-        return "failed", f"its task is {failed.state}, before a window was planned"
+        return "failed", _explain(failed)
     return ("new" if summary.last is None and entry is None and not summary.problem else "idle"), ""
+
+
+def _explain(failed: FailedTask) -> str:
+    retried = ", and waits for its retry" if failed.state == "up_for_retry" else ""
+    return f"its task failed before it planned a window{retried}"
 
 
 def _find_failure_before_window(item: PipelineItem, airflow: AirflowState) -> FailedTask | None:
@@ -264,6 +271,8 @@ def _describe_failure(item: PipelineItem, airflow: AirflowState) -> JsonObject |
         error = found.error if found and found.error and found.error.at >= parse_start_time(entry) else None
         facts = {"name": get_entry_name(entry), "number": entry.window.number, "attempt": attempt.number}
         facts |= {"started_at": attempt.started_at, "run": attempt.run, "task_state": found.state if found else None}
+        # A run that was deleted has no page.
+        task = task if found else None
     elif failed := later or _find_failure_before_window(item, airflow):
         task, error = failed.key, failed.error
         if error and failed.started_at and error.at < failed.started_at:
@@ -383,15 +392,16 @@ def format_endpoint(uri: str | None, asset: str = "") -> str | None:
         return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
     scheme, separator, rest = uri.partition("://")
     if scheme in ("postgres", "mysql") and asset.startswith("x-"):
-        # Both URIs end in the schema and the table.
+        # Both URIs end in the schema and the table. A log of MariaDB or MySQL is that of the whole server.
         table = asset.partition("://")[2].partition("/")[2]
-        if table and rest.endswith(f"/{table}"):
+        if table and (rest.endswith(f"/{table}") or asset.startswith("x-mysql-cdc:")):
             return format_endpoint(asset)
     place, *path = (unquote(part) for part in rest.split("/"))
-    if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-jdbc") and place and path:
+    if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-mysql-cdc", "x-jdbc") and place and path:
         return f"{place}: {'.'.join(path)}"
-    if scheme in ("postgres", "mysql") and len(path) > 1:
-        return f"{place.rpartition('@')[2].partition(':')[0]}/{path[0]}: {'.'.join(path[1:])}"
+    if scheme in ("postgres", "mysql"):
+        server = "/".join([place.rpartition("@")[2].partition(":")[0], *path[:1]])
+        return f"{server}: {'.'.join(path[1:])}" if path[1:] else server
     return unquote(rest) if scheme == "file" and separator else uri
 
 
@@ -473,7 +483,9 @@ def _make_search_text(row: Mapping[str, Any]) -> str:
 
 
 _WORST_FIRST = {status: -rank for rank, status in enumerate(("UNKNOWN", "OK", "WARN", "STALL", "STOP", "REWIND"))}
-_BUSY_FIRST = {activity: rank for rank, activity in enumerate(("conflict", "failed", "running", "paused", "new", "idle"))}
+_BUSY_FIRST = {
+    activity: rank for rank, activity in enumerate(("conflict", "failed", "running", "paused", "unknown", "new", "idle"))
+}
 _KEYS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "pipeline": lambda r: r["pipeline"].casefold(),
     "ledger": lambda r: r["ledger"],
@@ -498,18 +510,20 @@ def _sort_rows(rows: list[JsonObject], sort: str) -> list[JsonObject]:
     return [*sorted(known, key=key, reverse=backwards), *(r for r in by_name if key(r) is None)]
 
 
-def make_ledger_row(name: LedgerName, state: str, message: str | None, age: float | None, pipelines: int) -> JsonObject:
-    """Return a ledger as the list shows it.
+def describe_ledger(watch: LedgerWatch, pipelines: int, now: float) -> JsonObject:
+    """Return a ledger as the pages show it.
 
-    :param age: age of its data in seconds.
     :param pipelines: number of its pipelines that the user may see.
+    :param now: seconds since the epoch.
     """
+    state, message = watch.state
+    age = watch.age(now)
     return {
-        "ledger": str(name),
-        "connection": name.connection,
-        "topic": name.topic,
+        "ledger": str(watch.name),
+        "connection": watch.name.connection,
+        "topic": watch.name.topic,
         "state": state,
-        "message": message,
+        "message": redact_text(message) if message else None,
         "age": None if age is None else round(age, 1),
         "pipelines": pipelines,
     }
@@ -634,8 +648,8 @@ def describe_window(view: WindowView, airflow: AirflowState) -> JsonObject:
             for p in view.landed
         ],
         "task_state": state.state if state else None,
-        # Another Airflow may have moved the window: its DAGs have no page here.
-        "url": task.url if task and task.dag_id in airflow.paused else None,
+        # Another Airflow may have moved the window: its DAGs have no page here. Nor has a run that was deleted.
+        "url": task.url if task and state and task.dag_id in airflow.paused else None,
     }
 
 
@@ -829,7 +843,9 @@ class UserView:
                     seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
                     found.append(PipelineItem(name, pipeline, summary, *seen, tasks.pop((name, pipeline), ())))
         found += [
-            PipelineItem(name, pipeline, tasks=named) for (name, pipeline), named in tasks.items() if name in self.watcher.ledgers
+            PipelineItem(name, pipeline, tasks=named, is_read=self.watcher.ledgers[name].is_read)
+            for (name, pipeline), named in tasks.items()
+            if name in self.watcher.ledgers
         ]
         return [item for item in found if self.access.may_see(item.dag_ids)]
 
@@ -852,12 +868,7 @@ class UserView:
         counts: dict[LedgerName, int] = {}
         for item in items:
             counts[item.ledger] = counts.get(item.ledger, 0) + 1
-        found = []
-        for name, watch in self.watcher.ledgers.items():
-            state, message = watch.state
-            text = redact_text(message) if message else None
-            found.append(make_ledger_row(name, state, text, watch.age(now), counts.get(name, 0)))
-        return found
+        return [describe_ledger(watch, counts.get(name, 0), now) for name, watch in self.watcher.ledgers.items()]
 
     def airflow(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
         """Return the states of these task instances, and of all DAGs."""
@@ -888,9 +899,8 @@ class UserView:
             with watch.lock:
                 summary, tracker = watch.summaries.get(pipeline), watch.lag_trackers.get(pipeline)
                 seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
-                found = PipelineItem(
-                    watch.name, pipeline, summary, *seen, self.watcher.by_pipeline.get((watch.name, pipeline), ())
-                )
+                tasks = self.watcher.by_pipeline.get((watch.name, pipeline), ())
+                found = PipelineItem(watch.name, pipeline, summary, *seen, tasks, is_read=watch.is_read)
         if watch is None or found is None or not (found.summary or found.tasks) or not self.access.may_see(found.dag_ids):
             raise RequestRefused(
                 404, f"There is no pipeline `{pipeline}` in ledger `{ledger}` that you may see", action="See the list"
@@ -914,6 +924,7 @@ class UserView:
         holes = find_missing_intervals(memory.intervals.spans) if memory else ()
         missing = [[format_instant(hole.start_ms), format_instant(hole.end_ms)] for hole in holes]
         return {
+            "ledger": describe_ledger(watch, 1, now),
             "row": make_pipeline_row(item, airflow, self.access, now),
             "partitions": describe_partitions(item.measured, item.summary.read_position.offsets if item.summary else {}),
             "partitions_age": round(now - item.measured.at, 1) if item.measured else None,

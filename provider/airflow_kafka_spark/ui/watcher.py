@@ -170,6 +170,11 @@ class LedgerWatch:
             return "empty", "No pipeline has moved a window yet"
         return self._state, self._message
 
+    @property
+    def is_read(self) -> bool:
+        """Return True if the ledger was read to its end, or does not exist, so that its pipelines are known."""
+        return self.as_of is not None or self._state == "missing"
+
     def age(self, now: float) -> float | None:
         """Return the age of the data in seconds; None if the ledger was never read to its end.
 

@@ -79,6 +79,15 @@ def test_a_token_is_in_no_address_that_is_shown(connect):
     assert "geheim" not in hook.master
     assert hook._remote == "sc://head:15002/;user_id=me;token=geheim%3B%3D%3D;use_ssl=true"
     assert hook._without_secret("refused: geheim;==, geheim%3B%3D%3D") == "refused: ***, ***"
+    hook = connect(conn_type="spark_connect", host="sc://head:15002/;token=geheim;x-a=b", login="me")
+    assert hook.master == "sc://head:15002"
+    assert hook._remote == "sc://head:15002/;token=geheim;x-a=b;user_id=me"
+    assert hook._without_secret("refused: geheim") == "refused: ***"
+
+
+def test_a_spark_connect_server_has_a_host(connect):
+    expected = "is no master of Spark; expected the host of a Spark Connect server"
+    assert find_master_problem(connect(conn_type="spark_connect").master) == f"`` {expected}"
 
 
 @pytest.mark.parametrize("key", ["kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "my.secret", "kafka.ssl.key.password"])

@@ -111,6 +111,15 @@ def test_a_table_that_only_takes_appends_says_so_before_a_replay_is_planned(lake
     assert "delta.appendOnly" in problem.what
 
 
+def test_a_property_that_no_table_is_created_with_is_found_before_the_window(lake, feed):
+    sink = replace(lake.sink, table_properties={"delta.appendonly": "true", "delta.logRetentionDuration": "interval 7 days"})
+    (problem,) = sink.validate(feed.shape)
+    assert (problem.where, problem.what) == ("sink.table_properties", "deltalake knows no property `delta.appendonly`")
+    # A table that exists is not created.
+    apply(lake.sink, feed.next())
+    assert sink.validate(feed.shape) == []
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 

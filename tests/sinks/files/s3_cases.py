@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +22,7 @@ from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import Victim, apply, travelled, write_all
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
+from tests.support.documents import read_code
 from tests.support.s3 import Bucket, EmbeddedS3
 
 WIDE = SCHEMA.append(pa.field("day_of_week", pa.string()))
@@ -282,9 +281,7 @@ def test_problems_are_reported_without_the_secret(lake, feed, s3, unique, monkey
 
 def test_the_policy_in_the_documentation_is_enough(lake, listed, feed, s3, unique, monkeypatch):
     """An attempt that was given up is removed by the next one, so that rights to delete and to abort are used, too."""
-    page = Path(__file__).parents[3] / "docs" / "connections.md"
-    (policy,) = re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
-    rights = json.loads(policy.replace(":::lake", f":::{lake.bucket.name}"))
+    rights = json.loads(read_code("connections.md", "json").replace(":::lake", f":::{lake.bucket.name}"))
     # Amazon asks for it of each object that a request deletes, moto of the bucket.
     rights["Statement"][0]["Action"].append("s3:DeleteObject")
     monkeypatch.setenv("AIRFLOW_CONN_LOADER", s3.connection_json(s3.user(unique("loader"), rights)))

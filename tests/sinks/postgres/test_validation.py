@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,6 +16,7 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.postgres.sink import PostgresSink
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Pipeline, Place, names, new_place, write
+from tests.support.documents import read_grants
 
 KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -309,12 +308,10 @@ def test_missing_rights_are_all_named(place: Place, role: str):
 def test_the_grants_in_the_documentation_are_enough_for_every_mode(place: Place, role: str):
     place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
     place.execute(f'REVOKE USAGE ON SCHEMA {place.quoted} FROM "{role}"')
-    page = Path(__file__).parents[3] / "docs" / "sinks.md"
-    (grants,) = re.findall(r"```sql\n([^`]*GRANT INSERT[^`]*)```", page.read_text())
     database = json.loads(place.server.connection_json())["schema"]
-    for name, own in (("sales.orders", "t"), ("sales", place.quoted), ("warehouse", f'"{database}"'), ("airflow", f'"{role}"')):
-        grants = re.sub(rf"\b{re.escape(name)}\b", lambda _, own=own: own, grants)
-    place.execute(grants)
+    own = {"sales.orders": "t", "sales": place.quoted, "warehouse": f'"{database}"', "airflow": f'"{role}"'}
+    for statement in read_grants("sinks.md", "GRANT INSERT", **own):
+        place.execute(statement)
     sinks = [
         place.sink(mode="upsert", key=["id"], delete_enabled=True),
         place.sink(atomic="split"),

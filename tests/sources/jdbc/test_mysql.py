@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -323,6 +324,15 @@ def test_a_cursor_is_refused_on_a_replica_whose_clock_says_nothing_of_rows_that_
         assert JdbcSource(**cursor, writers_timeout=0).freeze(None).rows == JdbcSource(CONN, "t").freeze(None).rows == 1
     finally:
         shop.execute("SET GLOBAL read_only = 0")
+
+
+def test_a_file_of_certificates_that_cannot_be_read_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"ssl_mode": "verify_ca", "ssl": {"ca": "/no/such.pem"}}
+    connection = {"conn_type": "mysql", "host": "127.0.0.1", "login": "u", "password": "p", "schema": "shop", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_SECURE", json.dumps(connection))
+    (problem, *_) = JdbcSource("secure", "orders").validate()
+    assert problem.where == "source.conn_id" and not problem.retryable
+    assert "`ca` of `ssl` in its extra is /no/such.pem, which cannot be read on " in problem.what
 
 
 def test_uris() -> None:

@@ -9,6 +9,7 @@ import pytest
 from airflow_kafka_spark.sources import MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
 from tests.sources.postgres_cdc.kit import Windows
+from tests.support.documents import read_grants
 
 
 def found(source: MySqlCdcSource) -> dict[str, str]:
@@ -99,12 +100,13 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     orders.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'hush'")
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", f"mysql://reader:hush@{server.host}:{server.port}")
     source = orders.source(tables=["shop.orders"])
+    of_log, of_tables = read_grants("cdc.md", "BINLOG MONITOR", airflow="reader")
     text = found(source)
     assert "GRANT BINLOG MONITOR, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
     assert "GRANT SELECT ON shop.orders TO reader" in text["source.tables"]
-    orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", "GRANT SELECT ON shop.orders TO reader")
+    orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", of_tables)
     assert "GRANT REPLICATION SLAVE ON *.* TO reader" in found(source)["source.conn_id"]
-    orders.execute("GRANT REPLICATION SLAVE ON *.* TO reader")
+    orders.execute("REVOKE BINLOG MONITOR ON *.* FROM reader", of_log)
     assert found(source) == {}
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
     reader = source.reader(source.freeze(None).splits, None)
@@ -112,7 +114,7 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
     snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
     assert found(snapshot.source) == {} and len(snapshot.drain()) == 1
-    orders.execute("REVOKE SELECT ON shop.orders FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
+    orders.execute("REVOKE SELECT ON shop.* FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
     assert "GRANT SELECT ON shop.orders TO reader" in found(snapshot.source)["source.snapshot"]
 
 

@@ -55,7 +55,9 @@ def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(or
         assert part in text["source.tables"], part
     assert "does not hold column `note`" in text["source.message_key_columns"]
     assert "has no column `gone`" in text["source.message_key_columns"]
-    assert "CREATE PUBLICATION" in found(orders.source(publication="nowhere"))["source.publication"]
+    create = "CREATE PUBLICATION nowhere FOR TABLE"
+    assert f"{create} <the tables>" in found(orders.source(publication="nowhere", tables=None))["source.publication"]
+    assert f"{create} a, b.c" in found(orders.source(publication="nowhere", tables=["a", "b.c"]))["source.publication"]
     # A wrong option hides no check that does not depend on it, and what depends on it is listed.
     hidden = found(orders.source(slot="Not-a-slot", publication="nowhere"))
     assert "CREATE PUBLICATION" in hidden["source.publication"] and "Not-a-slot" in hidden["source.slot"]

@@ -42,6 +42,8 @@ _HADOOP = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Names of the environment variables by which Spark finds YARN."""
 _LOCAL_MASTER = re.compile(r"local|local\[(\*|[1-9][0-9]*)(\s*,\s*[0-9]+)?\]|local-cluster\[(\s*[0-9]+\s*,){2}\s*[0-9]+\s*\]")
 _MASTERS = "`local[*]`, `local[4]`, `yarn`, `spark://host:7077` or `k8s://https://host`"
+_HOST = re.compile(r"[^\[\]:]+(:|$)|\[[0-9A-Fa-f:.]+\]")
+"""The beginning of an address with a host."""
 _RESULT = "airflow-kafka-spark: "
 
 
@@ -151,8 +153,10 @@ def find_master_problem(master: str) -> str:
     is_yarn = master.startswith("yarn") and "://" not in master
     # A host without a known scheme is taken for that of a standalone master, or of a Connect server.
     scheme, _, host = master.partition("://")
-    if "://" in host and scheme in _PORTS:
-        return f"`{re.sub(':[0-9]+$', '', host)}` is no master of Spark; expected {_MASTERS}"
+    if scheme in _PORTS and ("://" in host or not all(map(_HOST.match, host.split(",")))):
+        name = re.sub(":[0-9]+$", "", host)
+        expected = "the host of a Spark Connect server" if scheme == "sc" and "://" not in host else _MASTERS
+        return f"`{name}` is no master of Spark; expected {expected}"
     if (is_yarn and master != "yarn") or (is_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
         return f"`{master}` is no master of Spark; expected {_MASTERS}"
     return ""

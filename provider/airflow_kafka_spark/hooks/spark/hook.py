@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_OPTIONS = "/;"
+"""What separates the address of a Spark Connect server from its options, of which `token` is a secret."""
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _PYTHON = "spark.pyspark.python"
@@ -119,8 +121,8 @@ class SparkHook(BaseHook):
     def master(self) -> str:
         """The master, or the address of a Spark Connect server without its credentials."""
         connection = self.connection
-        host = connection.host or "local[*]"
         scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
+        host = (connection.host or ("" if scheme == "sc" else "local[*]")).partition(_OPTIONS)[0]
         if is_local_master(host) or host.startswith("yarn"):
             return host
         if host.startswith(("k8s://", "sc://", "spark://", "mesos://")):
@@ -132,6 +134,8 @@ class SparkHook(BaseHook):
     def _remote(self) -> str:
         """The Spark Connect address with its credentials. In them, `;` and `=` would end a part of the address."""
         connection, options = self.connection, ""
+        if given := (connection.host or "").partition(_OPTIONS)[2]:
+            options += f";{given}"
         if connection.login:
             options += f";user_id={quote(connection.login, safe='')}"
         if connection.password:
@@ -425,8 +429,11 @@ class SparkHook(BaseHook):
         return find_unreachable_reason(self.master, uses_tls=uses_tls, refuse_silent=refuse_silent)
 
     def _without_secret(self, text: str) -> str:
-        secret = self.connection.password
-        return text.replace(secret, "***").replace(quote(secret, safe=""), "***") if secret else text
+        given = (self.connection.host or "").partition(_OPTIONS)[2].split(";")
+        in_host = [part.partition("=")[2] for part in given if part.startswith("token=")]
+        for secret in filter(None, (self.connection.password, *in_host)):
+            text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
+        return text
 
 
 class SparkConnectHook(SparkHook):

@@ -58,7 +58,7 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
         *_find_column_problems(sink, schema, table),
         *sink.find_row_problems(shape.schema),
         *sink.find_problems(),
-        *_find_property_problems(sink),
+        *_find_property_problems(sink, is_new=table is None),
     ]
     if table is not None:
         found += [*_find_table_problems(sink, table), *_find_type_problems(sink, table, schema)]
@@ -71,7 +71,7 @@ def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.find_target_problems`."""
     table, found = _open(sink)
     found += _find_table_problems(sink, table) if table is not None else ()
-    return [*found, *sink.find_problems(), *_find_property_problems(sink)]
+    return [*found, *sink.find_problems(), *_find_property_problems(sink, is_new=table is None)]
 
 
 def find_removal_problems(sink: DeltaSinkOptions) -> list[Problem]:
@@ -129,10 +129,32 @@ def _has_files(directory: Path) -> bool:
     return any(path.name[0] not in "._" for path in directory.iterdir())
 
 
-def _find_property_problems(sink: DeltaSinkOptions) -> Iterator[Problem]:
+def _find_property_problems(sink: DeltaSinkOptions, *, is_new: bool) -> Iterator[Problem]:
+    """Yield the problems of the properties of a table.
+
+    :param is_new: True if the table does not exist, so that it would be created with them.
+    """
     if forbidden := sorted(n for n in sink.table_properties if n in _FORBIDDEN):
         what = f"`{'`, `'.join(forbidden)}` cannot be set on a table of this sink"
         yield Problem("sink.table_properties", what, "Leave it out")
+    elif is_new and (unknown := [n for n, value in sink.table_properties.items() if not _is_known_property(n, value)]):
+        what = f"deltalake knows no property {quote_names(unknown)}"
+        yield Problem("sink.table_properties", what, "Correct its name, upper and lower case included, or leave it out")
+
+
+def _is_known_property(name: str, value: str) -> bool:
+    """Return True if deltalake creates a table with a property. It is tried on one in memory."""
+    if importlib.util.find_spec("deltalake") is None:
+        return True
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        DeltaTable.create("memory:///", schema=pa.schema([("id", pa.int64())]), configuration={name: str(value)})
+    except DeltaError as error:
+        return "Error parsing property" not in str(error)
+    return True
 
 
 # --- table --------------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class KafkaSink:
         if bool(self.topic) == bool(self.topic_column):
             given = "both are given" if self.topic else "none is given"
             problems.append(Problem("sink.topic", f"either `topic` or `topic_column`: {given}", "Give one of them"))
-        if self.topic and not self._has_valid_name:
+        if self.topic and not self.has_valid_name:
             action = "Use letters, digits, `.`, `_` and `-`, at most 249 of them"
             problems.append(Problem("sink.topic", f"`{self.topic}` cannot be a topic's name", action))
         if self.topic_column and self.auto_create:
@@ -173,7 +173,8 @@ class KafkaSink:
                 yield Problem(f"sink.{name}", f"it is {value}; expected a whole number from 1, or -1 for the brokers' default")
 
     @property
-    def _has_valid_name(self) -> bool:
+    def has_valid_name(self) -> bool:
+        """True if the topic has a name that a topic can have."""
         return isinstance(self.topic, str) and TOPIC_NAME.fullmatch(self.topic) is not None
 
     def _find_producer_problems(self) -> list[Problem]:
@@ -219,7 +220,7 @@ class KafkaSink:
         """
         problems: list[Problem] = []
         try:
-            if self._has_valid_name:
+            if self.has_valid_name:
                 is_there = bool(hook.describe_topics([str(self.topic)], missing="omit"))
                 problems += [] if is_there else self._find_missing_topic_problems(hook)
                 if keyless and "compact" in (hook.cleanup_policy(str(self.topic)) if is_there else self._planned_policy):

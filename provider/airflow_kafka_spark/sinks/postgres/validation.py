@@ -20,6 +20,7 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     resolve_table,
 )
+from airflow_kafka_spark.hooks.servers import name_other_server
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,
@@ -65,9 +66,12 @@ def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) 
         connection = server.connect()
     except psycopg.Error as error:
         message = _format_message(server, error)
+        may_answer = not is_login_refused(message)
+        if may_answer:
+            message = name_other_server(message, server.host, server.port, "postgres")
         what = f"connection `{sink.conn_id}` does not lead to a database: {message}"
         action = f"Correct the connection `{sink.conn_id}`, or see to the server"
-        return [*found, Problem("sink.conn_id", what, action, retryable=not is_login_refused(message)), *unchecked]
+        return [*found, Problem("sink.conn_id", what, action, retryable=may_answer), *unchecked]
     try:
         with connection:
             return [*found, *_TargetValidation(sink, columns, connection, tolerates).find_problems()]

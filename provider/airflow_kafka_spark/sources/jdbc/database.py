@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
@@ -319,7 +319,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
     """
 
     server: ServerT
-    scheme: ClassVar[str]
+    scheme: ClassVar[Literal["postgres", "mysql"]]
     packages: ClassVar[tuple[str, ...]]
     driver: ClassVar[str]
     default_schema: ClassVar[str]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.errors.base import quote_names
@@ -137,11 +138,22 @@ class MysqlServer:
         return f"{self.host}:{self.port}/{self.database}"
 
     def connect(self) -> Connection:
+        """Open a connection.
+
+        :raises ConnectionInvalid: the file of certificates cannot be read.
+        :raises pymysql.Error: the server does not answer, or refuses the login.
+        """
         import pymysql
 
         context: ssl.SSLContext | None = None
         if self.tls != "disable":
-            context = ssl.create_default_context(cafile=self.ca or None)
+            try:
+                context = ssl.create_default_context(cafile=self.ca or None)
+            except OSError as error:
+                found = (
+                    f"`ca` of `ssl` in its extra is {self.ca}, which cannot be read on {socket.gethostname()}: {error.strerror}"
+                )
+                raise ConnectionInvalid(self.conn_id, found, "Name a file of certificates (PEM)") from None
             context.check_hostname = self.tls == "verify-full"
             context.verify_mode = ssl.CERT_NONE if self.tls == "trust" else ssl.CERT_REQUIRED
         connection: Any = pymysql.connect(
@@ -342,7 +354,7 @@ def quote_literal(value: str) -> str:
 class MysqlDatabase(SourceDatabase[MysqlServer]):
     """The server of a connection of type ``mysql``."""
 
-    scheme: ClassVar[str] = "mysql"
+    scheme: ClassVar[Literal["mysql"]] = "mysql"
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
     driver: ClassVar[str] = "org.mariadb.jdbc.Driver"
     default_schema: ClassVar[str] = ""

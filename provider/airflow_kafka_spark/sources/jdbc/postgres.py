@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
 from airflow_kafka_spark.formats.base import Kind
@@ -446,7 +446,7 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass A
 class PostgresDatabase(SourceDatabase[PostgresServer]):
     """The server of a connection of type ``postgres``."""
 
-    scheme: ClassVar[str] = "postgres"
+    scheme: ClassVar[Literal["postgres"]] = "postgres"
     packages: ClassVar[tuple[str, ...]] = (DRIVER,)
     driver: ClassVar[str] = "org.postgresql.Driver"
     default_schema: ClassVar[str] = "public"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceUnavailable, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import choose_action
+from airflow_kafka_spark.hooks.servers import name_other_server
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import (
@@ -73,7 +74,11 @@ class ServerValidation:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
-            return None, [Problem.of(where, error, choose_action(error.found, action))]
+            problem = Problem.of(where, error, choose_action(error.found, action))
+            if where == "source.conn_id" and isinstance(error, SourceUnavailable):
+                server = self.database.server
+                problem = replace(problem, what=name_other_server(problem.what, server.host, server.port, self.database.scheme))
+            return None, [problem]
 
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = list_split_columns(self.options, relation)

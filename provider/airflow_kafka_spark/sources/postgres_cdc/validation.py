@@ -152,7 +152,8 @@ class CdcServerValidation:
         ).fetchone()
         if found is None:
             what = f"there is no publication `{name}` in database `{connection.info.dbname}`"
-            yield Problem("source.publication", what, f"CREATE PUBLICATION {name} FOR TABLE ...")
+            tables = ", ".join(map(str, self.options.tables or ())) or "<the tables>"
+            yield Problem("source.publication", what, f"CREATE PUBLICATION {name} FOR TABLE {tables}")
             yield Unchecked("source.tables", "source.publication")
             return
         skipped = self.options.skipped_operations
@@ -172,7 +173,7 @@ class CdcServerValidation:
         }
         wanted = self.options.named_tables
         if wanted is None and not covered:
-            yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE ...")
+            yield Problem("source.publication", f"`{name}` has no tables", f"ALTER PUBLICATION {name} ADD TABLE <the table>")
         yield from self._find_table_problems(connection, covered if wanted is None else wanted, covered)
 
     def _find_table_problems(

@@ -9,7 +9,7 @@ const STYLE = `
 .aks-muted { color: var(--chakra-colors-fg-muted); }
 .aks-small { font-size: 12px; }
 .aks-close { line-height: 1.35; }
-.aks-name { overflow-wrap: anywhere; }
+.aks-name, .aks-name *, .aks-clamp *, .aks-facts dd * { overflow-wrap: anywhere; }
 .aks-strong { font-weight: 600; }
 .aks-error { color: var(--chakra-colors-fg-error); }
 .aks-warning { color: var(--chakra-colors-fg-warning); }

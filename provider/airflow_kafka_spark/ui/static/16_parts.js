@@ -14,6 +14,7 @@ const ACTIVITIES = {
   conflict: { palette: "orange", says: "conflict" },
   paused: { palette: "gray", says: "paused" },
   new: { palette: "info", says: "new" },
+  unknown: { palette: "gray", says: "unknown" },
   idle: { palette: "gray", says: "idle" },
 };
 const solid = (palette) => `var(--chakra-colors-${palette}-solid)`;
@@ -83,6 +84,9 @@ const Panel = ({ title, aside, children, ...rest }) =>
     title || aside ? h("div", { className: "aks-between" }, h("h3", { className: "aks-sub" }, title), aside) : null,
     children,
   );
+
+// A value that would fill a narrow column by itself.
+const isLong = (text) => String(text ?? "").length > 32;
 
 // facts: [name, value, title, true for a long value].
 const Facts = ({ facts }) =>

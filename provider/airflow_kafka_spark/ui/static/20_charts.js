@@ -87,7 +87,7 @@ function Frame({ label, unit, columns, largest, times, series, valueOf, textOf, 
           ? h(
               "svg",
               { className: "aks-chart", width, height: CHART.height, role: "img", "aria-label": `${label}, ${unit}: ${plural(columns.length, "point")}, at most ${textOf(largest)}`, onMouseLeave: () => setOver(null) },
-              ...marks.map((mark) => h("g", { key: `y${mark}` }, h("line", { className: "aks-axis", x1: CHART.left, x2: CHART.left + inner, y1: y(mark), y2: y(mark) }), h("text", { x: CHART.left - 6, y: y(mark) + 4, textAnchor: "end" }, unit === "seconds" ? oneDigitOrMore(mark / size) : short(mark)))),
+              ...marks.map((mark) => h("g", { key: `y${mark}` }, h("line", { className: "aks-axis", x1: CHART.left, x2: CHART.left + inner, y1: y(mark), y2: y(mark) }), h("text", { x: CHART.left - 6, y: y(mark) + 4, textAnchor: "end" }, unit === "seconds" ? oneDigitOrMore(mark / size) : unit === "bytes" ? bytes(mark) : short(mark)))),
               ...labels.map(([at, text, anchor], i) => h("text", { key: `x${i}`, x: at, y: CHART.height - 6, textAnchor: anchor }, text)),
               h("g", { key: "marks" }, draw({ x, y, width: times ? 0 : inner / columns.length, bottom: y(0) })),
               ...columns.map((column, i) =>

@@ -14,7 +14,7 @@ function Running({ running }) {
       "div",
       { className: "aks-small aks-muted", "data-progress": known(running.fraction) ? Math.round(running.fraction * 100) : "" },
       known(running.fraction) ? `${Math.floor(running.fraction * 100)} %` : "",
-      known(done) && known(total) ? ` of ${short(total)}` : "",
+      known(done) && known(total) ? ` of ${count(total)}` : "",
       known(left) ? `, ${seconds(left)} left` : "",
       running.attempt > 1 ? `, attempt ${running.attempt}` : "",
     ),
@@ -60,7 +60,7 @@ function LastWindow({ window: last, row }) {
     null,
     h(Link, { to: linkOf(row, { window: last.name || last.number }), title: `Window ${last.name || last.number}`, className: isInterval(last) ? "aks-name" : "aks-clamp" }, windowText(last)),
     h("div", { className: "aks-small aks-muted" }, h(Ago, { at: last.completed_at })),
-    h("div", { className: "aks-small aks-muted", title: plural(last.records_read, "record") }, `${short(last.records_read)} in ${seconds(last.seconds)}`),
+    h("div", { className: "aks-small aks-muted", title: plural(last.records_read, "record") }, `${count(last.records_read)} in ${seconds(last.seconds)}`),
   );
 }
 

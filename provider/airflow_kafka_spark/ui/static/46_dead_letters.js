@@ -11,7 +11,7 @@ function Content({ label, content }) {
     { style: { minWidth: 0 } },
     h("div", { className: "aks-small aks-muted" }, `${label} (${about})`),
     h("pre", { className: "aks-pre" }, all || !long ? content.text : content.text.slice(0, cut), long && !all ? "…" : ""),
-    long ? h("button", { type: "button", className: "aks-plain aks-small", style: { color: "var(--chakra-colors-fg-info)" }, "aria-expanded": all, onClick: () => setAll(!all) }, all ? "Show less" : "Show all of it") : null,
+    long ? h("button", { type: "button", className: "aks-plain aks-small", style: { color: "var(--chakra-colors-fg-info)" }, "aria-expanded": all, onClick: () => setAll(!all) }, all ? "Show less" : content.cut ? "Show more" : "Show all of it") : null,
   );
 }
 

@@ -60,7 +60,7 @@ function Records({ ledger, pipeline, topics, partitions }) {
           h(
             "div",
             { className: "aks-between" },
-            h("span", { className: "aks-muted" }, `${page.topic}-${page.partition}: offsets ${count(page.start)} to ${count(page.end)} of ${count(page.low)} to ${count(page.lso)}`),
+            h("span", { className: "aks-muted aks-name" }, `${page.topic}-${page.partition}: offsets ${count(page.start)} to ${count(page.end)} of ${count(page.low)} to ${count(page.lso)}`),
             h("div", { className: "aks-row" }, step(Math.max(page.low, page.start - half), "Earlier", page.start <= page.low), step(page.end + half, "Later", page.end >= page.lso)),
           ),
           page.problem ? h(Note, { kind: "warn" }, page.problem) : null,
