@@ -372,8 +372,8 @@ class PostgresLogWindowPlanner:
 
         refuse_missing_publication = self.slot.watch_publication(connection, self.options.publication)
         found = connection.execute(
-            "SELECT lsn::text, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, 'proto_version', '1', "
-            "'publication_names', %s) LIMIT 1",
+            "SELECT (lsn - '0/0')::bigint, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, 1, "
+            "'proto_version', '1', 'publication_names', %s) LIMIT 1",
             [self.options.slot, format_lsn(end), format_publication_names(self.options.publication)],
             binary=True,
         ).fetchone()

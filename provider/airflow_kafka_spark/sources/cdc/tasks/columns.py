@@ -33,28 +33,38 @@ def format_events(table: TableWriter, frame: EventFrame, columns: Sequence[pa.Ar
     :raises SourceRejected: a value cannot be written.
     """
     rows = len(columns[0])
-    members = [(name, _format_member(table, at, columns[at])) for at, name in enumerate(table.quoted_names)]
+    members = format_members(table, columns)
     size = frame.size + sum(column.nbytes for column in columns) // rows
     step = max(1, BATCH_BYTES // size)
     for start in range(0, rows, step):
         part = [(name, texts._replace(text=texts.text.slice(start, step))) for name, texts in members]
         count = min(step, rows - start)
-        values = _frame_objects(frame.value, part, count)
-        keys = _frame_objects(frame.key, [part[at] for at in table.key_indexes], count) if table.has_key else None
+        values = frame_objects(frame.value, part, count)
+        keys = frame_objects(frame.key, [part[at] for at in table.key_indexes], count) if table.has_key else None
         yield pa.RecordBatch.from_arrays(
             [
                 pa.repeat(pa.scalar(table.topic, pa.string()), count),
-                pa.nulls(count, pa.binary()) if keys is None else keys,
-                values,
+                pa.nulls(count, pa.binary()) if keys is None else keys.cast(pa.binary()),
+                values.cast(pa.binary()),
                 pa.repeat(pa.scalar(frame.timestamp, pa.int64()), count),
             ],
             schema=SCHEMA,
         )
 
 
-def _frame_objects(frame: tuple[str, str], members: Sequence[tuple[str, ValueTexts]], rows: int) -> pa.Array:
+def format_members(table: TableWriter, columns: Sequence[pa.Array]) -> list[tuple[str, ValueTexts]]:
+    """Return the names of a table's columns, and their values.
+
+    :param columns: the values of each column as texts (binary).
+    :raises SourceRejected: a value cannot be written.
+    """
+    return [(name, _format_member(table, at, columns[at])) for at, name in enumerate(table.quoted_names)]
+
+
+def frame_objects(frame: tuple[str, str], members: Sequence[tuple[str, ValueTexts]], rows: int) -> pa.Array:
+    """Return one object of JSON per row, between two texts."""
     before, after = frame
-    return join_objects(members, rows, nulls=True, start=before + "{", end="}" + after).cast(pa.binary())
+    return join_objects(members, rows, nulls=True, start=before + "{", end="}" + after)
 
 
 def _format_member(table: TableWriter, at: int, column: pa.Array) -> ValueTexts:

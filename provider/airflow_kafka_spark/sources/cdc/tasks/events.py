@@ -16,6 +16,9 @@ from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefuse
 TableName = tuple[str, str]
 """Schema (or database) and name of a table."""
 
+HOLE = "\0"
+"""Marks a place in a text of JSON, which has no such character."""
+
 RowValues = list[object]
 """The values of a row, in the order of its table's columns, in a form that the source defines."""
 
@@ -300,6 +303,15 @@ TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
 
 
+def format_envelope(before: str, after: str, source: str, transaction: str, op: str) -> str:
+    """Return the value of an event that is written now, as JSON; the parts are JSON, too, except ``op``."""
+    now = time.time_ns()
+    return (
+        f'{{"before":{before},"after":{after},"source":{source},"transaction":{transaction},'
+        f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
+    )
+
+
 class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     """Converts changes of rows to events.
 
@@ -336,21 +348,16 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
 
     def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
-        now = time.time_ns()
         transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
-        return (
-            f'{{"before":{before},"after":{after},"source":{self.source(table, position)},"transaction":{transaction},'
-            f'"op":"{op}","ts_ms":{now // 1_000_000},"ts_us":{now // 1000},"ts_ns":{now}}}'
-        )
+        return format_envelope(before, after, self.source(table, position), transaction, op)
 
     def make_frame(self, table: TableWriterT, position: PositionT) -> EventFrame:
         """Return the frame of the events of rows that are read from a table now.
 
         :param position: at which they are read.
         """
-        row = "\0"  # JSON has no such character
-        event = self.event(table, position, "r", row, "null", row)
-        key, value = ((part or b"").decode().partition(row) for part in (event.key, event.value))
+        event = self.event(table, position, "r", HOLE, "null", HOLE)
+        key, value = ((part or b"").decode().partition(HOLE) for part in (event.key, event.value))
         return EventFrame((key[0], key[2]), (value[0], value[2]), event.timestamp)
 
     # --- transactions ---

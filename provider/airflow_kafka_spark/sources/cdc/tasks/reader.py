@@ -51,8 +51,9 @@ class EventReader(SplitReader):
         """True if keys and values carry their schema."""
 
     @abstractmethod
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a window of the log. Sets the split's token in ``_tokens`` if the source needs one."""
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a window of the log, with the columns of :data:`SCHEMA`. Sets the split's token in ``_tokens`` if
+        the source needs one."""
 
     @abstractmethod
     def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -65,7 +66,7 @@ class EventReader(SplitReader):
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names, bounds = [name for name, _ in self.columns], self.splits[split]
-        found = self._rows(split, bounds) if "table" in bounds else _batch_events(self._changes(split, bounds))
+        found = self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
         for batch in found:
             yield batch.select(names)
 
@@ -74,7 +75,7 @@ class EventReader(SplitReader):
         return self._tokens.get(split, {})
 
 
-def _batch_events(events: Iterable[Event]) -> Iterator[pa.RecordBatch]:
+def batch_events(events: Iterable[Event]) -> Iterator[pa.RecordBatch]:
     """Yield events in batches of a few megabytes."""
     batch: list[Event] = []
     size = 0
@@ -82,13 +83,14 @@ def _batch_events(events: Iterable[Event]) -> Iterator[pa.RecordBatch]:
         batch.append(event)
         size += len(event.value or b"") + len(event.key or b"")
         if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
-            yield _make_batch(batch)
+            yield make_batch(batch)
             batch, size = [], 0
     if batch:
-        yield _make_batch(batch)
+        yield make_batch(batch)
 
 
-def _make_batch(events: list[Event]) -> pa.RecordBatch:
+def make_batch(events: Sequence[Event]) -> pa.RecordBatch:
+    """Return events as a batch with the columns of :data:`SCHEMA`."""
     columns = zip(*events, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

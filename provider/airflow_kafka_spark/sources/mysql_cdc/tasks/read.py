@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import LogLost
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_events
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
-from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader
+from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
@@ -48,7 +48,10 @@ class BinlogReader(EventReader):
 
     # --- the log ---
 
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        return batch_events(self._events(split, bounds))
+
+    def _events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         with ExitStack() as stack:
             chunks = None

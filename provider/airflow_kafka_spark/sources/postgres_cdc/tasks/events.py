@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import (
+    HOLE,
     ChangeWriter,
     Event,
     EventColumn,
@@ -144,6 +146,31 @@ def _make_placeholder(schema: Mapping[str, Any], placeholder: str) -> str:
     return encode_basestring(placeholder) if kind == "string" else "null"
 
 
+class TransactionParts(NamedTuple):
+    """The parts that all events of a transaction, or of a chunk, share.
+
+    :param begin: the transaction's first message; None before the first one, and for a chunk.
+    :param timestamp: milliseconds since 1970.
+    :param before_lsn: the beginning of ``source``, up to the LSN.
+    :param before_table: the text between the LSN and the names of schema and table.
+    :param after_table: the text between these and the LSN again.
+    """
+
+    begin: BeginMessage | None = None
+    timestamp: int = 0
+    before_lsn: str = ""
+    before_table: str = ""
+    after_table: str = ""
+
+    def format_source(self, table: RelationWriter, lsn: str) -> str:
+        """Return the field ``source`` as JSON."""
+        return f'{self.before_lsn}{lsn}{self.before_table}{table.source}{self.after_table}{lsn},"xmin":null}}'
+
+    def split_source(self, table: RelationWriter) -> list[str]:
+        """Return the texts before, between and after the two LSNs in the field ``source``."""
+        return self.format_source(table, HOLE).split(HOLE)
+
+
 class EventWriter(ChangeWriter[RelationWriter, int]):
     """Turns the messages of a log window into events.
 
@@ -154,6 +181,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     :param money_digits: number of decimal places of `money`.
     :ivar last: the last transaction of the window; None until one has begun.
+    :ivar parts: what events share from now on.
     """
 
     def __init__(
@@ -171,16 +199,39 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, RelationWriter] = {}
-        self._begin: BeginMessage | None = None
+        self.parts = TransactionParts()
         self.last: BeginMessage | None = None
         self._of_database = format_json(options.database)
-        self._before_lsn = self._before_table = self._after_table = ""
         self._last = 0
 
     @property
     def is_past(self) -> bool:
         """Return True once a transaction after the window has begun. Transactions come in the order of their commits."""
-        return self._begin is not None and self._begin.commit_lsn >= self._end
+        return self.parts.begin is not None and self.parts.begin.commit_lsn >= self._end
+
+    @property
+    def is_inside(self) -> bool:
+        """Return True if the window has the transaction whose changes come next."""
+        return self.parts.begin is not None and self._start <= self.parts.begin.commit_lsn < self._end
+
+    def find_table(self, oid: int) -> RelationWriter | None:
+        """Return a table of the log; None if no message has described it."""
+        return self._tables.get(oid)
+
+    def takes_new_rows(self, table: RelationWriter) -> bool:
+        """Return True if inserts, and updates without an old row, are events that need nothing but the new row."""
+        return table.is_taken and table.has_key and not table.needs_full and self.form.skipped.isdisjoint(("c", "u"))
+
+    @contextmanager
+    def going_back(self, parts: TransactionParts, table: RelationWriter) -> Iterator[None]:
+        """Write changes of an earlier transaction, in which a table may have been another one."""
+        oid, now = table.relation.oid, self.parts
+        present = self._tables[oid]
+        self.parts, self.timestamp, self._tables[oid] = parts, parts.timestamp, table
+        try:
+            yield
+        finally:
+            self.parts, self.timestamp, self._tables[oid] = now, now.timestamp, present
 
     def write(self, lsn: int, message: Message) -> Iterator[Event]:
         """Yield the events of a message.
@@ -192,9 +243,9 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
-            self._last = self._begin.commit_lsn if self._begin else 0
+            self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
             yield from self.end_transaction()
-        elif self._begin is not None and self._start <= self._begin.commit_lsn < self._end:
+        elif self.is_inside:
             events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
             yield from self.bounded(events) if self.form.transactions else events
 
@@ -203,29 +254,32 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
 
         :param now_us: the time at which they are read, microseconds since 1970.
         """
-        self._describe(now_us, "incremental", "null")
+        self._describe(None, now_us, "incremental", "null")
         return RelationWriter(relation, self._options, self._types)
 
     def _enter(self, begin: BeginMessage) -> None:
-        self._begin = begin
         if self._start <= begin.commit_lsn < self._end:
             self.last = begin
-        self._describe(begin.commit_us, "false", str(begin.xid))
+        self._describe(begin, begin.commit_us, "false", str(begin.xid))
         self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
         if self._filter is not None:
             self._filter.enter(begin)
 
-    def _describe(self, at_us: int, snapshot: str, xid: str) -> None:
-        """Prepare the parts of ``source`` that all events of a transaction, or of a chunk, share."""
+    def _describe(self, begin: BeginMessage | None, at_us: int, snapshot: str, xid: str) -> None:
+        """Prepare the parts that all events of a transaction, or of a chunk, share."""
         self.timestamp = at_us // 1000
         last = f'\\"{self._last}\\"' if self._last else "null"
         details = f'"ts_ms":{self.timestamp},"snapshot":"{snapshot}","db":{self._of_database}'
-        self._before_lsn = f'{{{self.of_server},{details},"sequence":"[{last},\\"'
-        self._before_table = f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},'
-        self._after_table = f',"txId":{xid},"lsn":'
+        self.parts = TransactionParts(
+            begin,
+            self.timestamp,
+            before_lsn=f'{{{self.of_server},{details},"sequence":"[{last},\\"',
+            before_table=f'\\"]","ts_us":{at_us},"ts_ns":{at_us * 1000},',
+            after_table=f',"txId":{xid},"lsn":',
+        )
 
     def source(self, table: RelationWriter, lsn: int) -> str:
-        return f'{self._before_lsn}{lsn}{self._before_table}{table.source}{self._after_table}{lsn},"xmin":null}}'
+        return self.parts.format_source(table, str(lsn))
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
         table, old, new = self._tables[change.relation], change.old, change.new

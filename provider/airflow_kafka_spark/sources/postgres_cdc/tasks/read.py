@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,9 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.databases import fetch_rows, wait_for_replicas
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_events
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
-from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader
+from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
+from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.rows import read_chunk_rows
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import psycopg
 
 PEEK = (
-    "SELECT lsn::text, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
+    "SELECT (lsn - '0/0')::bigint, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
     "'proto_version', '1', 'publication_names', %s)"
 )
 
@@ -58,23 +59,38 @@ class CdcReader(EventReader):
 
     # --- the log ---
 
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
         with self.server.session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
             chunks = self._filter(connection, bounds)
             writer = EventWriter(self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection))
-            for messages in self._messages(connection, bounds["end"]):
-                if chunks is not None:
-                    chunks.look_ahead(message for _, message in messages)
-                for lsn, message in messages:
-                    yield from writer.write(lsn, message)
-                if writer.is_past:
-                    break
+            found = self._find_messages(connection, bounds["end"])
+            if chunks is None and not self.options.transactions:
+                batches = BatchWriter(writer, self._decode_message)
+                for messages in found:
+                    yield from batches.write(messages)
+                    if writer.is_past:
+                        break
+            else:
+                yield from batch_events(self._list_events(writer, chunks, found))
         again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
         last = {"last": [format_lsn(writer.last.commit_lsn), writer.last.xid]} if writer.last is not None else {}
         self._tokens[split] = {**last, **again}
+
+    def _list_events(
+        self, writer: EventWriter, chunks: SnapshotFilter | None, found: Iterable[Sequence[tuple[int, bytes]]]
+    ) -> Iterator[Event]:
+        """Yield the events of messages that are looked at one by one."""
+        for some in found:
+            messages = [(lsn, message) for lsn, data in some if (message := self._decode_message(lsn, data)) is not None]
+            if chunks is not None:
+                chunks.look_ahead(message for _, message in messages)
+            for lsn, message in messages:
+                yield from writer.write(lsn, message)
+            if writer.is_past:
+                break
 
     def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> SnapshotFilter | None:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
@@ -88,7 +104,7 @@ class CdcReader(EventReader):
             publication=self.publication,
         )
 
-    def _messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[list[tuple[int, Message]]]:
+    def _find_messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[Sequence[tuple[int, bytes]]]:
         """Yield LSNs and messages, several at a time. The server keeps the result, in a file if it is large, and sends it in
         parts.
         """
@@ -98,17 +114,14 @@ class CdcReader(EventReader):
             count = 500
             while found := cursor.fetchmany(count):
                 refuse_missing_publication()
-                yield list(self._decode_messages(found))
+                yield found
                 average = sum(len(data) for _, data in found) / len(found)
                 # The size grows slowly, because large messages may follow small ones.
                 count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
             refuse_missing_publication()
 
-    def _decode_messages(self, found: Sequence[tuple[str, bytes]]) -> Iterator[tuple[int, Message]]:
-        for lsn, data in found:
-            message = decode_message(self.server.server.where, lsn, data)
-            if message is not None:
-                yield parse_lsn(lsn), message
+    def _decode_message(self, lsn: int, data: bytes) -> Message | None:
+        return decode_message(self.server.server.where, lsn, data)
 
     # --- snapshots ---
 
@@ -128,7 +141,7 @@ class CdcReader(EventReader):
         self._tokens[split] = make_chunk_token(opened)
 
 
-def decode_message(where: str, lsn: str, data: bytes) -> Message | None:
+def decode_message(where: str, lsn: int, data: bytes) -> Message | None:
     """Return a message of the log; None if it changes no row.
 
     :param where: the server, for messages.
@@ -137,7 +150,7 @@ def decode_message(where: str, lsn: str, data: bytes) -> Message | None:
     try:
         return decode(data)
     except NotPgoutput as error:
-        raise SourceRejected(where, f"the log at {lsn} is not understood: {error}") from None
+        raise SourceRejected(where, f"the log at {format_lsn(lsn)} is not understood: {error}") from None
 
 
 def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
