@@ -15,7 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriter, ManifestWriterV2
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import Record
 
 from airflow_kafka_spark.sinks.base import Shape, Sink
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
@@ -23,6 +27,23 @@ from tests.sinks.cases import Case, tree
 from tests.sinks.feed import SCHEMA
 
 NAME = "shop.orders"
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _AppendDeletes(_FastAppendFiles):
+    """A snapshot that adds delete files."""
+
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        output = self.new_manifest_output()
+        return _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression)
 
 
 class IcebergCase(Case):
@@ -87,6 +108,34 @@ class IcebergCase(Case):
         """Delete a row as another writer does."""
         with self.catalog() as catalog:
             catalog.load_table(NAME).delete(f"id = {id}")
+
+    def delete_by_value(self, id: int) -> None:
+        """Delete a row as Flink does: by a file that holds its key."""
+        with self.catalog() as catalog:
+            table = catalog.load_table(NAME)
+            path, number = f"{table.location()}/data/deletes-{id}.parquet", table.schema().find_field("id").field_id
+            key = pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(number)})
+            local = path.removeprefix("file://")
+            pyarrow.parquet.write_table(pa.table([[id]], schema=pa.schema([key])), local)
+            bound = {number: id.to_bytes(8, "little")}
+            file = DataFile.from_args(
+                content=DataFileContent.EQUALITY_DELETES,
+                file_path=path,
+                file_format=FileFormat.PARQUET,
+                partition=Record(),
+                record_count=1,
+                file_size_in_bytes=os.path.getsize(local),
+                value_counts={number: 1},
+                lower_bounds=bound,
+                upper_bounds=bound,
+                equality_ids=[number],
+            )
+            file.spec_id = table.spec().spec_id
+            with table.transaction() as transaction:
+                appended = transaction.update_snapshot().fast_append()
+                appended.__class__ = _AppendDeletes
+                with appended:
+                    appended.append_data_file(file)
 
     def compact(self) -> None:
         """Write all rows into other files as another writer does."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,24 @@ class LostRequests(SqlCatalog):
             type(self).lost -= 1
             raise ConnectionError("connection reset by peer")
         return super().commit_table(*args, **options)
+
+
+class LockedFile(SqlCatalog):
+    """A catalog in SQLite that another program reads during the first commits, so that they find the file locked."""
+
+    lost = 0
+
+    def __init__(self, name: str, **options: str) -> None:
+        super().__init__(name, **{**options, "uri": f"{options['uri']}?timeout=0.1"})
+
+    def commit_table(self, *args: Any, **options: Any) -> Any:
+        if type(self).lost == 0:
+            return super().commit_table(*args, **options)
+        type(self).lost -= 1
+        with closing(sqlite3.connect(str(self.engine.url.database), isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT * FROM iceberg_tables").fetchall()
+            return super().commit_table(*args, **options)
 
 
 class RestServer(ThreadingHTTPServer):

@@ -61,7 +61,7 @@ from airflow_kafka_spark.windows.model import ELSEWHERE, Window
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.feed import INSTANTS, SCHEMA, TEXTS, Feed, replayed, row
 from tests.sinks.iceberg.cases import NAME, IcebergCase
-from tests.sinks.iceberg.catalogs import LostAnswers, LostRequests, RestServer
+from tests.sinks.iceberg.catalogs import LockedFile, LostAnswers, LostRequests, RestServer
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, write
 
@@ -141,7 +141,7 @@ def _make_open(window: Window) -> Window:
     return replace(window, pipeline=name, interval=bounds, planned_at=planned.isoformat())
 
 
-@pytest.mark.parametrize("catalog", [LostAnswers, LostRequests])
+@pytest.mark.parametrize("catalog", [LostAnswers, LostRequests, LockedFile])
 def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed, monkeypatch, catalog):
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
@@ -563,6 +563,21 @@ def test_the_tag_of_a_data_interval_lets_its_snapshot_expire_some_day(lake):
         apply(lake.sink, job)
         ages[name] = current(lake).refs()[tag_name(name)].max_ref_age_ms
     assert list(ages.values()) == [2**63 - 1, *[90 * 86_400_000] * 2]
+
+
+def test_an_upsert_is_refused_where_it_would_bring_back_rows_that_flink_has_deleted(lake, feed):
+    """The deleted key is no key of the upsert, so that a scan for its keys does not look at the delete file."""
+    first = feed.next(4, 0, 0)
+    apply(lake.sink, first)
+    lake.delete_by_value(first.ids[-1])
+    upsert = replace(lake.sink, mode="upsert", key=["id"])
+    for problems in (upsert.validate(feed.shape), upsert.find_target_problems()):
+        assert ["deletes rows by their values" in problem.what for problem in problems] == [True]
+    with pytest.raises(SinkUnavailable, match="deletes rows by their values"):
+        write(upsert, Pipeline(SMALL, "upserts"), [first.expected[0]])
+    assert lake.sink.validate(feed.shape) == []
+    apply(lake.sink, feed.next())
+    assert any(file.endswith(f"deletes-{first.ids[-1]}.parquet") for file in lake.files()), "an append leaves the deletes"
 
 
 # --- branches -------------------------------------------------------------------------------------------------------

@@ -1,21 +1,30 @@
-"""Lake tables that Spark compacts while windows arrive, read by Spark, DuckDB, polars, deltalake and pyiceberg."""
+"""Lake tables that Spark compacts while windows arrive, read by Spark, DuckDB, polars, deltalake and pyiceberg.
+
+The Iceberg table is in a catalog of PostgreSQL, to which Spark and the sink commit at once.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.table import Table
 
 from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
+from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.delta.cases import MAPPED, DeltaCase, create_mapped_table, mapped_row, with_generated
@@ -25,17 +34,67 @@ from tests.sinks.iceberg.cases import NAME, IcebergCase
 from tests.sinks.lake.conftest import KINDS
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.waiting import eventually
 
 PACKAGES = (
     "io.delta:delta-spark_2.13:4.0.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
-    "org.xerial:sqlite-jdbc:3.50.3.0",
+    DRIVER,
 )
 EXTENSIONS = (
     "io.delta.sql.DeltaSparkSessionExtension",
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
-COMPACTIONS, WINDOWS = 2, 12
+WINDOWS = 12
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """A catalog in a database of PostgreSQL.
+
+    :param server: the server.
+    :param database: the database.
+    """
+
+    server: EmbeddedPostgres
+    database: str
+
+    @classmethod
+    def create(cls, server: EmbeddedPostgres, database: str) -> Catalog:
+        """Create the database."""
+        with server.connect(autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{database}"')
+        return cls(server, database)
+
+    @property
+    def address(self) -> str:
+        """Host, port and database."""
+        return f"{self.server.host}:{self.server.port}/{self.database}"
+
+    @property
+    def login(self) -> str:
+        """User and password."""
+        return f"{self.server.user}:{self.server.password}"
+
+    @contextmanager
+    def locked(self, spark: Future[list[Any]]) -> Iterator[Callable[[int], None]]:
+        """Lock the rows of all tables, so that every commit waits until this is left.
+
+        :param spark: the Spark that commits.
+        :return: a function that waits until that many commits wait.
+        """
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+        dsn = self.server.dsn.rpartition("/")[0] + f"/{self.database}"
+
+        def are_waiting(number: int) -> bool:
+            assert not spark.done(), spark.result()
+            with self.server.connect(autocommit=True) as looking:
+                (found,) = looking.execute(waiting, [self.database]).fetchone() or (0,)
+            return bool(found == number)
+
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT FROM iceberg_tables FOR UPDATE").rowcount
+            yield lambda number: eventually(lambda: are_waiting(number), 60) and None
 
 
 @dataclass(frozen=True)
@@ -65,37 +124,69 @@ class Mapped:
     agree: list[dict[str, Any]]
 
 
+KEYED = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """An upserted Iceberg table, of which Spark has deleted rows by delete files.
+
+    :param rows: the rows that readers have found.
+    :param deletes: the number of delete files before the last upsert.
+    """
+
+    rows: dict[str, list[dict[str, Any]]]
+    deletes: int
+
+
 @pytest.fixture(scope="module")
-def mapped(filled: tuple[dict[str, Filled], Mapped]) -> Mapped:
+def deleted(filled: tuple[dict[str, Filled], Mapped, Deleted]) -> Deleted:
+    return filled[2]
+
+
+@pytest.fixture(scope="module")
+def mapped(filled: tuple[dict[str, Filled], Mapped, Deleted]) -> Mapped:
     return filled[1]
 
 
 @pytest.fixture(scope="module")
-def lakes(filled: tuple[dict[str, Filled], Mapped]) -> dict[str, Filled]:
+def lakes(filled: tuple[dict[str, Filled], Mapped, Deleted]) -> dict[str, Filled]:
     return filled[0]
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled], Mapped]:
-    """Fill a table of each kind while one Spark compacts both, and one to which Spark writes, too."""
+def filled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres) -> tuple[dict[str, Filled], Mapped, Deleted]:
+    """Fill a table of each kind while one Spark compacts both, and two to which Spark writes, too.
+
+    Twice Spark's compaction and a window wait for the row of the Iceberg table in its catalog, each with a commit that replaces
+    the metadata that both have read: once Spark is first, once the window.
+    """
     here, feed = tmp_path_factory.mktemp("lakes"), Feed(SCHEMA)
     lakes = {kind: make(here / kind / "orders") for kind, make in KINDS.items()}
     delta, iceberg = lakes["delta"], lakes["iceberg"]
+    catalog = Catalog.create(postgres, f"catalog_of_{here.name}")
+    iceberg.options["uri"] = f"postgresql+psycopg://{catalog.login}@{catalog.address}"
+    iceberg.connect(**iceberg.options)
     settings = {
         "spark.jars": ",".join(str(path) for package in PACKAGES for path in jars.resolve_jars([package], exclude_bundled=True)),
         "spark.sql.extensions": ",".join(EXTENSIONS),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.lake.type": "jdbc",
-        "spark.sql.catalog.lake.uri": f"jdbc:{iceberg.options['uri'].replace(':///', ':')}",
+        "spark.sql.catalog.lake.uri": f"jdbc:postgresql://{catalog.address}",
+        "spark.sql.catalog.lake.jdbc.user": postgres.user,
+        "spark.sql.catalog.lake.jdbc.password": postgres.password,
         "spark.sql.catalog.lake.warehouse": iceberg.options["warehouse"],
+        # A cached table would not have the windows that have arrived since.
+        "spark.sql.catalog.lake.cache-enabled": "false",
         # Of a hundred rows. The defaults are 200 and 50 tasks for each look at a table.
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",
         # INT96, which is the default, has other years for Arrow's readers.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
-    began, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in ("began", "compacted"))
+    names = ("began", "again", "compacted")
+    began, again, compacted = (spark_reader.Meeting(here / f"{name} here", here / f"{name} there") for name in names)
     rewrite = f"CALL lake.system.rewrite_data_files(table => '{NAME}', options => map('min-input-files', '2'))"
     compaction = (spark_reader.Statement(f"OPTIMIZE delta.`{delta.path}`"), spark_reader.Statement(rewrite))
     special = here / "mapped"
@@ -109,11 +200,18 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
         "SELECT day <=> CAST(placed_at AS DATE) AND initial <=> SUBSTRING(`full name`, 1, 1) AS agrees, count(*) AS rows "
         f"FROM delta.`{special}` GROUP BY 1"
     )
+    keyed = {"mode": "upsert", "key": ["id"], "table_properties": {"write.delete.mode": "merge-on-read"}}
+    upsert, upserts = replace(iceberg.sink, table="shop.deleted", **keyed), Pipeline(KEYED, "upserts")
+    write(upsert, upserts, [{"id": i, "v": "old"} for i in range(6)])
     requests = [
         spark_reader.Statement(by_others),
+        spark_reader.Statement("DELETE FROM lake.shop.deleted WHERE id IN (1, 2)"),
         began,
-        *(compaction * COMPACTIONS),
+        *compaction,
+        again,
+        *compaction,
         compacted,
+        spark_reader.Statement("SELECT * FROM lake.shop.deleted"),
         spark_reader.Statement(f"OPTIMIZE delta.`{special}`"),
         spark_reader.Statement(f"SELECT * FROM delta.`{special}`"),
         spark_reader.Statement(agreement),
@@ -137,20 +235,41 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Filled],
 
     for _ in range(2):
         move(feed.next(60, 3, 0, values=any_year))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         spark = pool.submit(spark_reader.read, requests, here, "UTC", settings)
         _until(began.here, spark)
-        began.there.touch()
-        for _ in range(WINDOWS):
+        with catalog.locked(spark) as wait_for:
+            began.there.touch()
+            wait_for(1)
+            moving = pool.submit(move, feed.next(2, 1, 0))
+            wait_for(2)
+        moving.result()
+        for _ in range(WINDOWS - 2):
             move(feed.next(2, 1, 0))
         lines = _write_mapped(special)
+        deletes = len(_load(iceberg, "shop.deleted").inspect.delete_files())
+        write(upsert, upserts, [{"id": 2, "v": "back"}, {"id": 3, "v": "new"}])
+        _until(again.here, spark)
+        with catalog.locked(spark) as wait_for:
+            moving = pool.submit(move, feed.next(2, 1, 0))
+            wait_for(1)
+            again.there.touch()
+            wait_for(2)
+        moving.result()
         compacted.there.touch()
         answers = spark.result()
-    changed = [answers[2 + at :: 2][:COMPACTIONS] for at in (0, 1)]
-    assert any(rows[0]["metrics"]["numFilesRemoved"] for rows in changed[0]), changed[0]
-    assert any(rows[0]["rewritten_data_files_count"] for rows in changed[1]), changed[1]
+    first, second = answers[3:5], answers[6:8]
+    assert all(rows[0][0]["metrics"]["numFilesRemoved"] for rows in (first, second)), (first, second)
+    assert all(rows[1][0]["rewritten_data_files_count"] for rows in (first, second)), (first, second)
     found = {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
-    return found, Mapped(lines, answers[-4], answers[-3])
+    rows = {"Spark": answers[9], "pyiceberg": _load(iceberg, "shop.deleted").scan().to_arrow().to_pylist()}
+    return found, Mapped(lines, answers[-4], answers[-3]), Deleted(rows, deletes)
+
+
+def _load(lake: IcebergCase, name: str) -> Table:
+    """Return a table of the catalog as it is now."""
+    with lake.catalog() as catalog:
+        return catalog.load_table(name)
 
 
 def _write_mapped(path: Path) -> list[dict[str, Any]]:
@@ -231,3 +350,11 @@ def test_spark_and_the_sink_write_to_one_table_with_column_mapping_and_generated
     columns = pa.schema([*MAPPED, ("day", pa.date32()), ("initial", pa.string())])
     same_multiset(mapped.expected, [from_spark(line, columns) for line in mapped.by_spark])
     assert mapped.agree == [{"agrees": True, "rows": len(mapped.expected)}]
+
+
+def test_an_upsert_keeps_rows_deleted_that_spark_has_deleted_by_delete_files(deleted):
+    """Also those of a file that it rewrites."""
+    assert deleted.deletes
+    for reader, rows in deleted.rows.items():
+        assert {row["id"]: row["v"] for row in rows} == {0: "old", 2: "back", 3: "new", 4: "old", 5: "old"}, reader
+        assert len(rows) == 5, reader

@@ -263,13 +263,19 @@ class IcebergTable:
 
         :return: None if it is committed. After an error the outcome is unknown: load the table again.
         """
+        from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table.update import AssertTableUUID
 
         same = AssertTableUUID(uuid=table.metadata.table_uuid)
         try:
             answer = self.catalog.commit_table(table, (same, *requirements), tuple(updates))
             self.flush(table, answer.metadata_location)
+        except CommitFailedException as error:
+            return error
         except Exception as error:  # each catalog has errors of its own
+            # A connection of SQLite whose COMMIT has failed (`database is locked`) stays in its transaction: it would read the
+            # commit that no other connection sees, and that ends with it.
+            self.close()
             return error
         return None
 

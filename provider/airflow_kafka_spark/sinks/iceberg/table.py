@@ -75,6 +75,7 @@ def open_table(sink: IcebergSinkOptions, lake: IcebergTable, schema: pa.Schema) 
             raise
         except Exception as failed:  # perhaps another writer was faster: load the table again
             error = failed
+            lake.close()  # as `IcebergTable.try_commit` does
     raise lake.make_unavailable_error(doing, error)
 
 

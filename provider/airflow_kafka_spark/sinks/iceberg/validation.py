@@ -86,10 +86,25 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
             local = Path(store.location.path) if there and store.location.is_local else None
             if local and (problem := find_unwritable_problem("sink.table", local)):
                 return table, [problem]
+            if sink.upserts and (problem := _find_equality_delete_problem(sink, table)):
+                return table, [problem]
         except Exception as error:  # each store has errors of its own
             what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
             return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]
         return table, []
+
+
+def _find_equality_delete_problem(sink: IcebergSinkOptions, table: Table) -> Problem | None:
+    """Return a problem if an upsert would bring back rows that another engine has deleted by their values."""
+    from airflow_kafka_spark.sinks.iceberg.snapshots import find_equality_deletes
+
+    metadata = table.metadata
+    head = metadata.snapshot_by_name(sink.branch) or metadata.snapshot_by_name(MAIN)
+    if (path := find_equality_deletes(table, head)) is None:
+        return None
+    what = f"{path} deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
+    action = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`; or append"
+    return Problem(f"sink.table {sink.table}", what, action)
 
 
 def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:

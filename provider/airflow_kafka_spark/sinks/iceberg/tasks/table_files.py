@@ -31,6 +31,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, ListType, MapType
 
+from airflow_kafka_spark.sinks.iceberg.snapshots import find_equality_deletes
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
 from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 
@@ -196,10 +197,14 @@ def list_table_files(table: Table, snapshot_id: int | None, upsert: Upsert, name
     """Return the files of a snapshot that may hold a key of an upsert, by their partition values and statistics.
 
     :param names: the table's columns by the names that the rows have for them.
+    :raises ValueError: the snapshot has files that delete rows by their values.
     :raises Exception: the store did not answer.
     """
     if snapshot_id is None or not upsert.events.num_rows:
         return []
+    # The scan refuses such a file only if it may delete one of the keys. A file that is rewritten holds other rows, too.
+    if (path := find_equality_deletes(table, table.metadata.snapshot_by_id(snapshot_id))) is not None:
+        raise ValueError(f"{path} deletes rows by their values, which pyiceberg cannot apply")
     within: BooleanExpression = AlwaysTrue()
     for name in upsert.key:
         low, high = (_to_json_value(bound) for bound in upsert.bounds(name))
