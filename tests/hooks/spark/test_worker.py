@@ -69,7 +69,7 @@ def test_rows_that_are_cut_off_by_a_failure_in_the_jvm_are_never_whole(session, 
 
 @pytest.mark.skipif(importlib.metadata.version("pyspark").startswith("3."), reason="with Spark 3, no worker of tests is reused")
 def test_a_worker_reads_one_split_after_the_other(session):
-    """A new worker costs a fork, imports and memory: 0.3 seconds of a core."""
+    """A new worker imports drivers of databases again, and gets new memory: 0.3 seconds of a core for a chunk of a snapshot."""
 
     class NameWorker:
         """A task that returns the number of its split, and the id of the process in which it runs. Workers do not import it."""
