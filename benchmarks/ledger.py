@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -23,6 +24,10 @@ PIPELINES, WINDOWS, INTERVALS, PARTITIONS = 500, 10_000, 17_520, 50
 OF_INTERVALS = 3
 LEDGER, TOPIC, OLD_TOPIC = "airflow-windows", "hourly", "unarchived"
 MORE = 20
+EACH = WINDOWS // (PIPELINES - OF_INTERVALS) + 1
+"""Number of windows of each pipeline without intervals."""
+DIRECTORY = "BENCH_LEDGER_DIRECTORY"
+"""Environment variable with the directory of the pipelines' sinks."""
 END = datetime(2026, 11, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 
@@ -34,9 +39,10 @@ def run() -> None:
     print_title("A ledger of two years")
     intervals = f"{OF_INTERVALS} x {INTERVALS:,} intervals of {PARTITIONS} partitions"
     print(f"{PIPELINES} pipelines, {WINDOWS:,} windows, {intervals}\n")
-    steps = ("peek, s", "fence and look, s", "decide, s", "plan, s", "close, s")
+    steps = ("peek, s", "fence and look, s", "plan, s", "close, s", "move the group, s")
     table = Table("window of", *steps, "all, s", "CPU, s", "peak MB", "of these libraries")
-    with EmbeddedKafka() as kafka:
+    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-bench-") as directory:
+        os.environ[DIRECTORY] = directory
         _fill(kafka)
         for what in (
             "progress-7",
@@ -69,13 +75,14 @@ def _fill(kafka: Any) -> None:
     from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
+    from airflow_kafka_spark.ledger.attempt import COMPACT
     from airflow_kafka_spark.ledger.topic import CONFIG
     from airflow_kafka_spark.ledger.topic import PARTITIONS as LEDGER_PARTITIONS
 
     kafka.create_topic(LEDGER, LEDGER_PARTITIONS, CONFIG)
     for topic in (TOPIC, OLD_TOPIC):
         kafka.create_topic(topic, PARTITIONS, {"retention.ms": "-1", "segment.bytes": str(1 << 20)})
-    kafka.create_topic("topic-7", PARTITIONS)
+    kafka.create_topic("topic-7", PARTITIONS, {"retention.ms": "-1"})
     options = {"queue.buffering.max.messages": 2_000_000, "linger.ms": 50, "compression.type": "zstd"}
     producer = Producer({**kafka.connection_extra(), **options})
     for number in range(INTERVALS + MORE):
@@ -84,12 +91,17 @@ def _fill(kafka: Any) -> None:
             for topic in (TOPIC, OLD_TOPIC):
                 producer.produce(topic, b"x", partition=partition, timestamp=at)
         producer.poll(0)
+    for number in range(40 * (EACH + 3) * PARTITIONS):
+        producer.produce("topic-7", b"x", partition=number % PARTITIONS)
+        producer.poll(0)
     assert producer.flush(120) == 0
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     with KafkaHook() as hook:
         topic_ids = {name: found.topic_id for name, found in hook.describe_topics([TOPIC, OLD_TOPIC]).items()}
+    # In batches as large as those of operators: a reader holds a batch as a whole.
+    producer = Producer({**kafka.connection_extra(), **options, **COMPACT})
     for name, record in _records(topic_ids):
         producer.produce(LEDGER, record.value, record.key, partition=choose_partition(name.encode(), LEDGER_PARTITIONS))
         producer.poll(0)
@@ -105,6 +117,22 @@ def _records(topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
         yield from _boundaries(topic, topic_id)
 
 
+def _bind(operator: Any, run: str = "") -> Any:
+    """Return the binding of a window, or that of its pipeline, which has recorded that it uses its group."""
+    from airflow_kafka_spark.windows.binding import Binding, Writer
+
+    writer = Writer("flow", "bench", run_id=run)
+    return Binding(writer, operator.destinations(), operator.origin(), owns=not run)
+
+
+def _list_owner_records(name: str, operator: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a pipeline's binding, and of its group."""
+    from airflow_kafka_spark.windows.memory import make_binding_record, make_group_record
+
+    yield name, make_binding_record(name, _bind(operator))
+    yield operator.group_id, make_group_record(operator.group_id, name)
+
+
 def _windows() -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, make_position_record, make_window_record
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
@@ -112,11 +140,14 @@ def _windows() -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.report import Report
 
     for index in range(PIPELINES - OF_INTERVALS):
-        name, position = f"progress-{index}", Position()
-        for number in range(1, WINDOWS // (PIPELINES - OF_INTERVALS) + 2):
+        name, position, window = f"progress-{index}", Position(), None
+        operator = _operator(name, f"topic-{index}")
+        yield from _list_owner_records(name, operator)
+        for number in range(1, EACH + 1):
             at = (END + number * HOUR).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             ranges = tuple(OffsetRange(f"topic-{index}", p, 40 * number - 40, 40 * number) for p in range(PARTITIONS))
-            window = Window(name, number, ranges, f"flow/scheduled__{at}/task_{index}", at)
+            run = f"scheduled__{at}"
+            window = Window(name, number, ranges, f"flow/{run}/bench", at, binding=_bind(operator, run))
             position = find_next_position(position, window)
             report = Report(window, records_read=120, records_written=120, timings={"total": 3.0}, completed_at=at, group_id=name)
             yield (
@@ -124,6 +155,8 @@ def _windows() -> Iterator[tuple[str, Any]]:
                 make_window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, window.run, at), report.to_dict())),
             )
             yield name, make_position_record(name, position, number)
+        if index == 7:
+            _commit(operator, window)
 
 
 def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
@@ -134,11 +167,14 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
     from airflow_kafka_spark.windows.report import Report
 
     topic = TOPIC if index else OLD_TOPIC
-    ids, old = {topic: topic_ids[topic]}, []
+    ids, old, window = {topic: topic_ids[topic]}, [], None
+    operator = _operator(name, topic)
+    yield from _list_owner_records(name, operator)
     for number in range(INTERVALS):
         interval = _hour(number, name)
         ranges = tuple(OffsetRange(topic, p, number, number + 1) for p in range(PARTITIONS))
-        run = f"flow/scheduled__{interval.start.isoformat()}/task_{index}"
+        run_id = f"scheduled__{interval.start.isoformat()}"
+        run = f"flow/{run_id}/bench"
         is_old = number < INTERVALS - 100
         state = IntervalState(interval, State.COMPLETE, ranges, run, topic_ids=ids, forgotten=is_old)
         if index and is_old and number < INTERVALS - 100 - ARCHIVE_AFTER:
@@ -150,11 +186,13 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
             yield name, make_interval_record(name, state)
         if not is_old:
             lane = interval.ledger_name(name)
-            bounds = (interval.start_ms, interval.end_ms)
-            window = Window(lane, 1, ranges, run, "", topic_ids=ids, interval=bounds)
-            report = Report(window, records_read=50, records_written=50, timings={"total": 3.0}, group_id=name)
-            yield name, make_window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, run, ""), report.to_dict()))
+            bounds, at = (interval.start_ms, interval.end_ms), interval.end.isoformat()
+            window = Window(lane, 1, ranges, run, at, topic_ids=ids, interval=bounds, binding=_bind(operator, run_id))
+            timings = {"total": 3.0}
+            report = Report(window, records_read=50, records_written=50, timings=timings, group_id=name, completed_at=at)
+            yield name, make_window_record(WindowEntry(window, State.COMPLETE, Attempt(1, "0" * 16, run, at), report.to_dict()))
     yield from ((name, make_interval_record(name, state)) for state in old)
+    _commit(operator, window)
 
 
 def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
@@ -180,6 +218,23 @@ def _boundaries(topic: str, topic_id: str) -> Iterator[tuple[str, Any]]:
             part = []
 
 
+def _operator(name: str, topic: str) -> Any:
+    """Return the operator of a pipeline, whose sink is a directory of its own."""
+    from airflow_kafka_spark.formats import Raw
+    from airflow_kafka_spark.operators import KafkaToSinkOperator
+    from airflow_kafka_spark.sinks import FilesSink
+
+    sink = FilesSink(path=f"{os.environ[DIRECTORY]}/{name}")
+    window: Any = "progress" if name.startswith("progress") else "interval"
+    return KafkaToSinkOperator(task_id="bench", topics=topic, group_id=name, pipeline=name, value=Raw(), sink=sink, window=window)
+
+
+def _commit(operator: Any, window: Any) -> None:
+    """Let the sink record a window, without rows."""
+    with operator.sink.begin(window, (), operator.shape_for(window.pipeline)) as writer:
+        writer.commit([])
+
+
 def _move(what: str, hour: int) -> None:
     """Move a window as an operator does, without its records, and print a line of the table.
 
@@ -188,63 +243,73 @@ def _move(what: str, hour: int) -> None:
     import confluent_kafka  # noqa: F401
     import pyarrow  # noqa: F401
 
-    from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-    from airflow_kafka_spark.hooks.kafka.log import read_log
-    from airflow_kafka_spark.ledger.attempt import Ledger
-    from airflow_kafka_spark.ledger.boundaries import Boundaries
-    from airflow_kafka_spark.ledger.interval import IntervalLedger
-    from airflow_kafka_spark.windows.model import OffsetRange, Window
+    from airflow_kafka_spark.operators.binding import Run
 
-    hook = KafkaHook()
-    hook.cluster_id()
-    libraries = peak_memory()
-    marks = [time.monotonic()]
     kind, _, number = what.partition("-")
-    topic = OLD_TOPIC if kind == "unarchived" else TOPIC
-    if kind in ("interval", "holes", "unarchived"):
-        interval = _hour(hour, what)
-        ledger: Ledger = IntervalLedger(hook, what, f"run-{interval}", interval, group_id=what)
-    else:
-        group, topics = (what, [f"topic-{number}"]) if kind == "progress" else (None, [])
-        what = f"progress-{number}"
-        ledger = Ledger(hook, what, f"run-{time.time()}", group_id=group, hint_topics=topics)
-    marks, cpu = [time.monotonic()], time.process_time()
+    topic = f"topic-{number}" if kind in ("progress", "source") else OLD_TOPIC if kind == "unarchived" else TOPIC
+    interval = _hour(hour, what)
+    operator = _operator(what, topic)
+    operator.kafka.cluster_id()
+    run = Run("flow", f"bench-{time.time()}", "bench", interval=(interval.start, interval.end))
+    libraries, marks, cpu = peak_memory(), [time.monotonic()], time.process_time()
 
     def mark() -> None:
         marks.append(time.monotonic())
 
-    ledger.peek()
-    mark()
-    with ledger:
-        mark()
-        if isinstance(ledger, IntervalLedger):
-            bounds = (interval.start_ms, interval.end_ms)
-            ledger.refuse_overlaps()
-            read = lambda: read_log(hook, [topic])  # noqa: E731
-            decided = Boundaries(hook, ledger.topic, "run").decide([topic], bounds, read, grace=0)[topic]
-            start, end = decided[bounds[0]].offsets, decided[bounds[1]].offsets
-            ranges = tuple(OffsetRange(topic, p, start[p], end[p]) for p in sorted(end))
-            assert all(r.span == 1 for r in ranges), ranges
-            window = Window(ledger.pipeline, 1, ranges, ledger.run, "", topic_ids=read().topic_ids, interval=bounds)
-            ledger.read()
-        else:
-            known = ledger.memory
-            assert known.last_number
-            starts = known.position.offsets
-            ranges = tuple(OffsetRange(*tp, offset, offset + 40) for tp, offset in sorted(starts.items()))
-            window = Window(ledger.pipeline, known.last_number + 1, ranges, ledger.run, "")
-        mark()
-        ledger.plan(window)
-        mark()
-        ledger.close({"completed_at": "2026-11-02T00:00:00.000Z"}, {})
-        if isinstance(ledger, IntervalLedger):
-            read = lambda: read_log(hook, [topic])  # noqa: E731
-            ledger.follow(what, lambda: ({}, read()), None)
-        mark()
+    if kind == "source":
+        _move_without_group(operator.kafka, f"progress-{number}", mark)
+    else:
+        _move_with_group(operator, run, mark)
     peak, cpu = peak_memory(), time.process_time() - cpu
     times = [f"{later - earlier:.2f}" for earlier, later in zip(marks, marks[1:], strict=False)]
     name = what if kind != "source" else "no group"
     print(json.dumps([name, *times, f"{marks[-1] - marks[0]:.2f}", f"{cpu:.2f}", f"{peak:.0f}", f"{libraries:.0f}"]))
+
+
+def _move_with_group(operator: Any, run: Any, mark: Callable[[], None]) -> None:
+    """Take the operator's own steps, apart from the one that moves records.
+
+    :param mark: called after each step.
+    """
+    from airflow_kafka_spark.windows.report import Report
+
+    ledger = operator.open_ledger(run)
+    ledger.peek()
+    mark()
+    with ledger:
+        assert ledger.completed(run.id) is None
+        mark()
+        window = operator._choose_next_window(ledger, run, None).window
+        assert window.interval is None or [r.span for r in window.ranges] == [1] * PARTITIONS, window
+        mark()
+        _commit(operator, window)
+        operator.close(ledger, window, Report(window, records_read=PARTITIONS, records_written=PARTITIONS))
+        mark()
+        operator.follow(ledger)
+        mark()
+
+
+def _move_without_group(hook: Any, name: str, mark: Callable[[], None]) -> None:
+    """Take the ledger's steps of a pipeline whose position no group mirrors, such as one of a table.
+
+    :param mark: called after each step.
+    """
+    from airflow_kafka_spark.ledger.attempt import Ledger
+    from airflow_kafka_spark.windows.model import OffsetRange, Window
+
+    ledger = Ledger(hook, name, f"run-{time.time()}")
+    ledger.peek()
+    mark()
+    with ledger:
+        mark()
+        known = ledger.memory
+        assert known.last_number
+        ranges = tuple(OffsetRange(*tp, offset, offset + 40) for tp, offset in sorted(known.position.offsets.items()))
+        ledger.plan(Window(ledger.pipeline, known.last_number + 1, ranges, ledger.run, ""))
+        mark()
+        ledger.close({"completed_at": "2026-11-02T00:00:00.000Z"}, {})
+        mark()
+        mark()
 
 
 def _next(pipeline: str) -> int:

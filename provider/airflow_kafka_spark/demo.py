@@ -152,15 +152,15 @@ class Demo:
 
     def kill_from_now_on(self) -> None:
         for point in KILLS:
-            self._fired(point).unlink()
+            self._get_flag_path(point).unlink()
 
     def check_kills(self) -> None:
         for point, where in KILLS.items():
-            fired = self._fired(point).exists()
+            fired = self._get_flag_path(point).exists()
             self.right &= fired
             print_text(f"Killed inside {where}: {'yes' if fired else 'NO, and that should not happen'}")
 
-    def _fired(self, point: str) -> Path:
+    def _get_flag_path(self, point: str) -> Path:
         return Path(f"{self.once}.{point}")
 
 

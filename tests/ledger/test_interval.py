@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -12,11 +13,13 @@ from airflow_kafka_spark.errors import IntervalOverlaps
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger import topic as ledger_topic
+from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.interval import NUMBER, IntervalLedger
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows import interval_archive
+from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.memory import make_key_prefix
+from airflow_kafka_spark.windows.memory import make_binding_record, make_group_key, make_key_prefix
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
 from tests.support.control import forget, replay
 
@@ -168,5 +171,43 @@ def test_an_attempt_reads_each_record_of_the_ledger_once(hourly, monkeypatch):
         window = Window(ledger.pipeline, NUMBER, (OffsetRange(hourly.topic, 0, 30, 40),), "r", "", interval=ledger._bounds)
         ledger.plan(window)
         ledger.read()
-    assert len(read) == len(set(read)), "some were read twice"
-    assert read[len(seen) :], "and what came since was read"
+        assert len(read) == len(set(read)), "some were read twice"
+        assert read[len(seen) :], "and what came since was read"
+        planned_at = ledger.parent_memory.intervals.recent[hourly.hour(2).name].offset
+        read.clear()
+        last = ledger.find_last_complete()
+        assert last is not None and last.window.run == "run-2"
+        assert min(read) >= planned_at > min(seen), "the latest window is sought behind its plan"
+
+
+@pytest.mark.parametrize("by_interval", [False, True], ids=["windows", "intervals"])
+def test_a_pipeline_of_an_earlier_release_looks_for_the_owner_of_its_group_once(kafka, hook, unique, monkeypatch, by_interval):
+    name, topic, looked = unique("pipeline"), unique("ledger"), []
+    of_kafka = LedgerTopic.newest
+
+    def counted(self, partition, start, prefixes, *arguments):
+        looked.extend([prefixes] if prefixes == (make_group_key("g"),) else [])
+        return of_kafka(self, partition, start, prefixes, *arguments)
+
+    monkeypatch.setattr(LedgerTopic, "newest", counted)
+    # It has bound the pipeline, and has not recorded who uses the group.
+    binding = Binding(Writer("dag", "task"), origin=Endpoint(details={"group": "g"}))
+    found = LedgerTopic(hook, topic)
+    found.ensure()
+    producer = Producer(kafka.connection_extra())
+    record = make_binding_record(name, binding)
+    producer.produce(topic, record.value, record.key, partition=found.partition_of(name))
+    assert producer.flush(60) == 0
+    searches = []
+    for number in (1, 2):
+        looked.clear()
+        hour = Interval(NEW_YEAR + timedelta(hours=number), NEW_YEAR + timedelta(hours=number + 1))
+        made = IntervalLedger(hook, name, f"r{number}", hour, topic=topic) if by_interval else None
+        with made or Ledger(hook, name, f"r{number}", topic=topic) as ledger:
+            ledger.bind(lambda whole: replace(binding, owns=False))
+            ledger.refuse_taken()
+            bounds = (hour.start_ms, hour.end_ms) if by_interval else None
+            ledger.plan(Window(ledger.pipeline, NUMBER if by_interval else number, (), ledger.run, "", interval=bounds))
+            ledger.close({}, {})
+        searches.append(len(looked))
+    assert searches[0] and not searches[1]

@@ -93,7 +93,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-split-marker-not-looked-for",
         path="sinks/postgres/tasks/write.py",
-        old="        if (there := self._known(session)) is not None:\n            return there\n        # Its markers",
+        old="        if (there := self._find_token(session)) is not None:\n            return there\n        # Its markers",
         new="        # Its markers",
         breaks="A split that has a marker is not written again.",
         tests=(f"{_CONTRACT}::test_a_crashed_attempt_is_repeated_and_the_window_is_there_once[postgres split-split.flushed]",),

@@ -18,7 +18,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     TaskInstanceKey,
     TaskInstanceState,
 )
-from airflow_kafka_spark.ui.snapshot import PipelineSummary
+from airflow_kafka_spark.ui.ledger_snapshot import PipelineSummary
 from airflow_kafka_spark.ui.views import (
     ListQuery,
     PipelineItem,

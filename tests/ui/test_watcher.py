@@ -11,7 +11,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow_kafka_spark.ui import watcher
 from airflow_kafka_spark.ui.airflow_metadata import Catalog, DagSchedule, LedgerName, PipelineTask
 from airflow_kafka_spark.ui.lag_monitor import LagMonitor, ReadPosition
-from airflow_kafka_spark.ui.snapshot import PipelineSummary
+from airflow_kafka_spark.ui.ledger_snapshot import PipelineSummary
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.lag import BacklogHead, Lag, Observation, PartitionLag, Periodic, Status, Timetabled, Unscheduled

@@ -45,6 +45,7 @@ from airflow_kafka_spark.ledger.topic import (
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
+    INTERVAL,
     LedgerRecord,
     Memory,
     make_change_record,
@@ -256,7 +257,7 @@ def _find_forgettable(hook: KafkaHook, pipeline: str, ledger_topic: str, *, is_s
 def _is_newer_key(memory: Memory, keys: Iterable[bytes]) -> bool:
     """Return True if a key belongs to a data interval, or an archive of intervals, that the given state does not have."""
     archives = {archive.span.interval.name for archive in memory.intervals.archives}
-    known = {"interval": memory.intervals.recent.keys(), ARCHIVE: archives}
+    known = {INTERVAL: memory.intervals.recent.keys(), ARCHIVE: archives}
     parts = [json.loads(key) for key in keys]
     return any(kind in known and rest[0] not in known[kind] for name, kind, *rest in parts if name == memory.pipeline)
 

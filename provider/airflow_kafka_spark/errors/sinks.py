@@ -100,7 +100,7 @@ class TooManyDeadLetters(KafkaSparkError):
         super().__init__(
             f"{what} dead letters{f' (topic `{topic}`)' if topic else ''} take more than {limit / 1e6:.1f} MB",
             expected="a few bad records among many good ones",
-            action="If so many records are bad, the format does not fit them: correct it. Else read less at once: lower "
+            action="If so many records are bad, the format does not fit them: correct it. Otherwise read less at once: lower "
             f"`max_records`, and set `max_errors`. {SMALLER_WINDOW}",
         )
 

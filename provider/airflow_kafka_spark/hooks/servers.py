@@ -105,7 +105,7 @@ def name_other_server_at(found: str, url: str) -> str:
 
 
 def run_within(seconds: float, where: str, test: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
-    """Return the result of a test of a connection; False and a sentence if it takes longer. Its thread is left alone then.
+    """Return the result of a test of a connection; False and a sentence if it takes longer. Its thread is then not waited for.
 
     Some clients have no timeout for a server that accepts a connection and does not answer.
 

@@ -381,7 +381,7 @@ class SourceChain:
         from airflow_kafka_spark.transforms.chain import list_chain_routes
 
         routed = bool(list_chain_routes(self.transforms))
-        given = {GIVEN[name]: column for name, column in self._given(rows).items()} if keep or routed else {}
+        given = {GIVEN[name]: column for name, column in self._list_letter_columns(rows).items()} if keep or routed else {}
         ends = {END: F.col(END)} if END in rows.columns else {}
         errors = {ERROR: F.col(ERROR)} if ERROR in rows.columns else {}
         made, changed = transform_frame(self._record_frame(rows, {**given, **ends, **errors}), self.transforms)
@@ -489,7 +489,7 @@ class SourceChain:
         key = self._choose_key_format(changed)
         return self.sink.value_writer.encodes_in_tasks or (key is not None and key.encodes_in_tasks)
 
-    def _given(self, rows: DataFrame) -> dict[str, Column]:
+    def _list_letter_columns(self, rows: DataFrame) -> dict[str, Column]:
         """Return the columns of a dead letter: the row before all transforms."""
         from pyspark.sql import functions as F
 

@@ -864,7 +864,7 @@ class ChangeLedger(Ledger):
 
 
 def wait_for_others(again: int) -> None:
-    """Wait for a random time before a further try. Writers that try again at the same moment would go on fencing each other.
+    """Wait for a random time before a further try. Writers that try again at the same moment would keep fencing each other.
 
     :param again: number of tries before; 0 does not wait.
     """

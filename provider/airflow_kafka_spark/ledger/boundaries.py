@@ -117,6 +117,7 @@ class Boundaries:
         self.hook = hook
         self.ledger = ledger
         self.by = by
+        self._proposals: dict[bytes, Boundary] = {}
         self._archives: dict[bytes, BoundaryArchive] = {}
 
     def settled(self, topic: str, topic_id: str) -> dict[int, Boundary]:
@@ -239,10 +240,12 @@ class Boundaries:
             archives: list[tuple[bytes, BoundaryArchive]] = []
             try:
                 for key, value, offset, _ in self.ledger.newest(partition, 0, prefixes, prefixes):
+                    # Each record has a key of its own, and may have been parsed by an earlier read.
                     if value and key.startswith(single):
-                        proposals.append((key, boundary_from_record(key, value)))
+                        if key not in self._proposals:
+                            self._proposals[key] = boundary_from_record(key, value)
+                        proposals.append((key, self._proposals[key]))
                     elif value and key.startswith(archived):
-                        # The archive that was read before, which may be decompressed already.
                         if key not in self._archives:
                             self._archives[key] = archive_from_record(key, value, offset)
                         archives.append((key, self._archives[key]))

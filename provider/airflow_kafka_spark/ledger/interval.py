@@ -134,10 +134,12 @@ class IntervalLedger(Ledger):
         recent = self._parent.intervals.recent.values()
         done = [s for s in recent if s.state is State.COMPLETE and not s.is_of(self.interval) and any(r.span for r in s.ranges)]
         last = max(done, key=lambda state: state.interval, default=None)
-        if last is None:
+        if last is None or last.forgotten:
             return None
         name = last.interval.ledger_name(self.parent_pipeline)
-        found = self.topic.read_partition(name, self._partition, wait_for=WAIT_FOR_NONE).memory.entries.get(NUMBER)
+        # The window was completed after the first record of its interval.
+        there = self.topic.read_partition(name, self._partition, max(last.offset, 0), wait_for=WAIT_FOR_NONE)
+        found = there.memory.entries.get(NUMBER)
         return found if found is not None and found.state is State.COMPLETE else None
 
     @property

@@ -17,8 +17,14 @@ from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction, identify_transaction
-from airflow_kafka_spark.windows.interval_archive import IntervalArchive
-from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, NewerVersion, fold_records, make_key_prefix
+from airflow_kafka_spark.windows.memory import (
+    LedgerRecord,
+    Memory,
+    NewerVersion,
+    ParsedRecords,
+    fold_records,
+    make_key_prefix,
+)
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -140,6 +146,7 @@ class _Read:
     :param past: the offset after the last committed record that was read.
     :param at: time of the first read (:func:`time.monotonic`).
     :param removed: the newest tombstone, by prefix of its key.
+    :param parsed: the data intervals and archives among the records.
     """
 
     epoch: int
@@ -147,6 +154,7 @@ class _Read:
     at: float
     records: dict[bytes, LedgerRecord] = field(default_factory=dict)
     removed: dict[bytes, LedgerRecord] = field(default_factory=dict)
+    parsed: ParsedRecords = field(default_factory=dict)
 
     def add(self, record: LedgerRecord, prefixes: tuple[bytes, ...]) -> None:
         """Add a record. For each prefix, only the newest tombstone is kept, which shows that there was a record."""
@@ -187,7 +195,6 @@ class LedgerTopic:
         self.topic_id = ""
         self.partitions: tuple[int, ...] = ()
         self._read_before: dict[tuple[int, int, tuple[bytes, ...]], _Read] = {}
-        self._archives: dict[LedgerRecord, IntervalArchive] = {}
         self._was_missing = False
 
     def find_existing(self) -> bool:
@@ -329,9 +336,10 @@ class LedgerTopic:
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(make_key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
+        parsed = self._read_before[partition, start, mine].parsed
         try:
-            memory = fold_records(pipeline, records, self._archives)
-            return LedgerContent(memory, partition, fold_records(parent, records, self._archives) if parent else None)
+            memory = fold_records(pipeline, records, parsed)
+            return LedgerContent(memory, partition, fold_records(parent, records, parsed) if parent else None)
         except NewerVersion as error:
             raise make_unreadable_error(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
 
@@ -356,7 +364,6 @@ class LedgerTopic:
         key, now = (partition, start, prefixes), time.monotonic()
         read = self._read_before.get(key)
         if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:
-            self._archives.clear()
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
@@ -374,7 +381,6 @@ class LedgerTopic:
     def forget_reads(self) -> None:
         """Drop the cache, so that the next read begins at the start of the partition."""
         self._read_before.clear()
-        self._archives.clear()
 
     def abort(self, transaction: OpenTransaction) -> str:
         """Abort a transaction. See :func:`~airflow_kafka_spark.ledger.open_transactions.abort_transaction`."""
@@ -434,8 +440,8 @@ def may_lose_records(topic: str, replicas: int, in_sync: int, brokers: int) -> s
 
 
 FETCH_SETTINGS: Mapping[str, Any] = {
-    "queued.max.messages.kbytes": 4096,
-    "queued.min.messages": 1000,
+    "queued.max.messages.kbytes": 1024,
+    "queued.min.messages": 200,
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 256 << 10,
 }
@@ -567,9 +573,9 @@ class _StallTimer:
             log.warning("Records of this pipeline are held up in %s by %s", self._tp, held)
             self._why_not = self._abort(held) if self._abort and held.purposes else ""
         if waited > READ_SECONDS:
-            raise self._error()
+            raise self._make_error()
 
-    def _error(self) -> LedgerUnreadable:
+    def _make_error(self) -> LedgerUnreadable:
         tp, name = self._tp, self._held.pipeline if self._held else ""
         unblock = f"{format_command('unblock', name, '--ledger-topic', tp.topic)} ends it, if its producer is known. "
         return LedgerUnreadable(

@@ -202,7 +202,9 @@ class PipelineOffsetsOperator(BaseOperator):
         from airflow_kafka_spark.control.position import reset
 
         only, group = _as_list(self.only), self.group_id or None
-        done = reset(self.kafka, self._request(run), self._target(), only=only, group_id=group, discard_open=self.discard_open)
+        done = reset(
+            self.kafka, self._request(run), self._parse_target(), only=only, group_id=group, discard_open=self.discard_open
+        )
         for move in done.moves:
             self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
         return done
@@ -218,44 +220,44 @@ class PipelineOffsetsOperator(BaseOperator):
     def _pause(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import pause
 
-        return self._warned(pause(self.kafka, self._request(run)))
+        return self._log_warnings(pause(self.kafka, self._request(run)))
 
     def _resume(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import resume
 
-        return self._warned(resume(self.kafka, self._request(run)))
+        return self._log_warnings(resume(self.kafka, self._request(run)))
 
     def _skip(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
-        return self._warned(skip(self.kafka, self._request(run), group_id=group, running=running))
+        return self._log_warnings(skip(self.kafka, self._request(run), group_id=group, running=running))
 
     def _rename(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import rename
 
-        return self._warned(rename(self.kafka, self._request(run), self.new_name, group_id=self.group_id or None))
+        return self._log_warnings(rename(self.kafka, self._request(run), self.new_name, group_id=self.group_id or None))
 
     def _rebind(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import rebind
 
         running = False if self.not_running else None
-        return self._warned(rebind(self.kafka, self._request(run), running=running))
+        return self._log_warnings(rebind(self.kafka, self._request(run), running=running))
 
     def _replay(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import replay
 
         window, name = _parse_whole(self.window), self.interval or None
-        return self._warned(replay(self.kafka, self._request(run), window=window, name=name))
+        return self._log_warnings(replay(self.kafka, self._request(run), window=window, name=name))
 
     def _resend(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import resend_dead_letters
 
         window, name = _parse_whole(self.window), self.interval or None
-        return self._warned(resend_dead_letters(self.kafka, self._request(run), window=window, name=name))
+        return self._log_warnings(resend_dead_letters(self.kafka, self._request(run), window=window, name=name))
 
-    def _warned(self, done: ChangeResult) -> ChangeResult:
+    def _log_warnings(self, done: ChangeResult) -> ChangeResult:
         for warning in done.warnings:
             self.log.warning("%s", warning)
         return done
@@ -265,7 +267,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
         return ChangeRequest(self.pipeline, self.why, self.who or run.id, self.ledger_topic, self.preview_only)
 
-    def _target(self) -> MoveTarget:
+    def _parse_target(self) -> MoveTarget:
         shift = _parse_whole(self.shift_by)
         return parse_target(self.to) if shift is None else ShiftBy(shift)
 
@@ -285,7 +287,7 @@ class PipelineOffsetsOperator(BaseOperator):
         if self.action == "reset" and (self.to is None) == (self.shift_by in (None, "")):
             problems.append(Problem("to", "give either `to` or `shift_by`"))
         elif self.action == "reset":
-            problems += _find_parse_problems("shift_by" if self.to is None else "to", self._target)
+            problems += _find_parse_problems("shift_by" if self.to is None else "to", self._parse_target)
         if self.action in ("replay", "resend") and (self.window in (None, "")) == (not self.interval):
             problems.append(Problem("window", "give either `window` or `interval`"))
         elif self.action in ("replay", "resend"):

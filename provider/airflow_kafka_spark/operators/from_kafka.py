@@ -317,7 +317,7 @@ class FromKafkaOperator(WindowOperator):
             return False
         of_group = self.kafka.committed(self.group_id, log.partitions)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        return self._beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
+        return self._find_beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
 
     def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         if self.on_rerun is not None or not self.window_options.by_interval:
@@ -398,11 +398,11 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        found = self._beginning(ledger, log, of_group, committed)
+        found = self._find_beginning(ledger, log, of_group, committed)
         if found.decided_by == "group":
             # Either the ledger is lost, or the pipeline got this name after the ledger was read.
             ledger.read()
-            found = self._beginning(ledger, log, of_group, committed)
+            found = self._find_beginning(ledger, log, of_group, committed)
         position = found.position
         warn_of_lost_transactions(self.kafka, log, position.offsets)
         if found.decided_by == "sink":
@@ -466,7 +466,7 @@ class FromKafkaOperator(WindowOperator):
                 raise OldOffsetsInRows(sink.uri, topics, OFFSET_COLUMNS)
         return window
 
-    def _beginning(
+    def _find_beginning(
         self,
         ledger: Ledger,
         log: Log,

@@ -124,7 +124,7 @@ class IntervalPlan:
                 starts = {topic: limit_start(start, behind) for topic, start in starts.items()}
             # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
             moved = ledger.parent_memory.claimed_position
-            current = self._compared(current, starts, ends)
+            current = self._mark_truncated(current, starts, ends)
             others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(interval)]
             planned = plan_interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
             if followed is not None and is_lost:
@@ -169,7 +169,7 @@ class IntervalPlan:
         instant = to_milliseconds(begin)
         return deciding.decide([topic], [instant], self._log, grace=self.grace, pause=self.pause)[topic][instant]
 
-    def _compared(self, current: Log, *boundaries: Mapping[str, Boundary]) -> Log:
+    def _mark_truncated(self, current: Log, *boundaries: Mapping[str, Boundary]) -> Log:
         """Return the log, with the partitions that were truncated below a boundary after it was decided."""
         for by_topic in boundaries:
             offsets, epochs = find_known_epochs(by_topic.values())

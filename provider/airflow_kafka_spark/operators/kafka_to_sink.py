@@ -397,7 +397,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
         """Refuse a data interval if a sink has no record of the latest one that was committed there. The commit of an interval
-        looks at no other interval's record.
+        reads no other interval's record.
 
         :raises SinkRecordMissing: a sink has none, and no `rebind` was made since.
         """

@@ -115,13 +115,13 @@ class RoutedSink:
     def add_place(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return problems of the sink, prefixed with the filter's argument and the sink's place."""
         return [
-            replace(p, where=self._place(p.where), what=self._place(p.what))
+            replace(p, where=self._format_argument(p.where), what=self._format_argument(p.what))
             if isinstance(p, Unchecked)
-            else replace(p, where=self._place(p.where), what=f"{self.sink.asset_uri}: {p.what}")
+            else replace(p, where=self._format_argument(p.where), what=f"{self.sink.asset_uri}: {p.what}")
             for p in problems
         ]
 
-    def _place(self, where: str) -> str:
+    def _format_argument(self, where: str) -> str:
         """Return the filter's name of an argument of the sink."""
         return self.where + (where.removeprefix("sink") if where.startswith("sink") else "")
 
@@ -238,12 +238,12 @@ class RoutedPart:
             left[tp].discard(where.get(tp, ()))
         records, digest = sum(r.handed_over for r in self.results), compute_digest(left)
         if self.applied is not None:
-            records = self._compared(records, digest, compacted)
+            records = self._count_committed(records, digest, compacted)
         self.decided = Captured(self.window.replay, self.routed.name, self.uri, records, digest)
         samples = tuple(bad for result in self.results for bad in result.samples if bad.stage == TASK_PUT)
         return SplitResult(0, rejected=self.count - records, samples=samples, letters=letters)
 
-    def _compared(self, records: int, digest: str, compacted: CompactedTopics) -> int:
+    def _count_committed(self, records: int, digest: str, compacted: CompactedTopics) -> int:
         """Return the number of records that the sink has committed in an earlier attempt.
 
         :raises ValidationError: they differ from the records that it would get now.

@@ -140,7 +140,7 @@ class VerifyOperator(BaseOperator):
         from airflow_kafka_spark.verification.run import verify
         from airflow_kafka_spark.verification.work import Work
 
-        options, plan = self._planned()
+        options, plan = self._make_plan()
         self.links = Links(context.get("ti"))
         self.links.show(TableLink, make_table_page(options.sink.uri))
         report = verify(plan, options, Work(options.parallel, self._stopped), find_store(context))
@@ -156,7 +156,7 @@ class VerifyOperator(BaseOperator):
         """Stop before the next chunk."""
         self._stopped.set()
 
-    def _planned(self) -> tuple[VerificationOptions, VerificationPlan]:
+    def _make_plan(self) -> tuple[VerificationOptions, VerificationPlan]:
         """Return the options, and the plan of the comparison.
 
         :raises ValidationError: the arguments have problems; all of them are named.

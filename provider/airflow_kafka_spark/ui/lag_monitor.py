@@ -129,7 +129,7 @@ class LagMonitor:
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         offsets = hook.offsets(partitions) if partitions else {}
         answers = _Round(described, offsets, self._ask_due_ends(hook, positions.values(), described))
-        states = {name: self._states(positions[name], answers) for name in names}
+        states = {name: self._measure_partitions(positions[name], answers) for name in names}
         ids = {name: topic.topic_id for name, topic in described.items()}
         # Stable sort: lags with later ends come first, because their results hold for shorter ranges of a partition, too.
         lags = sorted((item for each in states.values() for item in each.items()), key=lambda item: -item[1].end)
@@ -203,7 +203,7 @@ class LagMonitor:
 
     # --- positions ---
 
-    def _states(self, position: ReadPosition, answers: _Round) -> dict[TopicPartition, PartitionLag]:
+    def _measure_partitions(self, position: ReadPosition, answers: _Round) -> dict[TopicPartition, PartitionLag]:
         reads = position.all_topics
         committed = self._committed.get(position.group or "", {}) if position.by_group else position.offsets
         there = {topic: answers.described[topic] for topic in sorted(reads & answers.described.keys())}

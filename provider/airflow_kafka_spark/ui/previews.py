@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
@@ -89,7 +89,7 @@ def make_window_preview(work: Callable[[], Preview], unread: Sequence[str] = ())
         names = quote_names(unread)
         warnings.append(f"Only the run knows {names}: the defaults are used here")
     facts["warnings"] = warnings
-    return {"next": {**facts, "ranges": [vars(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
+    return {"next": {**facts, "ranges": [asdict(r) for r in found.ranges], "gaps": [vars(g) for g in found.gaps]}}
 
 
 # --- dead letters -------------------------------------------------------------------------------------------------------

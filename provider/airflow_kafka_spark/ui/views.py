@@ -32,15 +32,15 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     read_task_states,
 )
 from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
-from airflow_kafka_spark.ui.previews import TopicFormats, find_topic_formats
-from airflow_kafka_spark.ui.responses import RequestRefused, redact_text
-from airflow_kafka_spark.ui.snapshot import (
+from airflow_kafka_spark.ui.ledger_snapshot import (
     PipelineSnapshot,
     PipelineSummary,
     get_entry_name,
     parse_completion_time,
     parse_start_time,
 )
+from airflow_kafka_spark.ui.previews import TopicFormats, find_topic_formats
+from airflow_kafka_spark.ui.responses import RequestRefused, redact_text
 from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, find_dead_letters

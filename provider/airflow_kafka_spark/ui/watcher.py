@@ -26,7 +26,7 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     PipelineTask,
 )
 from airflow_kafka_spark.ui.lag_monitor import LagMeasurement, LagMonitor, ReadPosition
-from airflow_kafka_spark.ui.snapshot import LedgerSnapshot, PipelineSummary, summarize_pipeline
+from airflow_kafka_spark.ui.ledger_snapshot import LedgerSnapshot, PipelineSummary, summarize_pipeline
 from airflow_kafka_spark.windows.lag import Cadence, History, Lag, Observation, Status, Unscheduled, Verdict, find_worst_verdict
 from airflow_kafka_spark.windows.memory import LedgerRecord
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -103,10 +103,10 @@ class LagTracker:
         for tp, state in lag.partitions.items():
             self.first.setdefault(tp, (lag.now, state.committed))
         return find_worst_verdict(
-            self.history.judge(lag, {tp: self._aligned(tp, seen, lag.now) for tp, seen in past.items() if tp in self.first})
+            self.history.judge(lag, {tp: self._align(tp, seen, lag.now) for tp, seen in past.items() if tp in self.first})
         )
 
-    def _aligned(self, tp: TopicPartition, past: Sequence[Observation], now: float) -> list[Observation]:
+    def _align(self, tp: TopicPartition, past: Sequence[Observation], now: float) -> list[Observation]:
         since, first_position = self.first[tp]
         found = []
         for seen in past:

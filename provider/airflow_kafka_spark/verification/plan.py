@@ -252,9 +252,9 @@ class _Planning:
 
     def _can_compare_by_ranges(self, source: DatabaseSide, sink: DatabaseSide) -> bool:
         """Return True if indexes of both databases return the rows in the same order of the key."""
-        return source.is_indexed and sink.is_indexed and all(self._in_one_order(source, sink))
+        return source.is_indexed and sink.is_indexed and all(self._compare_orders(source, sink))
 
-    def _in_one_order(self, source: DatabaseSide, sink: DatabaseSide) -> Iterator[bool]:
+    def _compare_orders(self, source: DatabaseSide, sink: DatabaseSide) -> Iterator[bool]:
         for n, form in enumerate(source.forms[: source.key]):
             pair = source.columns[n], sink.columns[n]
             families = source.sql.family(pair[0]), sink.sql.family(pair[1])

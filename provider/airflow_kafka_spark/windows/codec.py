@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,8 @@ def ranges_to_json(ranges: Sequence[OffsetRange]) -> list[list[Any]]:
 
 
 def ranges_from_json(value: Sequence[Sequence[Any]]) -> tuple[OffsetRange, ...]:
-    return tuple(OffsetRange(*item) for item in value)
+    # All ranges of a topic share its name: a ledger has tens of thousands of them.
+    return tuple(OffsetRange(sys.intern(topic), *numbers) for topic, *numbers in value)
 
 
 def window_to_json(window: Window) -> dict[str, Any]:

@@ -74,6 +74,7 @@ PAUSE_VERSION = 2
 """Version of the record of a pause, so that releases without pauses refuse it instead of ignoring it."""
 
 CONTROL = "control"
+INTERVAL = "interval"
 ARCHIVE = "intervals"
 BINDING = "binding"
 GROUP = "group"
@@ -393,7 +394,7 @@ def archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
 
 
 def make_interval_key(pipeline: str, interval: Interval) -> bytes:
-    return encode_json([pipeline, "interval", interval.name])
+    return encode_json([pipeline, INTERVAL, interval.name])
 
 
 def make_change_record(pipeline: str, change: Change) -> LedgerRecord:
@@ -440,20 +441,23 @@ def make_window_key(pipeline: str, number: int) -> bytes:
     return encode_json([pipeline, "window", number])
 
 
-def fold_records(
-    pipeline: str, records: Iterable[LedgerRecord], archives: dict[LedgerRecord, IntervalArchive] | None = None
-) -> Memory:
+ParsedRecords = dict[LedgerRecord, IntervalState | IntervalArchive]
+"""Type of a cache of the data intervals and archives that records hold."""
+
+
+def fold_records(pipeline: str, records: Iterable[LedgerRecord], parsed: ParsedRecords | None = None) -> Memory:
     """Return the state of one pipeline, folded from the records of a ledger partition.
 
     :param records: the records, the oldest first.
-    :param archives: cache of archives by record, which is read and extended, so that a reader that folds repeatedly decodes each
-        archive once. Default None: no cache.
+    :param parsed: cache of intervals and archives, which is read and extended, so that a reader that folds repeatedly parses each
+        of them once. Default None: no cache.
     :raises NewerVersion: a later release wrote a record of this pipeline.
     :raises ValueError: a record of this pipeline cannot be decoded.
     """
     newest: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
-    archived: dict[tuple[Any, ...], LedgerRecord] = {}
-    kept = {} if archives is None else archives
+    intervals: dict[str, IntervalState] = {}
+    archives: dict[str, IntervalArchive] = {}
+    kept = {} if parsed is None else parsed
     exists, seen, mine = False, -1, make_key_prefix(pipeline)
     for record in records:
         if not record.key.startswith(mine):
@@ -462,11 +466,14 @@ def fold_records(
         key = tuple(json.loads(record.key)[1:])
         if record.value is None:
             newest.pop(key, None)
-            archived.pop(key, None)
+            if key[0] == INTERVAL:
+                intervals.pop(key[1], None)
+            elif key[0] == ARCHIVE:
+                archives.pop(key[1], None)
+        elif key[0] == INTERVAL:
+            intervals[key[1]] = _parse_interval(record, kept)
         elif key[0] == ARCHIVE:
-            archived[key] = record
-            if record not in kept:
-                kept[record] = archive_from_json(_parse_value(record, is_control=False), record.offset)
+            archives[key[1]] = _parse_archive(record, kept)
         else:
             newest[key] = _parse_value(record, is_control=key[0] == CONTROL), record.offset
 
@@ -482,10 +489,7 @@ def fold_records(
         entries={number: _parse_entry(value, offset) for (number,), value, offset in of("window")},
         exists=exists,
         markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
-        intervals=Intervals(
-            {name: interval_from_json(value, offset) for (name,), value, offset in of("interval")},
-            [kept[record] for record in archived.values()],
-        ),
+        intervals=Intervals(intervals, archives.values()),
         changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
         dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
         controls={number: change_from_json(value["change"], offset) for (number,), value, offset in of(CONTROL)},
@@ -500,6 +504,20 @@ def _parse_value(record: LedgerRecord, *, is_control: bool) -> dict[str, Any]:
     if value["v"] > (PAUSE_VERSION if is_control else VERSION):
         raise NewerVersion(f"a record of version {value['v']} at offset {record.offset}")
     return value
+
+
+def _parse_interval(record: LedgerRecord, parsed: ParsedRecords) -> IntervalState:
+    found = parsed.get(record)
+    if not isinstance(found, IntervalState):
+        found = parsed[record] = interval_from_json(_parse_value(record, is_control=False), record.offset)
+    return found
+
+
+def _parse_archive(record: LedgerRecord, parsed: ParsedRecords) -> IntervalArchive:
+    found = parsed.get(record)
+    if not isinstance(found, IntervalArchive):
+        found = parsed[record] = archive_from_json(_parse_value(record, is_control=False), record.offset)
+    return found
 
 
 def _parse_entry(value: Mapping[str, Any], offset: int) -> WindowEntry:

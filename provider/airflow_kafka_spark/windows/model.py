@@ -32,7 +32,7 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class OffsetRange:
     """A half-open range of offsets of one partition: ``start`` is read, ``end`` is not.
 

@@ -18,7 +18,6 @@ import pytest
 
 from airflow_kafka_spark.hooks.spark import class_archive, jars
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, is_whole, list_java_options, publish_archive
-from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 
 @pytest.fixture
@@ -116,15 +115,6 @@ def test_an_archive_that_was_cut_is_made_anew(tmp_path):
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def connect(monkeypatch):
-    def make(**connection):
-        monkeypatch.setenv("AIRFLOW_CONN_S", json.dumps({"conn_type": "spark", **connection}))
-        return SparkHook("s")
-
-    return make
 
 
 def test_only_local_masters_have_an_archive_and_the_extra_switches_it_off(cache, connect):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,15 +12,6 @@ import pytest
 from airflow_kafka_spark.errors import ConnectionInvalid, SparkUnavailable
 from airflow_kafka_spark.hooks.spark.health import find_master_problem
 from airflow_kafka_spark.hooks.spark.hook import _QUICK_START, SECRETS, EarlyStart, SparkHook, _redirect_errors_to_output
-
-
-@pytest.fixture
-def connect(monkeypatch):
-    def make(**connection):
-        monkeypatch.setenv("AIRFLOW_CONN_S", json.dumps({"conn_type": "spark", **connection}))
-        return SparkHook("s")
-
-    return make
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,17 @@ class Place:
     def connect_with(self, value: str) -> None:
         """Change the Airflow connection."""
         os.environ[f"AIRFLOW_CONN_{self.conn_id.upper()}"] = value
+
+    @contextmanager
+    def connect_as_new_role(self, password: str) -> Iterator[str]:
+        """Create a role without rights, which the Airflow connection uses from now on. Yield its name; drop it afterwards."""
+        role = "reader_" + "".join(filter(str.isalnum, self.conn_id)).lower()
+        self.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
+        try:
+            self.connect_with(json.dumps({**json.loads(self.server.connection_json()), "login": role, "password": password}))
+            yield role
+        finally:
+            self.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
     def close(self) -> None:
         os.environ.pop(f"AIRFLOW_CONN_{self.conn_id.upper()}", None)

@@ -6,7 +6,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -101,20 +100,14 @@ def test_columns_that_cannot_be_added_automatically_are_reported(place: Place):
 
 
 def test_a_role_that_does_not_own_the_table_gets_the_statement_for_the_owner(place: Place):
-    role = place.schema.replace('"', "").replace(" ", "-")
     place.execute("CREATE TABLE t (id bigint, v text)")
-    place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'x'")
-    place.execute(f'GRANT ALL ON SCHEMA {place.quoted} TO "{role}"; GRANT ALL ON t TO "{role}"')
-    try:
-        info = psycopg.conninfo.conninfo_to_dict(place.connection.info.dsn)
-        place.connect_with(f"postgres://{role}:x@{info['host']}:{info['port']}/{info['dbname']}")
+    with place.connect_as_new_role("x") as role:
+        place.execute(f'GRANT ALL ON SCHEMA {place.quoted} TO "{role}"; GRANT ALL ON t TO "{role}"')
         (problem,) = problems(place, OLD.append(pa.field("more", pa.int32())), auto_evolve=True)
         assert problem.where == "sink.auto_evolve" and f"`{role}` does not own" in problem.what
         assert problems(place, OLD, auto_evolve=True) == [], "where nothing is missing nobody needs to"
         place.execute(problem.action.removeprefix("Have the owner run: "))
         assert columns(place)[-1] == ("more", "integer")
-    finally:
-        place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
 def test_offset_and_window_columns_are_added_too(place: Place):

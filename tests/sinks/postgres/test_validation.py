@@ -278,14 +278,11 @@ def test_offset_columns_are_demanded_where_asked_for(place: Place):
 
 
 @pytest.fixture
-def role(place: Place, unique: Callable[[str], str]) -> Iterator[str]:
+def role(place: Place) -> Iterator[str]:
     """A role that may only use the schema."""
-    name = unique("role")
-    place.execute(f"CREATE ROLE \"{name}\" LOGIN PASSWORD 'secret'")
-    place.execute(f'GRANT USAGE ON SCHEMA {place.quoted} TO "{name}"')
-    place.connect_with(connection(place, login=name, password="secret"))
-    yield name
-    place.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+    with place.connect_as_new_role("secret") as name:
+        place.execute(f'GRANT USAGE ON SCHEMA {place.quoted} TO "{name}"')
+        yield name
 
 
 def test_missing_rights_are_all_named(place: Place, role: str):

@@ -309,6 +309,11 @@ def test_missing_rights_of_mysql_are_reported(shop: Shop, monkeypatch: pytest.Mo
     (hidden,) = JdbcSource("reader", "t").validate()
     assert hidden.where == "source.table" and "role 'reader' may not read column `secret` of " in hidden.what
     assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
+    # With rights on other columns alone, the catalog shows none but these: `*` stands for the others.
+    shop.execute("REVOKE INSERT ON shop.t FROM reader")
+    (unseen,) = JdbcSource("reader", "t").validate()
+    assert unseen.what == hidden.what.replace("`secret`", "`*`")
+    assert JdbcSource("reader", "t", include_columns=["id"]).validate() == []
 
 
 def test_a_cursor_is_refused_on_a_replica_whose_clock_says_nothing_of_rows_that_it_has_not_got(shop: Shop) -> None:

@@ -273,15 +273,8 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
     secret = "s3cr3t&p%40ss"
     place.execute("CREATE TABLE t (id int PRIMARY KEY)")
     place.execute("INSERT INTO t VALUES (1)")
-    role = "reader_" + "".join(filter(str.isalnum, place.conn_id)).lower()
-    place.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{secret}'")
-    place.execute(f"GRANT USAGE ON SCHEMA {place.quoted} TO {role}; GRANT SELECT ON t TO {role}")
-    try:
-        server = place.server
-        place.connect_with(
-            f'{{"conn_type": "postgres", "host": "{server.host}", "port": {server.port}, "schema": "{server.database}", '
-            f'"login": "{role}", "password": "{secret}"}}'
-        )
+    with place.connect_as_new_role(secret) as role:
+        place.execute(f"GRANT USAGE ON SCHEMA {place.quoted} TO {role}; GRANT SELECT ON t TO {role}")
         source = source_of(place)
         splits = source.freeze(None).splits
         good = spark.read(source, splits)
@@ -308,8 +301,6 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
             repr(source.database().make_reader_options(1, source.limits)),
         ]
         assert not any(secret in text for text in said)
-    finally:
-        place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_a_column_that_is_gone_is_reported_before_spark_reads(place: Place, spark: JdbcSpark) -> None:

@@ -262,15 +262,9 @@ def test_what_spark_cannot_hold_is_refused_here_too(place: Place) -> None:
 def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowhere(place: Place) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, x text)")
     place.execute("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n")
-    role, secret = "reader_" + "".join(filter(str.isalnum, place.conn_id)).lower(), "s3cr3t&p%40ss"
-    place.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{secret}'; GRANT USAGE ON SCHEMA {place.quoted} TO {role}")
-    place.execute(f"GRANT SELECT ON t TO {role}")
-    try:
-        server = place.server
-        place.connect_with(
-            f'{{"conn_type": "postgres", "host": "{server.host}", "port": {server.port}, "schema": "{server.database}", '
-            f'"login": "{role}", "password": "{secret}"}}'
-        )
+    secret = "s3cr3t&p%40ss"
+    with place.connect_as_new_role(secret) as role:
+        place.execute(f"GRANT USAGE ON SCHEMA {place.quoted} TO {role}; GRANT SELECT ON t TO {role}")
         source = source_of(place)
         reader = source.reader(source.freeze(None).splits, None)
         assert isinstance(reader, SplitReader)
@@ -287,8 +281,6 @@ def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowher
             list(reader.read(0))
         said = [repr(reader), *(str(error.value) for error in (broken, refused, closed))]
         assert not any(secret in text for text in said)
-    finally:
-        place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_through_the_operator_both_ways_publish_the_same(

@@ -182,12 +182,7 @@ def test_a_table_without_columns(place: Place) -> None:
 
 
 def test_missing_rights_are_reported(place: Place) -> None:
-    role = f"reader_{place.schema}"
-    place.execute(f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
-    server = place.server
-    fields = {"conn_type": "postgres", "host": server.host, "port": server.port, "schema": server.database, "login": role}
-    try:
-        place.connect_with(json.dumps({**fields, "password": "s3cr3t"}))
+    with place.connect_as_new_role("s3cr3t") as role:
         source = source_of(place, include_columns=["id"])
         assert f'role "{role}" may not read column `id` of ' in validate(source)["source.table"]
         assert f'GRANT SELECT ON "{place.schema}"."t" TO "{role}"' in str(source.validate()[0])
@@ -203,8 +198,6 @@ def test_missing_rights_are_reported(place: Place) -> None:
         assert hidden.what.count("`") == 12, "one line names all six"
         view = f"SELECT * FROM {place.quoted}.t"
         assert "permission denied" in validate(JdbcSource(place.conn_id, query=view, key="id"))["source.query"]
-    finally:
-        place.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_a_connection_that_leads_nowhere(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

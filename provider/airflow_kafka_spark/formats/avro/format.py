@@ -146,9 +146,9 @@ class Avro(RegistryFormat):
 
         :raises KafkaSparkError: it does not exist, or cannot be used.
         """
-        return as_record(self._checked(self._reader_document, "Read such values with Raw"), self.column)
+        return as_record(self._parse_checked(self._reader_document, "Read such values with Raw"), self.column)
 
-    def _checked(self, document: SchemaDocument, action: str) -> AvroSchema:
+    def _parse_checked(self, document: SchemaDocument, action: str) -> AvroSchema:
         """Return the schema of a document.
 
         :param action: the action for a type that clients write in different ways.
@@ -252,7 +252,7 @@ class Avro(RegistryFormat):
 
         :raises AvroSchemaInvalid: it cannot be used.
         """
-        schema = self._checked(document, "Write such values with Raw, or in a record")
+        schema = self._parse_checked(document, "Write such values with Raw, or in a record")
         if isinstance(schema, AvroRecord):
             list_columns(schema, document.name)
         return schema

@@ -307,7 +307,7 @@ class RowEncoder(Encoder):
         :raises RowRejected: a row does not fit the schema.
         """
         columns = [list_python_values(rows[name]) for name in self._columns]
-        made = self._written([dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True)])
+        made = self._encode_rows([dict(zip(self._columns, row, strict=True)) for row in zip(*columns, strict=True)])
         return get_values_or_raise(made)
 
     def encode_struct(self, rows: pa.StructArray) -> Encoded:
@@ -322,11 +322,11 @@ class RowEncoder(Encoder):
             return Encoded(pa.concat_arrays([found.values for found in apart]), tuple(bad))
         there = rows.is_valid().to_pylist()
         given = zip(*columns, strict=True)
-        return self._written(
+        return self._encode_rows(
             [dict(zip(self._columns, row, strict=True)) if has else None for row, has in zip(given, there, strict=True)]
         )
 
-    def _written(self, rows: Sequence[Mapping[str, Any] | None]) -> Encoded:
+    def _encode_rows(self, rows: Sequence[Mapping[str, Any] | None]) -> Encoded:
         made: list[bytes | None] = []
         bad: list[tuple[int, str]] = []
         for at, row in enumerate(rows):

@@ -219,10 +219,10 @@ class SparkHook(BaseHook):
         :raises SparkUnavailable: the session cannot be started, or it ends while it is used.
         """
         if self.is_connect:
-            with self._connected() as session:
+            with self._open_connect_session() as session:
                 yield session
             return
-        with self._context(jars) as context:
+        with self._open_context(jars) as context:
             yield _get_session(context)
 
     def without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
@@ -232,10 +232,10 @@ class SparkHook(BaseHook):
         Making a first session takes a JVM more than a CPU second, because it loads the settings and the functions of SQL. In all
         other respects, this is :meth:`session`.
         """
-        return self._connected() if self.is_connect else self._context(())
+        return self._open_connect_session() if self.is_connect else self._open_context(())
 
     @contextmanager
-    def _connected(self) -> Iterator[SparkSession]:
+    def _open_connect_session(self) -> Iterator[SparkSession]:
         """Yield a session of a Connect server; one that is made here is stopped on leaving."""
         from pyspark.sql import SparkSession
 
@@ -252,7 +252,7 @@ class SparkHook(BaseHook):
             session.stop()
 
     @contextmanager
-    def _context(self, jars: tuple[str, ...]) -> Iterator[SparkContext]:
+    def _open_context(self, jars: tuple[str, ...]) -> Iterator[SparkContext]:
         """Yield a context whose driver runs here, or in a warm process; one that is made here is stopped on leaving, unless it is
         local.
 
@@ -571,7 +571,7 @@ def _redirect_errors_to_output() -> Iterator[None]:
 
 
 def _copy_lines(reading: int, writing: int) -> None:
-    """Copy lines without :data:`_INCUBATOR` until the pipe ends. If writing fails, reading goes on: the JVM must not block."""
+    """Copy lines without :data:`_INCUBATOR` until the pipe ends. Reading continues if writing fails: the JVM must not block."""
     with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as output:
         for line in lines:
             if _INCUBATOR not in line:

@@ -208,7 +208,7 @@ class RegistryRequests(ABC):
         try:
             yield
         except SchemaRegistryError as e:
-            raise self._refused(what, e.http_status_code, e.error_code, e.error_message) from None
+            raise self._make_refusal(what, e.http_status_code, e.error_code, e.error_message) from None
         except OAuthTokenError as e:
             raise RegistryRefused(self.conn_id, self.url, what, self._scrub(str(e)), 401, action=_CREDENTIALS) from None
         except Exception as e:
@@ -220,7 +220,7 @@ class RegistryRequests(ABC):
                 raise RegistryRefused(self.conn_id, self.url, what, detail, 200, action=_ADDRESS) from None
             raise
 
-    def _refused(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
+    def _make_refusal(self, what: str, status: int, code: object, message: object) -> KafkaSparkError:
         number = code if isinstance(code, int) else -1
         reason = self._scrub(str(message or "without a reason"))[:500]
         if re.search(r"<!doctype html|<html", reason, re.IGNORECASE):

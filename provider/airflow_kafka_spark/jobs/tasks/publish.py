@@ -232,7 +232,7 @@ class EncodedSplits:
 class PublishTask(CheckedOnExecutors):
     """The function that Spark maps over the splits that are left (``mapInArrow``).
 
-    With ``source`` it reads them by itself: Spark hands over their numbers. Without it Spark hands over the rows of split
+    With ``source`` it reads them itself, and Spark passes their numbers only. Without it Spark passes the rows of split
     ``splits[i]`` in partition ``i``.
 
     :param publisher: publishes a split; None: its records are only counted.

@@ -166,10 +166,10 @@ class ManifestTable:
         :raises SinkUnavailable: the store did not answer.
         """
         try:
-            text = self.store.get(self._latest(pipeline))
+            text = self.store.get(self._get_latest_path(pipeline))
         except OSError as error:
-            raise self._unavailable("looking for the last window", error) from error
-        return self._load(text, self._latest(pipeline)) if text is not None else None
+            raise self._make_unavailable_error("looking for the last window", error) from error
+        return self._load(text, self._get_latest_path(pipeline)) if text is not None else None
 
     def find(self, pipeline: str, number: int, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of the newest replay of a window, or None if it is not committed.
@@ -188,7 +188,7 @@ class ManifestTable:
             replays = [int(found[1]) for name in names if (found := _REPLAY.fullmatch(name))]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
-            raise self._unavailable("reading the record of a window", error) from error
+            raise self._make_unavailable_error("reading the record of a window", error) from error
         return self._load(text, directory) if text is not None else None
 
     # --- log ----------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class ManifestTable:
                 pipeline, f"{self.store.full(log)} cannot be understood: {error}", "entries of the log"
             ) from error
         except OSError as error:
-            raise self._unavailable("looking for the last window", error) from error
+            raise self._make_unavailable_error("looking for the last window", error) from error
         return commit
 
     def _list_entries(self, log: str, after: str) -> list[int]:
@@ -250,7 +250,7 @@ class ManifestTable:
             self.complete(commit.record)
             self.store.make(directory)
             self.store.put(path, text)
-            self.store.put(self._latest(applied.pipeline), text)
+            self.store.put(self._get_latest_path(applied.pipeline), text)
 
     def complete(self, record: WindowRecord) -> None:
         """Make a committed window visible to readers. It may be called repeatedly. Does nothing by default.
@@ -288,9 +288,9 @@ class ManifestTable:
                 for marker in left:
                     self.remove_attempt(marker)
             except OSError as error:
-                raise self._unavailable("fencing earlier attempts", error) from error
+                raise self._make_unavailable_error("fencing earlier attempts", error) from error
             return newest
-        raise self._unavailable("fencing earlier attempts", "others commit all the time")
+        raise self._make_unavailable_error("fencing earlier attempts", "others commit all the time")
 
     def remove_attempt(self, marker: str) -> None:
         """Remove the data files of an attempt that can no longer commit, except for those of a window that it has committed.
@@ -366,7 +366,7 @@ class ManifestTable:
             with ThreadPoolExecutor(_READERS) as readers:
                 texts = list(readers.map(self.store.get, paths))
         except OSError as error:
-            raise self._unavailable("listing windows", error) from error
+            raise self._make_unavailable_error("listing windows", error) from error
         return [self._load(text, path) for path, text in zip(paths, texts, strict=True) if text is not None]
 
     # --- internals ----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class ManifestTable:
     def _get_window_directory(self, pipeline: str, number: int) -> str:
         return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{number:010d}"
 
-    def _latest(self, pipeline: str) -> str:
+    def _get_latest_path(self, pipeline: str) -> str:
         return f"{WINDOWS}/{make_pipeline_slug(remove_interval(pipeline))}.json"
 
     def _load(self, text: str, path: str) -> WindowRecord:
@@ -386,7 +386,7 @@ class ManifestTable:
         except ValueError as error:
             raise WindowConflict(path, f"{self.store.full(path)} cannot be understood: {error}", "a record") from error
 
-    def _unavailable(self, doing: str, error: str | OSError) -> SinkUnavailable:
+    def _make_unavailable_error(self, doing: str, error: str | OSError) -> SinkUnavailable:
         return SinkUnavailable(self.store.location.uri, doing, error)
 
 

@@ -225,7 +225,7 @@ class FilesWindowWriter(WindowWriter):
             faults.reached("sink.in_transaction")
             self._publish()
         except OSError as error:
-            return self._after(error)
+            return self._resolve_failure(error)
         faults.reached("sink.committed")
         return record.applied
 
@@ -278,7 +278,7 @@ class FilesWindowWriter(WindowWriter):
             os.rename(self.attempt / PUBLISH, target)
         self.sink.table.flush()
 
-    def _after(self, error: OSError) -> Applied:
+    def _resolve_failure(self, error: OSError) -> Applied:
         """Return the window's record if another attempt has published it, else raise the error for the failed step."""
         if (done := self.sink.applied(self.window)) is not None:
             return done

@@ -103,7 +103,7 @@ class Attempts:
             for marker in committed:
                 self.finish(table, marker)
             left -= committed
-            bases = {marker: self._base(table, marker) for marker in left}
+            bases = {marker: self._find_base(table, marker) for marker in left}
             # The tag never returns to a snapshot that it has left.
             if state.tag == fence or all(base not in (None, state.tag or 0) for base in bases.values()):
                 for marker in left:
@@ -153,7 +153,7 @@ class Attempts:
         # The attempt's record is removed last, because without it nothing would find the rest.
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
-    def _base(self, table: Table, marker: str) -> int | None:
+    def _find_base(self, table: Table, marker: str) -> int | None:
         """Return the snapshot that the pipeline's tag named when an attempt began, 0 if there was no tag; None if unknown."""
         try:
             text = self.lake.store(table).get(f"{ATTEMPTS}/{marker}/{BEGUN}")

@@ -150,7 +150,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             if found is not None:
                 refuse_other(found.applied, window, self.uri)
                 if found.applied.replay >= window.replay:
-                    return self._done(found, table)
+                    return self._finish(found, table)
             seen = self.position(table)
             if tried is not None and seen[0] != tried[0]:
                 failures = 0
@@ -178,7 +178,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             error = try_commit()
             if error is None:
                 faults.reached("sink.committed")
-                return self._done(record, None)
+                return self._finish(record, None)
             failures += 1
             if failures > _FAILURES:
                 break
@@ -244,7 +244,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             return
         log.info("Compacted %s: %s files instead of %s", self.uri, added, removed)
 
-    def _done(self, record: RecordT, table: TableT | None) -> Applied:
+    def _finish(self, record: RecordT, table: TableT | None) -> Applied:
         self.committed = table is None or self.is_mine(record, table)
         self.in_doubt = False
         if self.committed:

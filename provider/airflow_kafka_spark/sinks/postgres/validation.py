@@ -150,7 +150,7 @@ class _TargetValidation:
         try:
             schema, table = parse_name(self.sink.table)
         except ValueError:
-            return [*found, *self._waiting()]
+            return [*found, *self._list_unchecked()]
         name = resolve_table(self.connection, schema, table)
         target = read_table(self.connection, name)
         found += self._find_schema_problems(name, facts.role, creates=target is None)
@@ -158,14 +158,14 @@ class _TargetValidation:
             return found + list(self._find_creation_problems(name))
         if target.kind in _KINDS:
             what = f"{name} is {_KINDS[target.kind]}; expected a table"
-            return [*found, Problem("sink.table", what, "Name the table itself"), *self._waiting()]
+            return [*found, Problem("sink.table", what, "Name the table itself"), *self._list_unchecked()]
         of_rows = () if self.columns is None else (self._find_column_problems, self._find_filled_problems)
         checks: tuple[Callable[[Table], Iterator[Problem]], ...] = (
             self._find_table_problems, *of_rows, self._find_key_problems, self._find_right_problems
         )  # fmt: skip
         return found + [problem for check in checks for problem in check(target)]
 
-    def _waiting(self) -> Iterator[Unchecked]:
+    def _list_unchecked(self) -> Iterator[Unchecked]:
         """Yield the checks that need the table, if it is missing or is no table."""
         if self.columns is not None:
             yield Unchecked("sink.table columns", "sink.table")
@@ -212,9 +212,9 @@ class _TargetValidation:
         if creates and self.sink.auto_create:
             needed.setdefault(name.schema, []).append(f"{name}")
         needed.setdefault(name.schema, [])
-        return found + [p for schema, tables in needed.items() for p in self._one_schema(schema, tables, role)]
+        return found + [p for schema, tables in needed.items() for p in self._find_schema_right_problems(schema, tables, role)]
 
-    def _one_schema(self, schema: str, tables: Sequence[str], role: str) -> Iterator[Problem]:
+    def _find_schema_right_problems(self, schema: str, tables: Sequence[str], role: str) -> Iterator[Problem]:
         from airflow_kafka_spark.sinks.postgres.server import read_schema_rights
 
         rights = read_schema_rights(self.connection, schema)
@@ -236,7 +236,7 @@ class _TargetValidation:
             hint = hint_at_similar_table(self.connection, name)
             action = "Create it, correct `table`, or set `auto_create=True`"
             yield Problem("sink.table", f"there is no table {name}{hint}", action)
-            yield from self._waiting()
+            yield from self._list_unchecked()
             return
         if not is_name(name.table):
             yield Problem("sink.table", f"its name has {len(name.table.encode())} bytes; expected 1 to {NAME_BYTES}")

@@ -235,18 +235,18 @@ class RefusedRowFinder:
         import psycopg
 
         try:
-            return self._behind_savepoint(self.attempt.merge.insert(stage))
+            return self._run_in_savepoint(self.attempt.merge.insert(stage))
         except psycopg.Error as error:
             if not is_refusal(error):
                 raise
-        return self._bisect(split, stage, lambda part: self._behind_savepoint(self.attempt.merge.insert(part)))
+        return self._bisect(split, stage, lambda part: self._run_in_savepoint(self.attempt.merge.insert(part)))
 
     def retry_refused(self) -> dict[int, int]:
         """Try refused rows again, now that all others are there: rows may refer to other rows of the table.
 
         :return: the rows that were written, by split.
         """
-        return self._retry(lambda part: self._behind_savepoint(self.attempt.merge.insert(part)), {})
+        return self._retry(lambda part: self._run_in_savepoint(self.attempt.merge.insert(part)), {})
 
     def _retry(self, put: Callable[[StagedSplit], int], known: Mapping[int, Set[int]]) -> dict[int, int]:
         """Write refused rows one by one, as long as one of them succeeds.
@@ -324,7 +324,7 @@ class RefusedRowFinder:
         with self.session.transaction():
             return sum(put([part]))
 
-    def _behind_savepoint(self, statement: str) -> int:
+    def _run_in_savepoint(self, statement: str) -> int:
         with self.session.transaction():
             return run(self.session, statement)
 
@@ -361,7 +361,7 @@ class RefusedRowFinder:
 
     def _make_too_many_error(self, error: BaseException) -> SinkRejected:
         detail = f"more than {MAX_REFUSED:,} of its rows are refused, the last one found since {self._describe_refusal(error)}"
-        action = "If so many are, correct the table, or the format. Else read less at once: lower `max_records`. "
+        action = "If so many are, correct the table, or the format. Otherwise read less at once: lower `max_records`. "
         action += SMALLER_WINDOW
         return SinkRejected(str(self.attempt.target), str(self.attempt.window), detail, action)
 
@@ -389,14 +389,14 @@ class DriverWriter(WindowWriter):
         self._presence: psycopg.Connection | None = None
 
     @abstractmethod
-    def _found(self) -> Mapping[int, int]:
+    def _count_stored(self) -> Mapping[int, int]:
         """Return the rows that the server has of each split, by index."""
 
     def _begin(self) -> bool:
         """Begin the transaction. Returns False if another attempt has applied the window."""
         return self.transaction.begin()
 
-    def _written(self) -> tuple[int, int]:
+    def _count_written(self) -> tuple[int, int]:
         """Return the number of rows that the tasks themselves have written into the target, and the number of deleted ones."""
         return 0, 0
 
@@ -480,9 +480,9 @@ class DriverWriter(WindowWriter):
         """
         if not self._begin():
             return None
-        self._check(results, self._found())
+        self._check(results, self._count_stored())
         faults.reached("sink.staged")
-        written, deleted = self._written()
+        written, deleted = self._count_written()
         more, gone = self.transaction.put_staged() if self.stages else (0, 0)
         self._gathered = written + more, deleted + gone
         return self._gathered
@@ -578,7 +578,7 @@ class StagedWindowWriter(DriverWriter):
     def _begin(self) -> bool:
         return self.overlap.stop() if self.overlap else super()._begin()
 
-    def _found(self) -> Mapping[int, int]:
+    def _count_stored(self) -> Mapping[int, int]:
         return {split: count for split, _, count, _ in self.transaction.stages()}
 
     def __enter__(self) -> Self:
@@ -683,7 +683,7 @@ class SplitsWindowWriter(DriverWriter):
         self.show_presence()
         return tuple(split for split in attempt.splits if split.index in indexes)
 
-    def _found(self) -> Mapping[int, int]:
+    def _count_stored(self) -> Mapping[int, int]:
         index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in self.attempt.splits}
         found = {index[marker[:4]]: marker.rows for marker in self._read_markers() if marker[:4] in index}
         staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
@@ -692,7 +692,7 @@ class SplitsWindowWriter(DriverWriter):
     def list_kept_ranges(self) -> Sequence[OffsetRange]:
         return self._kept
 
-    def _written(self) -> tuple[int, int]:
+    def _count_written(self) -> tuple[int, int]:
         markers, mine = self._read_markers(), {s.range for s in self.attempt.splits}
         self._kept = tuple(r for r in (OffsetRange(*marker[:4]) for marker in markers) if r not in mine)
         return sum(marker.written for marker in markers), sum(marker.deleted for marker in markers)

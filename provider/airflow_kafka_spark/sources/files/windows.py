@@ -385,14 +385,14 @@ class WindowPlanner:
             unselected = self._list_every_file if reselected else tuple
             seen = seen.after_window(listing, taken, int((now - lateness) * 1e6), unselected)
         except TooManyFiles as error:
-            raise self._rejected(
+            raise self._make_rejection(
                 f"{error.count:,} files arrived within the allowed lateness of {lateness:,.0f} s",
                 f"Lower `allowed_lateness`, which lets all but {MAX_REMEMBERED:,} be forgotten; or have fewer and larger files "
                 "written",
             ) from error
         return FrozenWindow(splits, self._position(seen, reselected), rows, remaining=len(taken) < len(listing.new))
 
-    def _rejected(self, detail: str, action: str) -> SourceRejected:
+    def _make_rejection(self, detail: str, action: str) -> SourceRejected:
         return SourceRejected(self.options.uri, detail, action)
 
     def _is_reselected(self, position: Mapping[str, Any] | None) -> bool:
@@ -423,9 +423,11 @@ class WindowPlanner:
         if not position:
             return SeenFiles()
         if position.get("version") != 1:
-            raise self._rejected(f"the position is of version {position.get('version')}, not 1", "Use the release that wrote it")
+            raise self._make_rejection(
+                f"the position is of version {position.get('version')}, not 1", "Use the release that wrote it"
+            )
         if position.get("source") != self.options.uri:
-            raise self._rejected(
+            raise self._make_rejection(
                 f"this pipeline has read {position.get('source')} so far, and its position says nothing about another directory",
                 "Give the operator a new `pipeline=` name for the other directory",
             )
@@ -433,9 +435,9 @@ class WindowPlanner:
             seen = SeenFiles.load(position)
         except ValueError as error:
             advice = "Give the operator a new `pipeline=` name"
-            raise self._rejected(f"the position cannot be understood: {error}", advice) from error
+            raise self._make_rejection(f"the position cannot be understood: {error}", advice) from error
         if seen.horizon and (position["glob"], position["recursive"]) != (self.options.glob, self.options.recursive):
-            raise self._rejected(
+            raise self._make_rejection(
                 f"it was read with `glob={position['glob']!r}` and `recursive={position['recursive']}` so far, and so many files "
                 "that old ones which only the new options select would be taken for read",
                 "Set them back, or give the operator a new `pipeline=` name",
@@ -449,7 +451,7 @@ class WindowPlanner:
         if self.options.on_change == "read":
             new = sorted((*listing.new, *listing.changed), key=lambda f: f.key)
             return replace(listing, new=tuple(new), changed=())
-        raise self._rejected(
+        raise self._make_rejection(
             f"{join_names(listing.changed)} changed after being read: size, modification time or etag differs",
             'Write changed data to a file of a new name. Set `on_change="read"` for one run to publish all rows of what changed '
             'once more, or "ignore" to leave it',
@@ -458,7 +460,7 @@ class WindowPlanner:
     def _refuse_late(self, listing: DirectoryListing, seen: SeenFiles) -> None:
         if listing.late and seen.horizon:
             newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seen.horizon[0] / 1e6))
-            raise self._rejected(
+            raise self._make_rejection(
                 f"{listing.late} files have appeared with modification times up to {newest} UTC, where all files count as read",
                 "Find them by what the file system knows of their arrival (`find -newerct`), and give them a new modification "
                 "time (`touch`): they are then read. If files like these are expected, raise `allowed_lateness`",
@@ -482,7 +484,7 @@ class WindowPlanner:
             else:
                 too_many = count
         if most and not fits:
-            raise self._rejected(
+            raise self._make_rejection(
                 f"`{new[0].name}` of {new[0].size:,} bytes makes more than {MAX_SPLITS:,} splits of "
                 f"{self.options.split_bytes:,} bytes, the most that a window's plan can hold",
                 "Raise `split_bytes`, or have smaller files written",

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
+_DENIED = (1142, 1143)
+"""Errors of a user that may not read all columns of a table."""
+_HIDDEN = "*"
+"""Stands for the columns that the catalog does not show to the user."""
 
 LOCK_NAME = "airflow-kafka-spark-"
 """The beginning of the names of the locks that limit the sessions of tasks; a number from 1 follows."""
@@ -256,6 +260,8 @@ class MysqlSession(DatabaseSession):
             )
             for row in self.rows(_COLUMNS.format(condition=condition))
         }  # fmt: skip
+        if all(column.readable for column in columns.values()) and self._hides_columns(name):
+            columns[_HIDDEN] = describe_column(ColumnMetadata(_HIDDEN, "", "unknown", nullable=True, readable=False))
         parts: dict[str, list[tuple]] = {}
         for index, *facts in self.rows(_INDEXES.format(condition=condition)):
             parts.setdefault(index, []).append(tuple(facts))
@@ -266,6 +272,16 @@ class MysqlSession(DatabaseSession):
             for holds in (lambda unique, nulls, upwards: unique and not nulls, lambda unique, nulls, upwards: upwards)
         )
         return Relation(name, name, columns, keys, indexes)
+
+    def _hides_columns(self, relation: str) -> bool:
+        """Return True if the catalog does not show all columns, because the user has rights on some of them only."""
+        import pymysql
+
+        try:
+            self.rows(f"SELECT * FROM {relation} LIMIT 0")
+        except pymysql.err.MySQLError as error:
+            return bool(error.args) and error.args[0] in _DENIED
+        return False
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.

@@ -259,7 +259,7 @@ class MySqlLogWindowPlanner:
                 if self.options.snapshot != "when_needed":
                     raise
                 log.warning("All tables are read again: %s", error)
-        start = self._first(connection, now)
+        start = self._find_first(connection, now)
         return None, start, self.server.refuse_other(connection, start, {})
 
     def _is_finished(self, state: SnapshotState) -> bool:
@@ -322,7 +322,7 @@ class MySqlLogWindowPlanner:
         state = chunks.cut(state)
         return FrozenWindow(tuple(chunks.splits), self._position(at, at.start, state, created), remaining=True)
 
-    def _first(self, connection: Connection, now: LogCoordinates) -> LogCoordinates:
+    def _find_first(self, connection: Connection, now: LogCoordinates) -> LogCoordinates:
         """Return the coordinates at which the first window begins.
 
         :raises SourceRejected: the log does not have the coordinates that the options name.

@@ -190,7 +190,7 @@ class Server:
         except Exception:
             write_line(f"task {client.number}:\n{traceback.format_exc()}")
         finally:
-            self._part(client, gateway)
+            self._remove_client(client, gateway)
 
     def _open_gateway(self, client: Client, hello: dict[str, Any]) -> Any:
         # All threads of the gateway inherit these properties from this thread, so that all jobs of the task have the tag, in any
@@ -235,7 +235,7 @@ class Server:
         except TimeoutError as error:
             return {"refused": str(error)}
 
-    def _part(self, client: Client, gateway: JavaObject | None) -> None:
+    def _remove_client(self, client: Client, gateway: JavaObject | None) -> None:
         """End the jobs and close the gateway that a task has left in the JVM, and remove the task."""
         try:
             if gateway is not None:
@@ -416,7 +416,7 @@ def main() -> None:
 
 
 def _report(pipe: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # the task has ended; the server goes on for other tasks
+    with contextlib.suppress(OSError):  # the task has ended; the server continues to serve other tasks
         os.write(pipe, text.encode()[:1000])
 
 

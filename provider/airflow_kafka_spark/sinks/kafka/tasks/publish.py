@@ -345,13 +345,13 @@ class Publisher:
 
         :raises Fenced: a newer attempt has claimed the window, or the window is complete: this task belongs to an older attempt.
         """
-        memory = self._memory(split)
+        memory = self._read_memory(split)
         mine = memory.owned(self.ledger.number, self.ledger.token)
         if mine is None or mine.state.value != "PLANNED":
-            raise Fenced(self.ledger.pipeline, self._doing(split))
+            raise Fenced(self.ledger.pipeline, self._format_step(split))
         return memory.markers.get((self.ledger.number, split))
 
-    def _memory(self, split: int) -> Memory:
+    def _read_memory(self, split: int) -> Memory:
         tp = TopicPartition(self.ledger.topic, self.ledger.partition)
         config = {**self.reading, **PROMPT}
         consumer = Consumer({**config, "isolation.level": "read_uncommitted"}, logger=ClientEvents())
@@ -360,7 +360,7 @@ class Publisher:
             with name_missing_rights(config, "reading the ledger", right, conn_id=self.conn_id):
                 _, high = consumer.get_watermark_offsets(KafkaTopicPartition(*tp), timeout=FENCE_SECONDS)
         except KafkaException as error:
-            raise self._unavailable(error, f"looking into {tp}") from None
+            raise self._make_unavailable_error(error, f"looking into {tp}") from None
         finally:
             consumer.close()
         # Wait for these keys only: the marker of a dead task, in its open transaction, would otherwise delay all other splits.
@@ -383,12 +383,12 @@ class Publisher:
         sender = self._make_sender(producer, self.topic, self.partitions, split)
         policy = self.bad_record_policy
         try:
-            with self._writing(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
+            with self._name_topics_in_errors(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
                 for batch in arriving:
                     sender.send(batch)
                     faults.reached("publish.mid")
                 landed = sender.flush()
-            with self._writing(split, [policy.topic or ""] if policy else [], events):
+            with self._name_topics_in_errors(split, [policy.topic or ""] if policy else [], events):
                 dead = self._send_dead_letters(producer, records.result) if records.result is not None else ()
             faults.reached("publish.flushed")
             self._consume(producer, split)
@@ -398,7 +398,7 @@ class Publisher:
             result = records.make_timed_result(seconds, seconds - arriving.seconds)
             ids = self._list_topic_ids({part.topic for part in (*landed, *dead)})
             marker = Marker(self.ledger.number, split, published, sender.total_bytes, result, dead, routed, ids)
-            with self._writing(split, [self.ledger.topic], events):
+            with self._name_topics_in_errors(split, [self.ledger.topic], events):
                 self._mark(producer, marker)
             faults.reached("publish.marked")
             producer.commit_transaction(self.transaction_timeout)
@@ -408,10 +408,10 @@ class Publisher:
         faults.reached("publish.committed")
         return marker
 
-    def _writing(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
+    def _name_topics_in_errors(self, split: int, topics: Sequence[str], events: ClientEvents) -> AbstractContextManager[None]:
         """Add the topics that are written in this block to an error by which the brokers refuse records."""
         right = Right("topic", "Write", "`, `".join(topics))
-        return name_missing_rights(self.config, self._doing(split), right, conn_id=self.conn_id, events=events)
+        return name_missing_rights(self.config, self._format_step(split), right, conn_id=self.conn_id, events=events)
 
     def _send_dead_letters(self, producer: Producer, result: SplitResult) -> tuple[Landed, ...]:
         """Send the dead letters of a split in its transaction, so that they are visible exactly when its records are.
@@ -491,17 +491,17 @@ class Publisher:
             # The brokers use one error for a producer that took too long and for one that was replaced.
             marker = self.find_marker(split)
             failure: KafkaSparkError = TransactionTimedOut(
-                self.ledger.pipeline, self._doing(split), seconds, self.transaction_timeout
+                self.ledger.pipeline, self._format_step(split), seconds, self.transaction_timeout
             )
         elif fenced:
             marker = self._wait_for_other(split)
-            failure = Fenced(self.ledger.pipeline, self._doing(split))
+            failure = Fenced(self.ledger.pipeline, self._format_step(split))
         elif is_fatal(error):
             # Probably a fence that the client reports as another error. Fencing again would end the task that has taken over.
             marker = self._wait_for_other(split)
-            failure = self._unavailable(error, self._doing(split))
+            failure = self._make_unavailable_error(error, self._format_step(split))
         else:
-            failure = self._make_failure(error, self._doing(split))
+            failure = self._make_failure(error, self._format_step(split))
             # Fencing this task's own id ends the uncertain transaction: afterwards it is either committed or aborted.
             try:
                 self._fence(split, ClientEvents())
@@ -518,7 +518,7 @@ class Publisher:
             time.sleep(0.5)
         return marker
 
-    def _doing(self, split: int) -> str:
+    def _format_step(self, split: int) -> str:
         return f"publishing split {split} of window {self.ledger.number}"
 
     def _make_failure(self, error: BaseException, doing: str) -> KafkaSparkError:
@@ -529,9 +529,9 @@ class Publisher:
         marker = [Right("topic", "Write", self.ledger.topic)]
         if missing := find_missing_right(said, KafkaUser.of(self.config, self.conn_id), doing, marker):
             return missing
-        return (said and find_refusal(said, self.conn_id, "rows")) or self._unavailable(error, doing)
+        return (said and find_refusal(said, self.conn_id, "rows")) or self._make_unavailable_error(error, doing)
 
-    def _unavailable(self, error: BaseException, doing: str) -> KafkaUnavailable:
+    def _make_unavailable_error(self, error: BaseException, doing: str) -> KafkaUnavailable:
         return KafkaUnavailable(str(self.config.get("bootstrap.servers")), doing, describe_producer_error(error))
 
 

@@ -134,11 +134,11 @@ class Sender:
         end = 0
         for partition, records in enumerate(np.bincount(partitions).tolist()):
             if records:
-                sent = self._sent_to(topic, partition)
+                sent = self._get_sent_records(topic, partition)
                 if not sent.records:
-                    notes[end] = self._noting(topic, sent)
+                    notes[end] = self._make_delivery_callback(topic, sent)
                 end += records
-                notes[end - 1] = self._noting(topic, sent)
+                notes[end - 1] = self._make_delivery_callback(topic, sent)
                 sent.records += records
         self._produce(topic, in_order, partitions[order].tolist(), notes, lambda at: rows[order[at]])
         self.producer.poll(0)
@@ -176,12 +176,12 @@ class Sender:
                 if isinstance(error, KafkaException):
                     # The reason why the transaction was refused is in the client's log, which poll() reads.
                     self.producer.poll(_ROOM_SECONDS)
-                    raise self._rejected(error.args[0], row_of(first + at)) from None
+                    raise self._make_rejection(error.args[0], row_of(first + at)) from None
                 self._make_room(deadline)
                 # Continue with the record for which the queue had no room.
                 columns, first = [column[at:] for column in columns], first + at
 
-    def _sent_to(self, topic: str, partition: int) -> _SentRecords:
+    def _get_sent_records(self, topic: str, partition: int) -> _SentRecords:
         return self._sent.setdefault(TopicPartition(topic, partition), _SentRecords(partition))
 
     def _make_room(self, deadline: float) -> None:
@@ -217,7 +217,7 @@ class Sender:
         # All records of a copy name a partition, so that their keys need no hash.
         return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
 
-    def _noting(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
+    def _make_delivery_callback(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._errors.append((topic, error))
@@ -234,7 +234,7 @@ class Sender:
     def _row(self, at: int) -> str:
         return f"{self.called} {self.rows + at + 1}"
 
-    def _rejected(self, error: KafkaError, row: int) -> Exception:
+    def _make_rejection(self, error: KafkaError, row: int) -> Exception:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             action = "Raise `max.message.bytes` of the topic, or leave out what makes the row large"
             return RowRejected(self._row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action)
@@ -268,7 +268,7 @@ _REMEDIES = {
 }
 """Kafka's name of an error -> the action."""
 
-RETRY_HINT = "The task may then be retried: it goes on with the same window"
+RETRY_HINT = "The task may then be retried: it continues with the same window"
 
 
 def describe_remedy(code: str, topic: str, keyless: str = "") -> str:

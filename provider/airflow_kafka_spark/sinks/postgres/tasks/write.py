@@ -142,7 +142,7 @@ class CopyWriter(SplitWriter):
         """Begin the split. Returns its token if another task has written it already."""
 
     @abstractmethod
-    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+    def _find_token(self, session: LoadSession) -> Mapping[str, Any] | None:
         """Return the split's token if it is written already. Changes nothing."""
 
     @abstractmethod
@@ -197,7 +197,7 @@ class CopyWriter(SplitWriter):
             return
         first, now.seen = now.seen, now.seen + rows.batch.num_rows
         now.tombstones += 0 if rows.tombstones is None else pc.sum(rows.tombstones).as_py() or 0
-        if now.there is not None or self._refuses(rows):
+        if now.there is not None or self._has_keyless_rows(rows):
             return
         now.recent.append((first, rows.offsets))
         with self._explain_errors("loading"):
@@ -237,7 +237,7 @@ class CopyWriter(SplitWriter):
         with suppress(KafkaSparkError), self._explain_errors("looking for"):
             session = self._open_session()
             try:
-                return self._known(session)
+                return self._find_token(session)
             finally:
                 session.close()
         return None
@@ -251,7 +251,7 @@ class CopyWriter(SplitWriter):
 
     # --- errors ---
 
-    def _refuses(self, rows: Rows) -> bool:
+    def _has_keyless_rows(self, rows: Rows) -> bool:
         """Return True if the split holds rows without a key, which fail the window. The rest of the split is then only read to
         count them."""
         now, names = self.open_split, rows.batch.schema.names
@@ -338,12 +338,12 @@ class StageWriter(CopyWriter):
     durable = False
 
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
-        there = self._known(session)
+        there = self._find_token(session)
         # No lock on the registry is held while the split loads, so that the next attempt can drop it.
         session.commit()
         return there
 
-    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+    def _find_token(self, session: LoadSession) -> Mapping[str, Any] | None:
         found = session.rows(sql.select_stages(self.registry, self.split.index))
         return self._make_token(*found[0]) if found else None
 
@@ -470,7 +470,7 @@ class SplitAtomicWriter(CopyWriter):
         # First lock the owner's row, until this transaction ends. An attempt that takes the window over waits for that and then
         # sees the marker; or it was faster, and this task sees that.
         owners = session.rows(sql.lock_owner(self.splits, self.load.pipeline))
-        if (there := self._known(session)) is not None:
+        if (there := self._find_token(session)) is not None:
             return there
         # Its markers are deleted when the next window is applied. A task that comes even later must not write the split again.
         if session.rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):
@@ -481,7 +481,7 @@ class SplitAtomicWriter(CopyWriter):
         session.run(sql.claim_split(self.splits, self.load.pipeline, self.load.number, self._marker))
         return None
 
-    def _known(self, session: LoadSession) -> Mapping[str, Any] | None:
+    def _find_token(self, session: LoadSession) -> Mapping[str, Any] | None:
         there = next((marker for marker in self._read_markers(session) if marker[:4] == self._marker[:4]), None)
         return None if there is None else _make_token(there)
 

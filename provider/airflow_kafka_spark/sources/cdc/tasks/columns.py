@@ -1,8 +1,8 @@
 """The rows of a table as events, whole columns at a time.
 
-A server sends the values of a column as texts. A :class:`~airflow_kafka_spark.sources.cdc.tasks.values.ColumnForm` says how
-Arrow's vectorised functions make JSON of them. What they write is what the column's converter of single values writes. A column
-without a form, and one in which a value is unusual, such as ``infinity`` or a year of five digits, is left to that converter.
+A server sends the values of a column as texts. A :class:`~airflow_kafka_spark.sources.cdc.tasks.values.ColumnForm` describes how
+Arrow's vectorised functions make JSON of them. Their results are equal to those of the column's converter of single values. That
+converter gets columns without a form, and columns with an unusual value, such as ``infinity`` or a year of five digits.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class PostgresSplitReader(SplitReader):
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})
             cursor.execute(self.statements[split])
             for batch in _read_batches(cursor):
-                yield self._checked(batch)
+                yield self._check_batch(batch)
 
     @contextmanager
     def _cursor(self) -> Iterator[adbc.Cursor]:
@@ -70,7 +70,7 @@ class PostgresSplitReader(SplitReader):
             with suppress(Exception):
                 connection.close()
 
-    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _check_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch under the columns' own names.
 
         :raises SourceRejected: a decimal is NaN, which Spark's decimals cannot hold.

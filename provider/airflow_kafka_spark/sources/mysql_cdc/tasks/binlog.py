@@ -132,9 +132,9 @@ class Transactions:
             return self._end("commit")
         if kind == XA_PREPARE:
             return self._end("commit" if event.body[0] else "prepare")
-        return self._statement(parse_query(event.body)[1]) if kind == QUERY else ""
+        return self._track_statement(parse_query(event.body)[1]) if kind == QUERY else ""
 
-    def _statement(self, text: str) -> str:
+    def _track_statement(self, text: str) -> str:
         words = text[:40].upper().split()
         first, second = [*words, "", ""][:2]
         if first == "COMMIT" or (first == "XA" and second == "COMMIT"):

@@ -283,12 +283,12 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         elif parsed is not None:
             self._hold(self.bounded(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
-            yield from self._statement(located)
+            yield from self._handle_statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
             self._is_released = self._transactions.is_open
             yield from self._release()
         if step and step != "begin":
-            yield from self._ended(step, event)
+            yield from self._write_end(step, event)
 
     # --- transactions ---
 
@@ -299,7 +299,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._released = 0
         self._savepoints.clear()
 
-    def _ended(self, step: str, event: LogEvent) -> Iterator[Event]:
+    def _write_end(self, step: str, event: LogEvent) -> Iterator[Event]:
         """Yield the end of a transaction whose events are published."""
         self.timestamp = event.seconds * 1000
         found = list(self.end_transaction())
@@ -421,7 +421,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
 
     # --- statements ---
 
-    def _statement(self, located: Located) -> Iterator[Event]:
+    def _handle_statement(self, located: Located) -> Iterator[Event]:
         event = located.event
         if event.kind == binlog.EXECUTE_LOAD_QUERY:
             raise self._server.make_unreadable_error(located.start, LogUnreadable("LOAD DATA is logged as a statement"))

@@ -98,13 +98,13 @@ class CdcReader(EventReader):
             count = 500
             while found := cursor.fetchmany(count):
                 refuse_missing_publication()
-                yield list(self._decoded(found))
+                yield list(self._decode_messages(found))
                 average = sum(len(data) for _, data in found) / len(found)
                 # The size grows slowly, because large messages may follow small ones.
                 count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
             refuse_missing_publication()
 
-    def _decoded(self, found: Sequence[tuple[str, bytes]]) -> Iterator[tuple[int, Message]]:
+    def _decode_messages(self, found: Sequence[tuple[str, bytes]]) -> Iterator[tuple[int, Message]]:
         for lsn, data in found:
             message = decode_message(self.server.server.where, lsn, data)
             if message is not None:

@@ -9,7 +9,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from airflow_kafka_spark.ui.airflow_metadata import AirflowState
-from airflow_kafka_spark.ui.snapshot import MAX_OTHER_RECORDS, MAX_WINDOWS, LedgerSnapshot, PipelineSnapshot, summarize_pipeline
+from airflow_kafka_spark.ui.ledger_snapshot import (
+    MAX_OTHER_RECORDS,
+    MAX_WINDOWS,
+    LedgerSnapshot,
+    PipelineSnapshot,
+    summarize_pipeline,
+)
 from airflow_kafka_spark.ui.views import count_dead_letters, describe_window, list_stored_windows, list_windows_before
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
