@@ -237,13 +237,13 @@ def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(
     orders.send(300)
     with fails_at("job.done"):
         orders.run("run1")
-    now, looks = Ledger.published, []
+    now, looks = Ledger.read_published, []
 
     def published(ledger: Ledger) -> dict[int, Marker]:
         looks.append(now(ledger))
         return looks[-1] if len(looks) > 1 else {}
 
-    monkeypatch.setattr(Ledger, "published", published)
+    monkeypatch.setattr(Ledger, "read_published", published)
     assert orders.run("run1")["records_written"] == 300
     assert orders.check() == 300 and len(looks) > 1
 

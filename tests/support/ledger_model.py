@@ -577,7 +577,7 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
     claimed = ClaimedWindow(place)
     awaited = AwaitedRecords((make_window_key(window.pipeline, window.number),))
     claimed.read_on(lambda start: _read_span(LedgerSpan({}, TP, start, HIGH), awaited), HIGH)
-    publisher = SimpleNamespace(ledger=place, _memory=claimed.memory, _doing=str)
+    publisher = SimpleNamespace(ledger=place, _read_memory=claimed.memory, _format_step=str)
     if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
     marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)

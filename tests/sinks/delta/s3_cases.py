@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkUnavailable
-from airflow_kafka_spark.hooks import storage
+from airflow_kafka_spark.hooks import object_stores
 from airflow_kafka_spark.hooks.object_stores import find_s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
@@ -219,7 +219,7 @@ def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, fau
 
 def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
     (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
-    monkeypatch.setattr(storage, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
+    monkeypatch.setattr(object_stores, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
     proxy.arm("unavailable", 1, 1_000_000)
     with pytest.raises(SinkUnavailable) as error:
         apply(sink, job)

@@ -25,6 +25,7 @@ from airflow_kafka_spark.sources.files import store
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read
 from tests.support import engine
+from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
@@ -313,3 +314,34 @@ def test_wrong_credentials_are_a_problem_and_no_empty_window(s3, bucket):
 
 def test_a_connection_that_is_not_defined_is_a_problem(bucket):
     assert "nowhere" in problem(replace(bucket.source(), conn_id="nowhere"))
+
+
+# --- a store that fails -------------------------------------------------------------------------------------------------
+
+ENDLESS = 1_000_000
+FAULTS: dict[Fault, int] = {"expired": ENDLESS, "lost": 0, "skewed": ENDLESS, "unavailable": 0}
+"""The number of requests that fail after the first one."""
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc"])
+def test_a_window_has_all_objects_or_is_not_frozen_whichever_request_fails(s3, bucket, format):
+    """Objects whose footers cannot be read are not taken for damaged ones: nobody would try again."""
+    for part in range(2):
+        bucket.put(f"sub/part-{part}", content(format, range(100 * part, 100 * part + 60)))
+    with FaultProxy(s3.url) as proxy:
+        connection = json.loads(s3.connection_json())
+        connection["extra"]["endpoint_url"] = proxy.url
+        conn_id = f"faulty_{format}"  # Airflow keeps the client of a connection
+        os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"] = json.dumps(connection)
+        source = bucket.source(format=format, recursive=True, conn_id=conn_id)
+        whole = source.freeze(None)
+        assert (len(names(whole)), whole.rows) == (2, 120)
+        failed = Counter[str]()
+        for number in range(1, len(proxy.requests) + 1):
+            for fault, more in FAULTS.items():
+                proxy.arm(fault, number, number + more)
+                try:
+                    assert source.freeze(None) == whole
+                except SourceUnavailable:
+                    failed[fault] += 1
+        assert failed["expired"] and failed["skewed"], "these are not tried again"

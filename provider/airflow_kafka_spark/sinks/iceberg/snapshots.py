@@ -414,21 +414,6 @@ def list_data_files(table: Table, snapshots: Iterable[Snapshot | None], director
     return list(found.values())
 
 
-def find_equality_deletes(table: Table, snapshot: Snapshot | None) -> str | None:
-    """Return the path of a file of a snapshot that deletes rows by their values; None if there is no such file.
-
-    :raises Exception: the store did not answer.
-    """
-    from pyiceberg.manifest import DataFileContent, ManifestContent
-
-    for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
-        if manifest.content == ManifestContent.DELETES:
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-                    return entry.data_file.file_path
-    return None
-
-
 def is_referenced(table: Table, directory: str) -> bool:
     """Return True if a snapshot of the table names a data file in a directory.
 

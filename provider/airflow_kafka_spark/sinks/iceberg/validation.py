@@ -96,7 +96,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
 
 def _find_equality_delete_problem(sink: IcebergSinkOptions, table: Table) -> Problem | None:
     """Return a problem if an upsert would bring back rows that another engine has deleted by their values."""
-    from airflow_kafka_spark.sinks.iceberg.snapshots import find_equality_deletes
+    from airflow_kafka_spark.sinks.iceberg.tasks.table_files import find_equality_deletes
 
     metadata = table.metadata
     head = metadata.snapshot_by_name(sink.branch) or metadata.snapshot_by_name(MAIN)

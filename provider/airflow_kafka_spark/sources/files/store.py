@@ -41,6 +41,9 @@ _MAX_NAMED = 5
 _MAX_SINGLE_REQUESTS = 50
 """Maximum number of files that are looked up one by one; more are found by a listing."""
 
+_QUOTED = "Detail: Python exception"
+"""Arrow's words before an exception of a file that it reads through Python."""
+
 T = TypeVar("T")
 
 
@@ -431,20 +434,31 @@ def read_footers(store: FileStore, format: str, files: Sequence[ListedFile]) -> 
 
 
 def _read_footer(store: FileStore, format: str, file: ListedFile) -> FileFooter:
-    import pyarrow as pa
-
     try:
         with store.open(file.name) as opened:
             return _read_parquet_footer(opened) if format == "parquet" else _read_orc_footer(opened)
-    except (FileNotFoundError, PermissionError) as error:
-        raise SourceUnavailable(store.uri, f"reading the footer of {file.name}", str(error)) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # an object store's client has errors of its own
+        if not _is_of_content(error):
+            detail = f"{type(error).__name__}: {error}"
+            raise SourceUnavailable(store.uri, f"reading the footer of {file.name}", detail) from error
         raise SourceRejected(
             store.uri,
             f"`{file.name}` ({file.size} bytes) is not a readable {format} file: {error}",
             "Replace or remove it. If it is still being written, let its writer rename it into the directory when it is "
             "complete, or set `min_age`",
         ) from error
+
+
+def _is_of_content(error: Exception) -> bool:
+    """Return True for an error of Arrow about the bytes of a file, False for one of the store.
+
+    Arrow raises some of them as ``OSError``. Those of a system or a store have a number, or are of a subclass, or Arrow quotes
+    them.
+    """
+    import pyarrow as pa
+
+    is_numbered = isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError)
+    return isinstance(error, pa.ArrowException | ValueError | OSError) and not is_numbered and _QUOTED not in str(error)
 
 
 def _read_parquet_footer(opened: object) -> FileFooter:

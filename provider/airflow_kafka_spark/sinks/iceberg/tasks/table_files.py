@@ -24,14 +24,14 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
 from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, ListType, MapType
 
-from airflow_kafka_spark.sinks.iceberg.snapshots import find_equality_deletes
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
 from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
 
@@ -191,6 +191,19 @@ def _restore_nulls(found: pa.Array | None, like: pa.Array | None) -> pa.Array | 
     if found is None or like is None or found.null_count == like.null_count:
         return found
     return pc.if_else(like.is_valid(), found, pa.scalar(None, found.type))
+
+
+def find_equality_deletes(table: Table, snapshot: Snapshot | None) -> str | None:
+    """Return the path of a file of a snapshot that deletes rows by their values; None if there is no such file.
+
+    :raises Exception: the store did not answer.
+    """
+    for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
+        if manifest.content == ManifestContent.DELETES:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+                    return entry.data_file.file_path
+    return None
 
 
 def list_table_files(table: Table, snapshot_id: int | None, upsert: Upsert, names: Mapping[str, str]) -> list[IcebergFile]:
