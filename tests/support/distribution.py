@@ -47,7 +47,8 @@ TOGETHER = {
     "tests/operators/test_source_tolerance.py",
     "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
     "tests/operators/visibility/test_operator.py",
-    "tests/sinks/files/test_readers.py", "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
+    "tests/sinks/files/test_readers.py", "tests/sinks/lake/test_readers.py",
+    "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
     "tests/sources/mysql_cdc", "tests/verification",
 }  # fmt: skip
 
