@@ -246,7 +246,7 @@ def _running(jvm: Any) -> Any:
 
 
 def _make_context(gateway: Any, jvm: Any) -> None:
-    """Give this process the context of the JVM, which is created if there is none."""
+    """Use the Spark context of the JVM in this process. It is created if the JVM has none."""
     from pyspark import SparkConf, SparkContext
 
     running = _running(jvm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
@@ -10,7 +9,6 @@ import tempfile
 import pytest
 
 from airflow_kafka_spark.errors import ConnectionInvalid
-from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.warm import client
 from airflow_kafka_spark.hooks.spark.warm.process import (
     ProcessFiles,
@@ -30,15 +28,6 @@ def private(tmp_path, monkeypatch):
     return make_private_directory()
 
 
-@pytest.fixture
-def hook(monkeypatch):
-    def make(**connection):
-        monkeypatch.setenv("AIRFLOW_CONN_S", json.dumps({"conn_type": "spark", **connection}))
-        return SparkHook("s")
-
-    return make
-
-
 def settings(**given):
     return WarmSettings(**{"master": "local[2]", "spark": {"spark.driver.memory": "1g"}, "keep_alive": 60.0, **given})
 
@@ -49,20 +38,20 @@ def test_a_duration_is_a_number_with_a_unit(value, seconds):
 
 
 @pytest.mark.parametrize("value", ["10", "10 m", "-1m", "0s", "25h", "1d", "1.5h", "ten", 600, True])
-def test_a_duration_that_is_none_is_refused_with_an_example(hook, value):
+def test_a_duration_that_is_none_is_refused_with_an_example(connect, value):
     with pytest.raises(ConnectionInvalid, match=r"keep_alive.*no such duration.*10m"):
-        _ = hook(host="local", extra={"keep_alive": value}).keep_alive
+        _ = connect(host="local", extra={"keep_alive": value}).keep_alive
 
 
 @pytest.mark.parametrize("connection", [{"host": "spark://head"}, {"conn_type": "spark_connect", "host": "head"}])
-def test_a_master_that_is_not_local_is_refused(hook, connection):
+def test_a_master_that_is_not_local_is_refused(connect, connection):
     with pytest.raises(ConnectionInvalid, match="or use a local master"):
-        _ = hook(**connection, extra={"keep_alive": "10m"}).keep_alive
+        _ = connect(**connection, extra={"keep_alive": "10m"}).keep_alive
 
 
 @pytest.mark.parametrize("extra", [{}, {"keep_alive": None}, {"keep_alive": False}, {"keep_alive": ""}])
-def test_without_keep_alive_each_task_has_a_spark_of_its_own(hook, extra):
-    assert hook(host="local", extra=extra).keep_alive is None
+def test_without_keep_alive_each_task_has_a_spark_of_its_own(connect, extra):
+    assert connect(host="local", extra=extra).keep_alive is None
 
 
 def test_tasks_share_a_process_only_if_all_that_matters_is_the_same(monkeypatch, tmp_path):
@@ -126,9 +115,9 @@ def test_the_number_of_processes_is_limited(private, monkeypatch):
         client.open_warm_session(settings(), "task")
 
 
-def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(hook, private, monkeypatch, caplog):
+def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(connect, private, monkeypatch, caplog):
     monkeypatch.setattr(client, "MAX_PROCESSES", 0)
-    made = hook(host="local", extra={"keep_alive": "10m"})
+    made = connect(host="local", extra={"keep_alive": "10m"})
     with monkeypatch.context() as alone:
         # Another test may have started a Spark in this process.
         alone.setattr("pyspark.SparkContext._active_spark_context", None)

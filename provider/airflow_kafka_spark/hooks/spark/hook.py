@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = "/;"
-"""What separates the address of a Spark Connect server from its options, of which `token` is a secret."""
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _PYTHON = "spark.pyspark.python"
@@ -122,7 +120,7 @@ class SparkHook(BaseHook):
         """The master, or the address of a Spark Connect server without its credentials."""
         connection = self.connection
         scheme = "sc" if connection.conn_type == "spark_connect" else "spark"
-        host = (connection.host or ("" if scheme == "sc" else "local[*]")).partition(_OPTIONS)[0]
+        host = self._split_host()[0] if connection.host else ("" if scheme == "sc" else "local[*]")
         if is_local_master(host) or host.startswith("yarn"):
             return host
         if host.startswith(("k8s://", "sc://", "spark://", "mesos://")):
@@ -130,12 +128,16 @@ class SparkHook(BaseHook):
         default_port = 15002 if scheme == "sc" else 7077
         return f"{scheme}://{host}:{connection.port or default_port}"
 
+    def _split_host(self) -> tuple[str, str]:
+        """Return the host of the connection, and the options of a Spark Connect address in it, of which ``token`` is a secret."""
+        host, _, options = (self.connection.host or "").partition("/;")
+        return host, options
+
     @property
     def _remote(self) -> str:
         """The Spark Connect address with its credentials. In them, `;` and `=` would end a part of the address."""
-        connection, options = self.connection, ""
-        if given := (connection.host or "").partition(_OPTIONS)[2]:
-            options += f";{given}"
+        connection, given = self.connection, self._split_host()[1]
+        options = f";{given}" if given else ""
         if connection.login:
             options += f";user_id={quote(connection.login, safe='')}"
         if connection.password:
@@ -429,7 +431,7 @@ class SparkHook(BaseHook):
         return find_unreachable_reason(self.master, uses_tls=uses_tls, refuse_silent=refuse_silent)
 
     def _without_secret(self, text: str) -> str:
-        given = (self.connection.host or "").partition(_OPTIONS)[2].split(";")
+        given = self._split_host()[1].split(";")
         in_host = [part.partition("=")[2] for part in given if part.startswith("token=")]
         for secret in filter(None, (self.connection.password, *in_host)):
             text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")

@@ -457,8 +457,9 @@ def _is_of_content(error: Exception) -> bool:
     """
     import pyarrow as pa
 
-    is_numbered = isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError)
-    return isinstance(error, pa.ArrowException | ValueError | OSError) and not is_numbered and _QUOTED not in str(error)
+    if isinstance(error, OSError):
+        return type(error) is OSError and error.errno is None and _QUOTED not in str(error)
+    return isinstance(error, pa.ArrowException | ValueError) and _QUOTED not in str(error)
 
 
 def _read_parquet_footer(opened: object) -> FileFooter:

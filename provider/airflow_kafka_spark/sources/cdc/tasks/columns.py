@@ -67,6 +67,21 @@ def frame_objects(frame: tuple[str, str], members: Sequence[tuple[str, ValueText
     return join_objects(members, rows, nulls=True, start=before + "{", end="}" + after)
 
 
+def take_ranges(data: bytes | bytearray | np.ndarray, begins: np.ndarray, ends: np.ndarray, nulls: np.ndarray) -> pa.Array:
+    """Return some ranges of bytes, in their order (binary).
+
+    :param begins: the index of the first byte of each range. No range begins before the end of the one before it.
+    :param ends: the index after its last byte.
+    :param nulls: True for a null in its place.
+    """
+    offsets = np.stack([begins, ends], axis=1).astype(np.int32).reshape(-1)
+    count = len(offsets) - 1
+    # An array of the ranges and of the bytes between them.
+    both = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    found = both.take(pa.array(np.arange(0, count, 2)))
+    return pc.if_else(pa.array(~nulls), found, pa.scalar(None, pa.binary())) if nulls.any() else found
+
+
 def _format_member(table: TableWriter, at: int, column: pa.Array) -> ValueTexts:
     """Return the values of a column.
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS
+from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS, take_ranges
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import format_literals
@@ -165,19 +164,9 @@ def parse_rows(data: bytes | bytearray, starts: Sequence[int], width: int) -> li
                 headers[rows] = 1 + count
         begin = at + headers
         at = begin + sizes
-        columns.append(_cut(data, begin, at, nulls))
+        columns.append(take_ranges(data, begin, at, nulls))
         if (at > ends).any():
             break
     if not (at == ends).all():
         raise ValueError(f"the packets of rows do not have {width} values each")
     return columns
-
-
-def _cut(data: bytes | bytearray, begins: np.ndarray, ends: np.ndarray, nulls: np.ndarray) -> pa.Array:
-    """Return some ranges of bytes, in their order."""
-    offsets = np.stack([begins, ends], axis=1).astype(np.int32).reshape(-1)
-    count = len(offsets) - 1
-    # An array of the ranges and of what is between them.
-    both = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    found = both.take(pa.array(np.arange(0, count, 2)))
-    return pc.if_else(pa.array(~nulls), found, pa.scalar(None, pa.binary())) if nulls.any() else found

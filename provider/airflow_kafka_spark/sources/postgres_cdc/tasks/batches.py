@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects
+from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges
 from airflow_kafka_spark.sources.cdc.tasks.events import HOLE, Event, format_envelope
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventWriter, RelationWriter
@@ -179,7 +179,7 @@ class NotWhole(ValueError):
 
 
 MOST_BYTES = 64 << 20
-"""Maximum size in bytes of rows that are read column by column: their bytes are copied by index."""
+"""Maximum size in bytes of rows that are read column by column."""
 _NEW_ROW = 6
 """Index of the new row in an insert, and in an update without an old row."""
 
@@ -218,19 +218,5 @@ def read_columns(messages: Sequence[bytes], width: int) -> list[pa.Array]:
         at = np.where(is_there, first + length, at + 1)
         if (at > ends).any():
             raise NotWhole
-        columns.append(_take_bytes(data, first, length, is_there))
+        columns.append(take_ranges(data, first, first + length, ~is_there))
     return columns
-
-
-def _take_bytes(data: np.ndarray, first: np.ndarray, length: np.ndarray, is_there: np.ndarray) -> pa.Array:
-    """Return values that lie in some bytes.
-
-    :param first: the index of each value.
-    :param length: its bytes.
-    :param is_there: False for null.
-    """
-    offsets = np.zeros(len(first) + 1, np.int32)
-    np.cumsum(length, out=offsets[1:])
-    taken = data[np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], length)]
-    valid = None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), len(first), [valid, pa.py_buffer(offsets), pa.py_buffer(taken)])
