@@ -168,7 +168,7 @@ _OF_OBJECTS = (
     ),
     Mutant(
         name="files-entry-of-the-log-in-a-store-replaced",
-        path="sinks/storage/objects.py",
+        path="sinks/storage/store.py",
         old='mode="create"',
         new='mode="overwrite"',
         breaks="Of several attempts that commit under one number of the log in an object store, one does.",
@@ -221,7 +221,7 @@ _OF_LAKES = (
     ),
     Mutant(
         name="lake-upsert-first-event-wins",
-        path="sinks/lake/tasks/upsert.py",
+        path="sinks/lake/tasks/rewrite.py",
         old='aggregate([(_ROW, "max")]).column(f"{_ROW}_max")',
         new='aggregate([(_ROW, "min")]).column(f"{_ROW}_min")',
         breaks="Of several records of a key in a window the last one is in the table.",
@@ -229,7 +229,7 @@ _OF_LAKES = (
     ),
     Mutant(
         name="lake-upsert-older-offset-overwrites",
-        path="sinks/lake/tasks/upsert.py",
+        path="sinks/lake/tasks/rewrite.py",
         old="lost[matches.row[matches.newer]] = True",
         new="lost[matches.row[matches.newer]] = False",
         breaks="An older offset never overwrites a newer one where the rows of a lake table hold their offsets.",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile
     from airflow_kafka_spark.sinks.storage.store import TableStore
 
 

@@ -22,8 +22,7 @@ from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, make_app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
-from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT
+from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT, list_generated_columns
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import apply

@@ -24,7 +24,7 @@ from airflow_kafka_spark.faults import COMPACTING
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.records import Records
 from airflow_kafka_spark.sinks.iceberg.writer import Attempts
-from airflow_kafka_spark.sinks.lake.tasks import compaction
+from airflow_kafka_spark.sinks.lake.tasks import rewrite
 from airflow_kafka_spark.sinks.storage.store import TableStore
 from tests.sinks.attempt import Victim, apply, write_all
 from tests.sinks.delta.cases import DeltaCase
@@ -353,7 +353,7 @@ def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeyp
 
     sink, job, second = replace(lake.sink, optimize=1), feed.next(), feed.next()
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "join_files", fails)
+        patch.setattr(rewrite, "join_files", fails)
         assert apply(sink, job).written == len(job.ids)
     assert "not compacted" in caplog.text and "the disk is full" in caplog.text
     same_multiset(job.expected, lake.read())

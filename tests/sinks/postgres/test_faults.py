@@ -590,7 +590,7 @@ def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_tha
     place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, of: str
 ):
     from airflow_kafka_spark.sinks.postgres import sql
-    from airflow_kafka_spark.sinks.postgres.tasks import session as sessions
+    from airflow_kafka_spark.sinks.postgres.tasks import write as sessions
     from airflow_kafka_spark.sources.jdbc.postgres import PostgresDatabase
 
     def slow(settings: str) -> str:

@@ -124,7 +124,7 @@ def _same(found: Any, expected: Any, kind: pa.DataType) -> bool:
 def test_releases_of_adbc_that_write_wrong_values_are_not_used(
     release: str, scalars: bool, arrays: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    from airflow_kafka_spark.sinks.postgres.tasks import session as load
+    from airflow_kafka_spark.sinks.postgres.tasks import write as load
 
     monkeypatch.setattr(load, "version", lambda name: release)
     assert (load.can_use_adbc(arrays=False), load.can_use_adbc(arrays=True)) == (scalars, arrays)

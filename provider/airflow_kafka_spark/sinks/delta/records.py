@@ -38,7 +38,7 @@ from airflow_kafka_spark.windows.model import Applied, Window
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile, Upsert
 
 WINDOWS = "_airflow/windows"
 RECORD = "record.json"

@@ -154,7 +154,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.exceptions import DeltaError
 
-    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import is_mapped
 
     # A retry of deltalake would create the table again, in the log entry after that of another attempt.
     once = CommitProperties(max_commit_retries=0)

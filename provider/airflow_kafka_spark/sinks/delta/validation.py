@@ -186,7 +186,7 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
 def _find_special_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
     """Yield the problems of column mapping, and of columns that tasks cannot compute or check."""
     from airflow_kafka_spark.sinks.delta.table import read_columns
-    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import is_mapped, list_generated_columns
 
     columns = read_columns(table)
     if not is_mapped(columns) and table.metadata().configuration.get(_MAPPING, "none") != "none":
@@ -229,7 +229,7 @@ def _find_column_problems(sink: DeltaSinkOptions, schema: pa.Schema, table: Delt
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.delta.table import read_columns
-    from airflow_kafka_spark.sinks.delta.tasks.columns import is_generated, is_mapped
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import is_generated, is_mapped
     from airflow_kafka_spark.sinks.storage.tasks.write import find_partition_type_problem
 
     columns = read_columns(table) if table is not None else pa.schema([])
@@ -290,7 +290,7 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
         list_column_types,
         read_columns,
     )
-    from airflow_kafka_spark.sinks.delta.tasks.columns import is_mapped, list_generated_columns
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import is_mapped, list_generated_columns
 
     storable = pa.schema([field for field in schema if _find_unstorable_problem(sink, field) is None])
     stored = Schema.from_arrow(sink.spec().stored(storable))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
     from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import Merged, Upsert
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         base: PipelineVersion,
         table: DeltaTable,
     ) -> None:
-        from airflow_kafka_spark.sinks.delta.tasks.columns import list_generated_columns
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import list_generated_columns
 
         self.uri = sink.uri
         self.version, self.records, self.base = base.after(window.number), records, base
@@ -90,8 +90,14 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     ) -> DeltaSplitWriter:
         import pyarrow as pa
 
-        from airflow_kafka_spark.sinks.delta.tasks.columns import find_physical_name, is_mapped, make_written_schema
-        from airflow_kafka_spark.sinks.delta.tasks.data_files import DeltaSplitWriter, DeltaTarget, list_skipping_columns
+        from airflow_kafka_spark.sinks.delta.tasks.data_files import (
+            DeltaSplitWriter,
+            DeltaTarget,
+            find_physical_name,
+            is_mapped,
+            list_skipping_columns,
+            make_written_schema,
+        )
 
         table = self.columns if columns is None else columns
         written = columns or [*self.row_schema(), *(column.field for column in self.generated)]
@@ -166,7 +172,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         have joined are then in the table twice.
         """
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_small_files
-        from airflow_kafka_spark.sinks.lake.tasks import compaction
+        from airflow_kafka_spark.sinks.lake.tasks import rewrite
 
         table, pipeline, store = self.load(), self.window.pipeline, self.records.store
         groups, schema = list_small_files(store, table.table)
@@ -176,12 +182,12 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             raise Fenced(pipeline, "compacting")
         version = self.version.after()
         attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
-        with compaction.run_compaction(attempt):
+        with rewrite.run_compaction(attempt):
             added: list[DataFile] = []
             for group in groups:
                 known = [file.file.rows for file in group]
                 rows = sum(known) if all(known) else None
-                joined = compaction.join_files(self.make_data_writer(schema, attempt=attempt), group, rows, self.window.number)
+                joined = rewrite.join_files(self.make_data_writer(schema, attempt=attempt), group, rows, self.window.number)
                 added += [DataFile.of(file) for file in joined]
             removed = [file.file for group in groups for file in group]
             faults.reached("sink.compacting")

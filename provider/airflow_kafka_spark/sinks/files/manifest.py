@@ -45,8 +45,14 @@ from airflow_kafka_spark.sinks.storage.attempts import (
     make_marker_name,
     sweep_attempts,
 )
-from airflow_kafka_spark.sinks.storage.objects import UploadsGone, UploadStore, open_objects
-from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, make_pipeline_slug
+from airflow_kafka_spark.sinks.storage.store import (
+    TableLocation,
+    TableStore,
+    UploadsGone,
+    UploadStore,
+    make_pipeline_slug,
+    open_objects,
+)
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord, list_files
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval import remove_interval

@@ -17,8 +17,7 @@ from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import list_column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, find_records, open_manifests
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS
-from airflow_kafka_spark.sinks.storage.objects import UploadStore
-from airflow_kafka_spark.sinks.storage.store import escape
+from airflow_kafka_spark.sinks.storage.store import UploadStore, escape
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile, Upsert
 
 PIPELINE = "airflow.pipeline"
 WINDOW = "airflow.window"

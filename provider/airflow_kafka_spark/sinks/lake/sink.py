@@ -21,7 +21,7 @@ from airflow_kafka_spark.windows.continuity import refuse_other
 from airflow_kafka_spark.windows.model import Applied, Window
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import TableFile, Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile, Upsert
 
 
 REPLACED = "its rows in the files that it was written to, or in a `window_column`, which a replay replaces"
@@ -104,7 +104,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
 
         :param window: the window, for messages.
         """
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+        from airflow_kafka_spark.sinks.lake.tasks.rewrite import Upsert
 
         if column not in self.columns:
             return False

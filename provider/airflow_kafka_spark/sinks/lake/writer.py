@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
-    from airflow_kafka_spark.sinks.lake.tasks.upsert import Merged, Upsert
+    from airflow_kafka_spark.sinks.lake.tasks.rewrite import Merged, Upsert
     from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
     from airflow_kafka_spark.sinks.storage.tasks.write import StoreSplitWriter
 
@@ -81,7 +81,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
     def split_writer(self) -> SplitWriter:
         if not self.options.upserts:
             return self.make_data_writer(None, of_rows=True)
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import StageTarget, UpsertStageWriter, make_staged_schema
+        from airflow_kafka_spark.sinks.lake.tasks.rewrite import StageTarget, UpsertStageWriter, make_staged_schema
 
         common = self.make_common_target(make_staged_schema(self.row_schema()), of_rows=True)
         return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
@@ -253,7 +253,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
         """Return the upsert of the staged rows."""
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+        from airflow_kafka_spark.sinks.lake.tasks.rewrite import Upsert
 
         key, guarded = tuple(self.options.key), self.options.offset_columns
         return Upsert(self.window, key, guarded, self.attempt.data, results, self.splits, self.make_data_writer)
@@ -275,7 +275,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
                 raise
         if not column:
             return [], []
-        from airflow_kafka_spark.sinks.lake.tasks.upsert import Upsert
+        from airflow_kafka_spark.sinks.lake.tasks.rewrite import Upsert
 
         if self._deletion is None:
             self._deletion = Upsert.make_deletion(

@@ -33,7 +33,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, ListType, MapType
 
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import BOUNDS, COUNTS, ColumnMetrics, TransformedColumn
-from airflow_kafka_spark.sinks.lake.tasks.upsert import READ_PARQUET, TableFile, Upsert
+from airflow_kafka_spark.sinks.lake.tasks.rewrite import READ_PARQUET, TableFile, Upsert
 
 # --- what tasks need --------------------------------------------------------------------------------------------------
 
