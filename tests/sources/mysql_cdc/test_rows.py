@@ -9,10 +9,10 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_column
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused
-from airflow_kafka_spark.sources.mysql_cdc.tasks import rows
+from airflow_kafka_spark.sources.cdc.tasks.events import ValueRefused
+from airflow_kafka_spark.sources.mysql_cdc.tasks import read as reading
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import read_table_shape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.rows import read_chunk_rows
+from airflow_kafka_spark.sources.mysql_cdc.tasks.read import read_chunk_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm, read_column
 from airflow_kafka_spark.sources.mysql_cdc.windows import read_charsets
 from tests.sources.mysql_cdc.kit import Binlog
@@ -110,7 +110,7 @@ def test_whole_columns_become_the_json_that_single_values_become(shop: Binlog, m
             if kind not in BY_VALUE and not (form.decimals != "precise" and kind.startswith("decimal")):
                 formatted(part, found.form, fail)
     assert wrong == {}
-    monkeypatch.setattr(rows, "PIECE_ROWS", 7)
+    monkeypatch.setattr(reading, "PIECE_ROWS", 7)
     with server.session("reading") as connection:
         again = list(read_chunk_rows(connection, {"after": None, "upto": None}, shape))
     assert [pa.concat_arrays(parts) for parts in zip(*again, strict=True)] == arrays and len(again) > 30
@@ -141,6 +141,6 @@ def test_rows_of_several_packets_are_read_and_errors_behind_some_rows_are_raised
     read = list[int]()
     with pytest.raises(SourceRejected, match="reading: too many"), server.session("reading") as connection:
         connection.query("SELECT fails(id) FROM few", unbuffered=True)
-        for _, starts in rows.read_packets(connection):
+        for _, starts in reading.read_packets(connection):
             read.append(len(starts) - 1)
-    assert sum(read) >= rows.PIECE_ROWS
+    assert sum(read) >= reading.PIECE_ROWS

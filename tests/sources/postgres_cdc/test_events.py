@@ -12,7 +12,7 @@ import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats import Debezium, Json, JsonEnvelope
-from airflow_kafka_spark.sources.cdc.tasks.values import ValueRefused
+from airflow_kafka_spark.sources.cdc.tasks.events import ValueRefused
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import ValueTypes
 from tests.sources.postgres_cdc.kit import Windows, log_of
 

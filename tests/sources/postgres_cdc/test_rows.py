@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_column
-from airflow_kafka_spark.sources.postgres_cdc.tasks import rows
-from airflow_kafka_spark.sources.postgres_cdc.tasks.rows import read_chunk_rows
+from airflow_kafka_spark.sources.postgres_cdc.tasks import read as reading
+from airflow_kafka_spark.sources.postgres_cdc.tasks.read import read_chunk_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SESSION
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresTableShape, read_table_shape
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import ValueTypes
@@ -130,7 +130,7 @@ def test_values_are_those_that_the_server_writes_however_they_are_cut_into_piece
     assert texts == expected and {"", None, "\ufeff", "\\.", "\r\n"} <= set(texts)
     alone = replace(shape, relation=replace(shape.relation, columns=(shape.relation.columns[at],)))
     for name, size in (("PIECE_ROWS", 1), ("PIECE_ROWS", 7), ("PIECE_BYTES", 50)):
-        monkeypatch.setattr(rows, name, size)
+        monkeypatch.setattr(reading, name, size)
         assert [None if raw is None else raw.decode() for raw in read(connection, alone)[0].to_pylist()] == expected
 
 

@@ -457,7 +457,7 @@ def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
     windows = started(orders, snapshot="initial")
     window = windows.freeze()
-    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.rows.PIECE_ROWS", 1)
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.read.PIECE_ROWS", 1)
     reader = windows.source.reader(window.splits, None)
     assert not isinstance(reader, str)
     batches = reader.read(0)

@@ -1,6 +1,6 @@
 """The rows of a table as events, whole columns at a time.
 
-A server sends the values of a column as texts. A :class:`~airflow_kafka_spark.sources.cdc.tasks.values.ColumnForm` describes how
+A server sends the values of a column as texts. A :class:`~airflow_kafka_spark.sources.cdc.tasks.events.ColumnForm` describes how
 Arrow's vectorised functions make JSON of them. Their results are equal to those of the column's converter of single values. That
 converter gets columns without a form, and columns with an unusual value, such as ``infinity`` or a year of five digits.
 """
@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, join_objects, map_values
-from airflow_kafka_spark.sources.cdc.tasks.events import EventFrame, TableWriter
+from airflow_kafka_spark.sources.cdc.tasks.events import ColumnForm, EventFrame, TableWriter, ValueRefused
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA
-from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused
 
 Convert = Callable[[bytes], str]
 

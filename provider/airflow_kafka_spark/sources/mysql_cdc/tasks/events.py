@@ -10,6 +10,7 @@ from typing import NamedTuple
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     ChangeWriter,
+    ColumnForm,
     Event,
     EventColumn,
     EventForm,
@@ -17,10 +18,11 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     TableName,
     TableWriter,
     TransactionCounts,
+    ValueRefused,
+    format_json,
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
-from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused, format_json
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer

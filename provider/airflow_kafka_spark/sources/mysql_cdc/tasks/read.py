@@ -1,27 +1,189 @@
-"""Reading splits inside a Spark task: a window of the log by the protocol of replication, a chunk of a snapshot by a query."""
+"""Reading splits inside a Spark task: a window of the log by the protocol of replication, a chunk of a snapshot by a query.
+
+PyMySQL reads a result value by value. For a chunk, only the beginning of each row is found so; the values of a column are found
+for many rows at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import LogLost
-from airflow_kafka_spark.sources.cdc.tasks.columns import format_events
+from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS, format_events, take_ranges
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm, RowPosition
-from airflow_kafka_spark.sources.mysql_cdc.tasks.rows import read_chunk_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, make_chunk_token, open_chunk
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, format_literals, make_chunk_token, open_chunk
 
-PIECE_EVENTS, PIECE_BYTES = 1000, 1 << 20
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+
+
+_RECEIVED_BYTES = 1 << 18
+"""Bytes that are taken from the network at once."""
+
+_LONGEST = 0xFFFFFF
+"""The size of a packet behind which another one continues it."""
+
+_NULL, _LENGTHS, _ERROR = 0xFB, {0xFC: 2, 0xFD: 3, 0xFE: 8}, 0xFF
+"""First bytes of a value, which is its length if it is smaller: of NULL, and the bytes of the length that follows. First byte of
+the packet of an error."""
+_END, _END_BYTES = 0xFE, 9
+"""First byte of the packet that ends the rows, and the size that it does not have."""
+_SERVER_LOST = 2013
+"""The driver's error for a connection that ends."""
+
+
+def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[list[pa.Array]]:
+    """Yield the rows of a chunk, some at a time: per column, its values as bytes, of texts in the column's character set.
+
+    :param chunk: a split.
+    """
+    key = [DIALECT.quote(column) for column in shape.key]
+    conditions = []
+    if chunk["after"] is not None:
+        conditions.append(f"({DIALECT.after(key, format_literals(shape.types, chunk['after']))})")
+    if chunk["upto"] is not None:
+        conditions.append(f"({DIALECT.up_to(key, format_literals(shape.types, chunk['upto']))})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    fetch_rows(connection, "SET SESSION character_set_results = NULL")
+    connection.query(f"SELECT {shape.expressions} FROM {shape.source}{where}", unbuffered=True)
+    for data, starts in read_packets(connection):
+        yield parse_rows(data, starts, len(shape.table.columns))
+
+
+def read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
+    """Yield the packets of the rows of an unbuffered query, some at a time: bytes, and where each row begins behind the header of
+    its packet; then where the packet of another row would begin it. The connection is closed if not all of them are read."""
+    is_complete = False
+    try:
+        yield from _read_packets(connection)
+        is_complete = True
+    finally:
+        # The driver would read the other rows.
+        connection._result.unbuffered_active = False
+        if not is_complete:
+            connection._force_close()
+
+
+def _read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
+    unpack, number = struct.Struct("<I").unpack_from, connection._next_seq_id
+    data, starts, at = bytearray(), list[int](), 0
+    while True:
+        data += _receive(connection)
+        while len(data) - at > 4:
+            (header,) = unpack(data, at)
+            size, packets = header & _LONGEST, 1
+            if at + 4 + size > len(data):
+                break
+            if size == _LONGEST:
+                size, packets = _join_packets(data, at)
+                if not packets:
+                    break
+            if (header >> 24 != number or data[at + 4] >= _END) and _is_end(bytes(data[at : at + 4 + size]), number):
+                if starts:
+                    yield data, [*starts, at + 4]
+                return
+            number = (number + packets) % 256
+            starts.append(at + 4)
+            at += 4 + size
+            if at >= PIECE_BYTES or len(starts) >= PIECE_ROWS:
+                yield data[:at], [*starts, at + 4]
+                del data[:at]
+                starts, at = [], 0
+
+
+def _receive(connection: Connection) -> bytes:
+    from pymysql import err
+
+    found: bytes = connection._rfile.read1(_RECEIVED_BYTES)
+    if not found:
+        raise err.OperationalError(_SERVER_LOST, "Lost connection to MySQL server during query")
+    return found
+
+
+def _is_end(packet: bytes, number: int) -> bool:
+    """Return True if a packet ends the rows.
+
+    :param number: the number that it should have.
+    :raises pymysql.Error: it is an error, or has another number.
+    """
+    from pymysql import err
+
+    if packet[4] == _ERROR:
+        err.raise_mysql_exception(packet[4:])
+    if packet[3] != number:
+        raise err.InternalError(f"Packet sequence number wrong - got {packet[3]} expected {number}")
+    return packet[4] == _END and len(packet) < 4 + _END_BYTES
+
+
+def _join_packets(data: bytearray, at: int) -> tuple[int, int]:
+    """Remove the headers within a row of several packets, and return its size and the number of packets; 0 and 0 if they have not
+    arrived.
+
+    :param at: where the header of the first one begins.
+    """
+    headers, end = [at], at
+    while True:
+        size = int.from_bytes(data[end : end + 3], "little")
+        end += 4 + size
+        if end > len(data):
+            return 0, 0
+        if size < _LONGEST:
+            break
+        headers.append(end)
+    for header in reversed(headers[1:]):
+        del data[header : header + 4]
+    return end - at - 4 * len(headers), len(headers)
+
+
+def parse_rows(data: bytes | bytearray, starts: Sequence[int], width: int) -> list[pa.Array]:
+    """Return the values of rows of a result, per column (binary).
+
+    :param data: packets of rows.
+    :param starts: where each row begins; then where the packet behind the last one would begin its row.
+    :param width: the number of columns.
+    :raises ValueError: the packets do not have so many values.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    *begins, last = starts
+    at = np.array(begins, np.int64)
+    ends = np.append(at[1:], last) - 4
+    columns = []
+    for _ in range(width):
+        first = raw[at]
+        nulls = first == _NULL
+        sizes, headers = np.where(nulls, 0, first).astype(np.int64), np.ones(len(at), np.int64)
+        for mark, count in _LENGTHS.items():
+            rows = np.flatnonzero(first == mark)
+            if len(rows):
+                places = at[rows, None] + 1 + np.arange(count)
+                sizes[rows] = raw[places].astype(np.int64) @ (1 << 8 * np.arange(count))
+                headers[rows] = 1 + count
+        begin = at + headers
+        at = begin + sizes
+        columns.append(take_ranges(data, begin, at, nulls))
+        if (at > ends).any():
+            break
+    if not (at == ends).all():
+        raise ValueError(f"the packets of rows do not have {width} values each")
+    return columns
+
+
+LOOKUP_EVENTS, LOOKUP_BYTES = 1000, 1 << 20
 """Maximum number of events whose keys are looked up at once, and their maximum size in bytes."""
 
 
@@ -89,7 +251,7 @@ class BinlogReader(EventReader):
             piece.append(located)
             size += len(located.event.body)
             is_end = coordinates.order >= end.order and not transactions.is_open and bool(created)
-            if is_end or len(piece) >= PIECE_EVENTS or size >= PIECE_BYTES:
+            if is_end or len(piece) >= LOOKUP_EVENTS or size >= LOOKUP_BYTES:
                 yield piece
                 piece, size = [], 0
             if is_end:

@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
-from airflow_kafka_spark.sources.cdc.tasks.values import (
+from airflow_kafka_spark.sources.cdc.tasks.events import (
     DAY_SECONDS,
     DOUBLE_FORM,
     FLOAT_FORM,

@@ -12,15 +12,18 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     HOLE,
     ChangeWriter,
+    ColumnForm,
     Event,
     EventColumn,
     EventForm,
     RowValues,
     TableName,
     TableWriter,
+    ValueRefused,
+    format_base64,
+    format_json,
     make_source_schema,
 )
-from airflow_kafka_spark.sources.cdc.tasks.values import ColumnForm, ValueRefused, format_base64, format_json
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,

@@ -18,7 +18,7 @@ from math import isfinite, isnan
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.options import DecimalHandling, TimePrecision
-from airflow_kafka_spark.sources.cdc.tasks.values import (
+from airflow_kafka_spark.sources.cdc.tasks.events import (
     DAY_SECONDS,
     DOUBLE_FORM,
     MICROS,
