@@ -14,7 +14,7 @@ from airflow_kafka_spark.control.pipelines import list_windows, read_pipeline, s
 from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 from airflow_kafka_spark.errors import BoundRefused, ChangeRefused, Fenced, GroupHasMembers, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
+from airflow_kafka_spark.ledger.topic import make_transactional_id
 from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.control import forget, reset

@@ -263,7 +263,7 @@ def test_another_kind_of_server_is_named_within_seconds(
 ) -> None:
     for module in ("hooks.kafka.hook", "hooks.schema_registry", "sources.jdbc.hooks", "sinks.iceberg.hooks"):
         monkeypatch.setattr(f"airflow_kafka_spark.{module}.TEST_SECONDS", 1.0)
-    monkeypatch.setattr("airflow_kafka_spark.hooks.servers.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_kafka_spark.hooks.connections.ANSWER_SECONDS", 0.5)
     for other in WRONG[kind]:
         address: dict[str, Any] = {"host": "127.0.0.1", "port": others[other]}
         if kind == "kafka":
@@ -279,7 +279,7 @@ def test_another_kind_of_server_is_named_within_seconds(
 
 
 def test_a_task_names_another_kind_of_server_of_its_database(others: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_kafka_spark.hooks.servers.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_kafka_spark.hooks.connections.ANSWER_SECONDS", 0.5)
     for kind, other in (("postgres", "kafka"), ("mysql", "postgres")):
         astray = {"conn_type": kind, "host": "127.0.0.1", "port": others[other], "login": "u", "password": "p", "schema": "d"}
         monkeypatch.setenv("AIRFLOW_CONN_ASTRAY", json.dumps({**astray, "extra": {"connect_timeout": 2}}))

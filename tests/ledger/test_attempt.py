@@ -22,8 +22,7 @@ from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
-from airflow_kafka_spark.ledger.open_transactions import identify_transaction, make_transactional_id
-from airflow_kafka_spark.ledger.topic import LedgerTopic, may_lose_records
+from airflow_kafka_spark.ledger.topic import LedgerTopic, identify_transaction, make_transactional_id, may_lose_records
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive

@@ -9,9 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka import resolve_offsets as first_records
-from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
+from airflow_kafka_spark.hooks.kafka import log as first_records
+from airflow_kafka_spark.hooks.kafka.log import read_log, resolve_stop
 from airflow_kafka_spark.ledger.boundaries import Boundaries
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.windows import interval_boundaries as boundaries

@@ -97,7 +97,7 @@ _OF_LEDGER = (
     ),
     Mutant(
         name="ledger-unblock-fences-closes-only",
-        path="ledger/open_transactions.py",
+        path="ledger/topic.py",
         old='    found = [(own, "plan"), (own, "close")]\n',
         new='    found = [(own, "close")]\n',
         breaks="The open transaction of a command that has died is ended by `unblock`.",

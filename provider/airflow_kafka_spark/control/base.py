@@ -22,8 +22,7 @@ from airflow_kafka_spark.control.pipelines import find_ledger, open_entries, rea
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
-from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
-from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent
+from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, make_transactional_id
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Action, Change
 from airflow_kafka_spark.windows.memory import (

@@ -32,7 +32,6 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
 from airflow_kafka_spark.ledger.group import make_offset_metadata
-from airflow_kafka_spark.ledger.open_transactions import OpenTransaction
 from airflow_kafka_spark.ledger.topic import (
     TOPIC,
     WAIT_FOR_NONE,
@@ -40,6 +39,7 @@ from airflow_kafka_spark.ledger.topic import (
     LedgerContent,
     LedgerSpan,
     LedgerTopic,
+    OpenTransaction,
     find_first_open_transaction,
 )
 from airflow_kafka_spark.windows.changes import Change

@@ -21,8 +21,7 @@ from airflow_kafka_spark.errors import (
     PipelineUnknown,
     WindowOpen,
 )
-from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import check_in_log, format_partitions, resolve_start
+from airflow_kafka_spark.hooks.kafka.log import check_in_log, format_partitions, read_log, resolve_start
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger, format_utc_now
 from airflow_kafka_spark.ledger.group import find_source_window, make_offset_metadata
 from airflow_kafka_spark.ledger.topic import Hint, LedgerContent

@@ -11,8 +11,7 @@ from airflow_kafka_spark.control.pipelines import find_group, has_source, open_e
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
-from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log, resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import find_group_owner
 from airflow_kafka_spark.ledger.topic import TOPIC

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, RegistryUnavailable
-from airflow_kafka_spark.hooks.connections import look_up
-from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server_at
+from airflow_kafka_spark.hooks.connections import TEST_SECONDS, look_up, name_other_server_at
 from airflow_kafka_spark.hooks.tasks.registry_client import RegistryClient, RegistryRequests
 
 if TYPE_CHECKING:

@@ -49,14 +49,15 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
     send_offsets,
 )
 from airflow_kafka_spark.ledger.group import make_offset_metadata, make_planned_metadata
-from airflow_kafka_spark.ledger.open_transactions import OWNER, make_transactional_id
 from airflow_kafka_spark.ledger.topic import (
+    OWNER,
     SMALL_RECORD_BYTES,
     TOPIC,
     WAIT_FOR_NONE,
     Hint,
     LedgerClaim,
     LedgerTopic,
+    make_transactional_id,
     make_unreadable_error,
 )
 from airflow_kafka_spark.windows.binding import Binding, Endpoint

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, KafkaSparkError, PlannedMeanwhile, RightMissing
 from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger, wait_for_others
-from airflow_kafka_spark.ledger.open_transactions import make_transactional_id
-from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, make_transactional_id
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.interval import (
     Interval,

@@ -281,7 +281,7 @@ class FromKafkaOperator(WindowOperator):
 
         :param where: ``starting_offsets`` or ``ending_offsets``.
         """
-        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
+        from airflow_kafka_spark.hooks.kafka.log import resolve_start, resolve_stop
 
         subscription = self.subscription
         name = "topics" if subscription.topics else "topics_pattern"
@@ -384,8 +384,7 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
-        from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_stop
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, resolve_stop, warn_of_lost_transactions
         from airflow_kafka_spark.ledger.attempt import format_utc_now
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
@@ -750,7 +749,7 @@ def resolve_starting_offsets(
     :param committed: the offsets that another client has committed for its group.
     :raises PlanError: one of its subclasses: the log does not hold the wanted offsets.
     """
-    from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start
+    from airflow_kafka_spark.hooks.kafka.log import resolve_start
 
     start = parse_start(value)
     if isinstance(start, CommittedOffsets):

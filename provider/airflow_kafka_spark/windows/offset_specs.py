@@ -1,6 +1,6 @@
 """Start and stop positions as in Flink, and the forms in which users write them.
 
-These are descriptions only; :mod:`airflow_kafka_spark.hooks.kafka.resolve_offsets` resolves them to offsets.
+These are descriptions only; :mod:`airflow_kafka_spark.hooks.kafka.log` resolves them to offsets.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BoundRefused, PlanError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.hooks.kafka.log import read_log, resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
-from airflow_kafka_spark.hooks.kafka.resolve_offsets import resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.group import find_group_position
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import (
     KafkaUnavailable,
     TopicMissing,
 )
-from airflow_kafka_spark.hooks.connections import require_connection, require_extra
+from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_server, require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers, make_admin_client
@@ -30,7 +30,6 @@ from airflow_kafka_spark.hooks.kafka.requests import (
     RecordAt,
     TopicDescription,
 )
-from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.servers import ServerKind, identify_server
+from airflow_kafka_spark.hooks.connections import ServerKind, identify_server
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaClass, JavaGateway, JVMView

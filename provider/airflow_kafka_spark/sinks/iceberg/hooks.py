@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import KafkaSparkError
-from airflow_kafka_spark.hooks.servers import TEST_SECONDS, name_other_server_at, run_within
+from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_server_at, run_within
 from airflow_kafka_spark.sinks.iceberg.catalog import CatalogAccess, IcebergTable, find_catalog_access
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.connections import name_other_server
 from airflow_kafka_spark.hooks.databases import (
     NAME_BYTES,
     OLDEST_POSTGRES,
@@ -20,7 +21,6 @@ from airflow_kafka_spark.hooks.databases import (
     quote,
     resolve_table,
 )
-from airflow_kafka_spark.hooks.servers import name_other_server
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import (
     SYSTEM,

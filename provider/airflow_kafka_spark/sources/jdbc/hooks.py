@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError
-from airflow_kafka_spark.hooks.servers import TEST_SECONDS, ServerKind, name_other_server, run_within
+from airflow_kafka_spark.hooks.connections import TEST_SECONDS, ServerKind, name_other_server, run_within
 from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem, open_database
 
 if TYPE_CHECKING:

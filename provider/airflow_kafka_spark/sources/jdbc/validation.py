@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceUnavailable, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
+from airflow_kafka_spark.hooks.connections import name_other_server
 from airflow_kafka_spark.hooks.databases import choose_action
-from airflow_kafka_spark.hooks.servers import name_other_server
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, MissingRelation, Relation, SourceColumn, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
 from airflow_kafka_spark.sources.jdbc.windows import (

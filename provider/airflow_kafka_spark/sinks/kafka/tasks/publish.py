@@ -51,8 +51,14 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
     send_offsets,
 )
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
-from airflow_kafka_spark.ledger.open_transactions import OpenTransaction, abort_transaction
-from airflow_kafka_spark.ledger.topic import AwaitedRecords, LedgerClaim, LedgerSpan, read_span
+from airflow_kafka_spark.ledger.topic import (
+    AwaitedRecords,
+    LedgerClaim,
+    LedgerSpan,
+    OpenTransaction,
+    abort_transaction,
+    read_span,
+)
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, read_letters
 from airflow_kafka_spark.sinks.kafka.tasks.send import Sender, find_refusal
 from airflow_kafka_spark.windows.codec import decode_result, encode_error, marker_to_json, result_to_json
