@@ -42,7 +42,7 @@ from airflow_kafka_spark.operators import (
     SourceToKafkaOperator,
 )
 from airflow_kafka_spark.operators.control import ACTIONS
-from airflow_kafka_spark.operators.visibility.configuration import convert_argument
+from airflow_kafka_spark.operators.visibility.operator import convert_argument
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource

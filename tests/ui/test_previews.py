@@ -7,7 +7,7 @@ import json
 import pytest
 
 from airflow_kafka_spark.formats import Avro, Csv, Debezium, Json, String
-from airflow_kafka_spark.operators.visibility.configuration import convert_argument
+from airflow_kafka_spark.operators.visibility.operator import convert_argument
 from airflow_kafka_spark.ui.previews import TopicFormats, decode_columns, find_topic_formats, make_format
 
 

@@ -5,20 +5,6 @@ callbacks and retry policies. ``retryable`` is True if the same task may succeed
 """
 
 from airflow_kafka_spark.errors.base import KafkaSparkError
-from airflow_kafka_spark.errors.formats import (
-    AvroSchemaInvalid,
-    RegistryRefused,
-    RegistryUnavailable,
-    SchemaInvalid,
-    SchemaUnusable,
-)
-from airflow_kafka_spark.errors.kafka import (
-    ConsumerUnhealthy,
-    GroupHasMembers,
-    KafkaRefused,
-    RightMissing,
-    TopicMissing,
-)
 from airflow_kafka_spark.errors.ledger import (
     AttemptAtWork,
     BindingChanged,
@@ -62,15 +48,20 @@ from airflow_kafka_spark.errors.planning import (
 )
 from airflow_kafka_spark.errors.setup import (
     ConnectionInvalid,
+    ConsumerUnhealthy,
     ExecutorUnfit,
+    GroupHasMembers,
     JarsUnavailable,
     JavaMissing,
+    KafkaRefused,
     KafkaUnavailable,
     PackageMissing,
     Problem,
+    RightMissing,
     ServerFailed,
     ServerInvalid,
     SparkUnavailable,
+    TopicMissing,
     Unchecked,
     ValidationError,
 )
@@ -91,12 +82,17 @@ from airflow_kafka_spark.errors.sinks import (
     WindowConflict,
 )
 from airflow_kafka_spark.errors.sources import (
+    AvroSchemaInvalid,
     LogBehind,
     LogLost,
     PartitionsChanged,
+    RegistryRefused,
+    RegistryUnavailable,
     RowRejected,
     RowsCutOff,
     RowsRejected,
+    SchemaInvalid,
+    SchemaUnusable,
     SourceRejected,
     SourceUnavailable,
     SqlFailed,

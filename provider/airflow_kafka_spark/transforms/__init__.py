@@ -7,15 +7,17 @@ from airflow_kafka_spark.transforms.chain import apply_chain, find_chain_problem
 from airflow_kafka_spark.transforms.conversions import Cast, TimestampConverter
 from airflow_kafka_spark.transforms.custom import Python, Sql
 from airflow_kafka_spark.transforms.fields import (
+    DropHeaders,
     ExtractField,
     Flatten,
+    HeaderFrom,
     HoistField,
     InsertField,
+    InsertHeader,
     MaskField,
     ReplaceField,
     ValueToKey,
 )
-from airflow_kafka_spark.transforms.headers import DropHeaders, HeaderFrom, InsertHeader
 from airflow_kafka_spark.transforms.predicates import Condition, HasHeaderKey, Predicate, RecordIsTombstone, TopicNameMatches
 from airflow_kafka_spark.transforms.routing import Filter, RegexRouter, TimestampRouter
 

@@ -189,7 +189,7 @@ class PipelineTask:
     :param ending_offsets: ending offsets of the operator; None for its default.
     :param unread: arguments that are known only at run time: templates, and values that are not text.
     :param configuration: its configuration, as the text of a JSON object
-        (:func:`~airflow_kafka_spark.operators.visibility.configuration.describe_configuration`); empty for a mapped task, whose
+        (:func:`~airflow_kafka_spark.operators.visibility.operator.describe_configuration`); empty for a mapped task, whose
         runs store it (:func:`read_configuration`).
     """
 
