@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import make_fencing_producer, send_offsets
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.ledger.group import make_offset_metadata

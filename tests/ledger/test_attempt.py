@@ -16,7 +16,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.lifecycle import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets

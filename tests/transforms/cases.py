@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
-from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+from airflow_kafka_spark.jobs.arrow import Unknown, make_program
+from airflow_kafka_spark.jobs.tasks.arrow import Program
 from airflow_kafka_spark.transforms import apply_chain
 
 SETTINGS = {

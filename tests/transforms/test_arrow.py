@@ -14,9 +14,8 @@ from pyspark.errors import ArithmeticException, NumberFormatException, SparkRunt
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
-from airflow_kafka_spark.jobs.arrow.tasks.functions import ExpressionFailed
-from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+from airflow_kafka_spark.jobs.arrow import Unknown, make_program
+from airflow_kafka_spark.jobs.tasks.arrow import ExpressionFailed, Program
 from airflow_kafka_spark.transforms import (
     Cast,
     Condition,

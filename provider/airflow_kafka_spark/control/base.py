@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.control.pipelines import find_ledger, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, make_transactional_id
 from airflow_kafka_spark.windows.binding import Binding

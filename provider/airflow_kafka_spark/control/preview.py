@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.errors.base import format_command
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log, resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import find_group_owner

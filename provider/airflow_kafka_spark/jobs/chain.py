@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
     from airflow_kafka_spark.jobs.tasks.account import Tolerance
+    from airflow_kafka_spark.jobs.tasks.arrow import Program
     from airflow_kafka_spark.jobs.tasks.layout import RecordLayout
     from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting, TopicRules
     from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
@@ -238,7 +238,7 @@ class SinkChain:
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-        from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
+        from airflow_kafka_spark.jobs.arrow import Unknown, make_program
         from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
 
         read = ReadTask(PackedSplits.of(()), replace(self._layout(kept=False), originals=tuple(ORIGINAL)), Reading())

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
-    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
     from airflow_kafka_spark.jobs.chain import SourceChain, TopicChain
+    from airflow_kafka_spark.jobs.tasks.arrow import Program
     from airflow_kafka_spark.jobs.tasks.layout import RowLayout
     from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting
     from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
@@ -263,7 +263,7 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from airflow_kafka_spark.jobs.arrow.catalyst import Unknown, make_program
+    from airflow_kafka_spark.jobs.arrow import Unknown, make_program
     from airflow_kafka_spark.jobs.tasks.account import Tolerance
     from airflow_kafka_spark.jobs.tasks.read import Reading
     from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import ExecutorUnfit, KafkaSparkError, SparkJobF
 from airflow_kafka_spark.errors.base import RETRY
 from airflow_kafka_spark.errors.sinks import AFTER_REMEDY
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
-from airflow_kafka_spark.hooks.kafka.client_errors import find_missing_right_in_java
+from airflow_kafka_spark.hooks.kafka.client import find_missing_right_in_java
 from airflow_kafka_spark.hooks.spark.health import get_context
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.windows.model import Split, Window

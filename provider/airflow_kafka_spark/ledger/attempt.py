@@ -39,7 +39,7 @@ from airflow_kafka_spark.errors import (
     RightMissing,
     WindowTooWide,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
     describe_producer_error,
     find_fatal_error,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.log import find_first_offsets
 from airflow_kafka_spark.hooks.kafka.transactions import describe_producer_error, produce_all
 from airflow_kafka_spark.ledger.topic import LedgerTopic, make_unreadable_error

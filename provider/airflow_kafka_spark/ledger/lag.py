@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.lag import (

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, RightMissing
 from airflow_kafka_spark.errors.base import format_command
-from airflow_kafka_spark.hooks.kafka.client import KeptConsumers
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command, describe_producer_error, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name

@@ -12,8 +12,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from airflow_kafka_spark.hooks.kafka import client as kafka_client
-from airflow_kafka_spark.hooks.kafka.client import KeptConsumers, keep_client
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, keep_client
 from tests.support.waiting import eventually
 
 

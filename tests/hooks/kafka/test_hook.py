@@ -262,7 +262,7 @@ def test_offsets_are_asked_for_in_batches_not_one_request_for_each_partition(kaf
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json(debug="protocol"))
     topic = name()
     kafka.create_topic(topic, 40)
-    with caplog.at_level(logging.DEBUG, logger="airflow_kafka_spark.hooks.kafka.client_errors"), KafkaHook() as hook:
+    with caplog.at_level(logging.DEBUG, logger="airflow_kafka_spark.hooks.kafka.client"), KafkaHook() as hook:
         hook.offsets([topic])  # a new topic is asked for until its brokers have opened it
         hook.cluster_id()  # serves what is left in the log queue
         caplog.clear()

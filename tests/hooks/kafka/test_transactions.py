@@ -7,7 +7,7 @@ import traceback
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.transactions import make_fencing_producer
 
 

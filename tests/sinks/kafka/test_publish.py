@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fatal, is_fenced, make_fencing_producer

@@ -21,8 +21,7 @@ from airflow_kafka_spark.errors import (
 from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_server, require_connection, require_extra
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, KeptConsumers, make_admin_client
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls, KeptConsumers, make_admin_client
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, RightMissing, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition

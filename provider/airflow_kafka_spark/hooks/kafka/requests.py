@@ -10,8 +10,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, KafkaUnavailable, RightMissing
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, describe_temporary_error
-from airflow_kafka_spark.hooks.kafka.client_errors import Right
+from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, Right, describe_temporary_error
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, make_consumer_config
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, Right, name_missing_rights
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, Right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
 if TYPE_CHECKING:

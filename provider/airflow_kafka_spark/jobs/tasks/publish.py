@@ -29,7 +29,7 @@ from airflow_kafka_spark.windows.model import OUTPUT, PackedSplits, Split, Topic
 from airflow_kafka_spark.windows.times import Timed
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.tasks.arrow import Program
     from airflow_kafka_spark.sinks.kafka.tasks.encode import RecordEncoder
     from airflow_kafka_spark.sources.base import SplitReader
     from airflow_kafka_spark.sources.kafka.topics import Subscription

@@ -31,7 +31,7 @@ from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, Spl
 from airflow_kafka_spark.windows.times import Timed, split_seconds
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.jobs.arrow.tasks.program import Program
+    from airflow_kafka_spark.jobs.tasks.arrow import Program
 
 OTHERS = "others"
 """Key of a token: the results of the other sinks, in their order."""

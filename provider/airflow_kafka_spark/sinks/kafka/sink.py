@@ -201,7 +201,7 @@ class KafkaSink:
             return []
         from confluent_kafka import KafkaException, Producer
 
-        from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents
+        from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 
         try:
             Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())

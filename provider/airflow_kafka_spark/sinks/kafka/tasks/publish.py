@@ -36,8 +36,15 @@ from airflow_kafka_spark.errors import (
     TransactionTimedOut,
 )
 from airflow_kafka_spark.formats.base import END
-from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, make_admin_client
-from airflow_kafka_spark.hooks.kafka.client_errors import ClientEvents, KafkaUser, Right, find_missing_right, name_missing_rights
+from airflow_kafka_spark.hooks.kafka.client import (
+    ClientEvents,
+    KafkaCalls,
+    KafkaUser,
+    Right,
+    find_missing_right,
+    make_admin_client,
+    name_missing_rights,
+)
 from airflow_kafka_spark.hooks.kafka.config import describe_identity
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.requests import describe_topics

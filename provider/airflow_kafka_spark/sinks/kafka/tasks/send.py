@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaUnavailable, RowRejected, TopicMissing
-from airflow_kafka_spark.hooks.kafka.client_errors import KafkaUser, Right, find_missing_right
+from airflow_kafka_spark.hooks.kafka.client import KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partitions
 from airflow_kafka_spark.sinks.kafka.tasks.encode import list_pairs
 from airflow_kafka_spark.windows.model import Landed, TopicPartition

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
-from airflow_kafka_spark.hooks.kafka.client_errors import drop_group_refusals
+from airflow_kafka_spark.hooks.kafka.client import drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange

@@ -1,7 +1,7 @@
-"""Translate a chain of transforms, as Spark's analyzer leaves it, into a program over Arrow batches.
+"""Translate a chain of transforms, as Spark's analyzer leaves it, into a program that Spark's tasks run over Arrow batches.
 
-:class:`Builder` collects the nodes of the program, and keeps equal expressions once. Only the types, literals, casts and
-expressions of this module are translated. If a chain has any other, Spark computes the whole chain.
+:class:`Builder` collects the nodes of the program (``tasks/arrow.py`` runs it), and keeps equal expressions once. Only the types,
+literals, casts and expressions of this module are translated. If a chain has any other, Spark computes the whole chain.
 
 Expressions that fail for some values are translated in Spark's ANSI mode, its default since 4.0, and as ``try_...``.
 """
@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_kafka_spark.jobs.arrow.tasks.functions import FUNCTIONS, is_common, parse_pattern
-from airflow_kafka_spark.jobs.arrow.tasks.program import (
+from airflow_kafka_spark.jobs.tasks.arrow import (
     CALL,
     CASE,
     COLUMN,
     FIELD,
+    FUNCTIONS,
     KEPT,
     LITERAL,
     STRUCT,
     Node,
     Program,
+    is_common,
+    parse_pattern,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class Builder:
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
-        """Return the call of a function of :data:`~airflow_kafka_spark.jobs.arrow.tasks.functions.FUNCTIONS`."""
+        """Return the call of a function of :data:`~airflow_kafka_spark.jobs.tasks.arrow.FUNCTIONS`."""
         assert function in FUNCTIONS, function
         return self._add(Node(CALL, kind, args, function))
 
