@@ -277,7 +277,7 @@ def _move_with_group(operator: Any, run: Any, mark: Callable[[], None]) -> None:
     ledger.peek()
     mark()
     with ledger:
-        assert ledger.completed(run.id) is None
+        assert ledger.find_completed(run.id) is None
         mark()
         window = operator._choose_next_window(ledger, run, None).window
         assert window.interval is None or [r.span for r in window.ranges] == [1] * PARTITIONS, window

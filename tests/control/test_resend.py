@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic, find_known_dead_letters, find_resent
 from airflow_kafka_spark.control.pipelines import to_json
 from airflow_kafka_spark.errors import ResendRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
@@ -18,8 +18,8 @@ from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, SourcePlan, SplitResult, Window
-from tests.support.control import pause, resend, resume
+from airflow_kafka_spark.windows.model import BadRecord, Followed, OffsetRange, SourcePlan, SplitResult, Window
+from tests.support.control import pause, resend, resume, skip
 from tests.support.oracle import committed_messages
 from tests.support.piped import BASE
 from tests.support.runs import Victim
@@ -166,6 +166,41 @@ def test_one_that_resumes_inside_its_transaction_sends_nothing_a_second_time(mov
         zombie.end()
 
 
+def test_a_replay_that_has_begun_shuts_out_a_resend_that_resumes_inside_its_transaction(moved, dead, ask, tmp_path):
+    fail(moved, dead, [10, 14], 15, 15)
+    zombie = victim(moved, tmp_path, "control.in_transaction:stop")
+    try:
+        zombie.wait_stopped()
+        with moved.ledger() as ledger:
+            entry = ledger.replay(ledger.memory.entries[2])
+            assert find_known_dead_letters(ledger) is not None and find_resent(ledger) == {}
+            zombie.wake()
+            assert zombie.wait() != 0 and "WindowOpen" in zombie.tail(), zombie.tail()
+            assert came_back(moved) == []
+            # The replay finds both records good.
+            ledger.close({"completed_at": format_utc_now(), "replay": 1}, {})
+        assert entry.window.replay == 1
+        with pytest.raises(ResendRefused, match="replay 1 has left out none"):
+            ask()
+    finally:
+        zombie.end()
+    # A later replay leaves out one of them without sending a letter: only this one is sent again.
+    with moved.ledger() as ledger:
+        ledger.replay(ledger.memory.entries[2])
+        send(moved, ledger, dead, [14])
+        ledger.close({"completed_at": format_utc_now(), "replay": 2}, {})
+    assert ask().changed and came_back(moved) == [record(14)]
+    assert not ask().changed
+    # A replay that was given up may have changed the rows, or not.
+    with moved.ledger() as ledger:
+        ledger.replay(ledger.memory.entries[2])
+        send(moved, ledger, dead, [11])
+    moved.settle()
+    skip(moved.hook, moved.name, why="x", running=False, **moved.place)
+    moved.settle()
+    assert not ask().changed and came_back(moved) == [record(14)], "11 may be a row"
+
+
 def test_what_cannot_be_sent_again_is_refused_and_nothing_is_sent(moved, dead, ask):
     fail(moved, dead, [12], 15, 15, with_context=False)
     with pytest.raises(ResendRefused, match="None of the 1 dead letters .* was found.*context_headers_enable"):
@@ -178,9 +213,14 @@ def test_what_cannot_be_sent_again_is_refused_and_nothing_is_sent(moved, dead, a
         ask(window=None, name="2026")
     with pytest.raises(ValueError, match="either"):
         ask(window=None)
-    moved.open_window(16, 16)
+    with moved.ledger() as ledger:
+        ledger.plan(moved.window(ledger, 16, 16, follows=Followed("upstream", 1, 1, 2)))
+        ledger.close({"completed_at": format_utc_now()}, {})
+    with pytest.raises(ResendRefused, match="follows `upstream`"):
+        ask()
+    moved.open_window(17, 17)
     with pytest.raises(WindowOpen):
-        ask(window=3)
+        ask(window=4)
     assert came_back(moved) == [] and not moved.memory.history
 
 

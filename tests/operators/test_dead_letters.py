@@ -12,6 +12,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.bad_records.options import ErrorOptions
 from airflow_kafka_spark.errors import (
     KafkaRefused,
+    ResendRefused,
     SparkJobFailed,
     TooManyBadRecords,
     TooManyDeadLetters,
@@ -19,7 +20,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from tests.support.control import rebind
+from tests.support.control import rebind, resend
 from tests.support.dead_letters import BAD, check_sorted_out, decode_headers, is_bad, letters, produce_mixed
 from tests.support.lenient import Lenient
 from tests.support.oracle import same_multiset
@@ -248,6 +249,43 @@ def test_a_window_or_replay_that_the_sink_had_taken_reports_its_own_bad_records_
     report = table.run("run1", facts={"max_tries": 3}, **options)
     assert (report["replay"], report["records_rejected"]) == (3, 4), "a replay that does not fail"
     assert check_sorted_out(table, dead) == (40, 4)
+
+
+def test_a_dead_letter_that_was_sent_again_or_became_a_row_in_a_replay_is_a_row_once(table: Pipeline):
+    """A window is replayed with a corrected format after its dead letters were sent again; another one before."""
+    from airflow_kafka_spark.sinks import PostgresSink
+
+    dead, config = f"dead-{table.topic}", table.kafka.connection_extra()
+    with table.postgres.connect(autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE "{table.place}" ADD COLUMN "window" text')
+    sink = PostgresSink(conn_id="warehouse", table=table.place, window_column="window")
+    options = {**tolerant(dead), "sink": sink, "on_rerun": "replay", "value": Json(schema=SCHEMA)}
+    mended = {**options, "value": Lenient(SCHEMA)}
+    cleared = {"facts": {"max_tries": 1}}
+
+    def send_again(window: int):
+        settled(table.topic, f"ledger-{table.name}", dead)
+        with KafkaHook() as hook:
+            return resend(hook, table.name, window=window, why="mended", who="ann", ledger_topic=f"ledger-{table.name}")
+
+    produce_mixed(table, 20, 10)
+    assert table.run("run1", **options)["records_rejected"] == 2
+    assert sum(part.records for part in send_again(1).sent_again) == 2
+    settled(table.topic)
+    assert table.run("run2", **mended)["records_written"] == 2
+    # The originals were sent again, so a replay of their window leaves them out.
+    again = table.run("run1", **cleared, **mended)
+    assert [again[name] for name in ("records_read", "records_written", "records_rejected")] == [22, 20, 2]
+    assert len(table.rows()) == 22 and not send_again(1).changed
+
+    produce_mixed(table, 20, 10, first=20)
+    assert table.run("run3", **options)["records_rejected"] == 2
+    assert table.run("run3", **cleared, **mended)["records_written"] == 22
+    # They are rows since the replay, so there is nothing to send.
+    with pytest.raises(ResendRefused, match="replay"):
+        send_again(3)
+    assert table.run("run4", **mended)["records_read"] == 0
+    assert len(table.rows()) == 44 and len(letters(config, dead)) == 4
 
 
 def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files: Pipeline):

@@ -23,7 +23,7 @@ from airflow_kafka_spark.errors import (
     TooManyRouted,
 )
 from airflow_kafka_spark.hooks.kafka.transactions import abort
-from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters
+from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters, Runs, group_into_runs, list_run_offsets
 from airflow_kafka_spark.windows.memory import LedgerRecord, make_dead_letters_record
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, OffsetRange, Split, SplitResult, TopicPartition
 
@@ -59,16 +59,6 @@ class DeadLetterTopic:
     name: str
     replication_factor: int
     envelope: Envelope
-
-    def sent(self, ledger: Ledger) -> dict[TopicPartition, frozenset[int]]:
-        """Return the records of the claimed window that earlier attempts have sent. They stay dead letters in this attempt.
-
-        Fences earlier attempts, so that none can send more of them afterwards.
-
-        :raises Fenced: a newer attempt has taken over.
-        """
-        known = find_known_dead_letters(ledger)
-        return known.sent(ledger.claimed.window.replay) if known else {}
 
     def send(self, results: Iterable[SplitResult], ledger: Ledger) -> DeadLetters | None:
         """Send the letters that were not sent before; all of them or none.
@@ -112,7 +102,7 @@ class SideOutputs:
         :raises KafkaUnavailable: the brokers do not answer; nothing was sent.
         """
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
-        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, drop_sent, read_letters
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import LIMIT_BYTES, ROUTED, read_letters
 
         results, window = list(results), ledger.claimed.window
         before = find_kept_dead_letters(ledger)
@@ -124,12 +114,11 @@ class SideOutputs:
             raise TooManyDeadLetters(self.dead.name, LIMIT_BYTES)
         if routes.nbytes > LIMIT_BYTES:
             raise TooManyRouted(routes["to"][0].as_py(), LIMIT_BYTES)
-        # The ledger also records how many bad records get no letter (no topic, or sent by an earlier replay), because no other
-        # place has this number after the sink has applied the window.
-        skipped = sum(result.rejected for result in results)
-        if self.dead:
-            skipped = letters.num_rows - drop_sent(letters, before.sent() if before else {}).num_rows
-        if not (wanted or captured or skipped != (before.count_skipped(window.replay) if before else 0)):
+        # The ledger also records how many bad records get no letter, because no other place has this number after the sink has
+        # applied the window.
+        skipped = 0 if self.dead else sum(result.rejected for result in results)
+        earlier = self._find_earlier(letters, before, ledger)
+        if not (wanted or captured or earlier or skipped != (before.count_skipped(window.replay) if before else 0)):
             return before
         for topic, factor in wanted.items():
             self.hook.create_topic(topic, 1, factor)
@@ -140,7 +129,8 @@ class SideOutputs:
             ledger.read_as_owner()
             known = find_kept_dead_letters(ledger)
             try:
-                return self._send_once(producer, self._collect_outputs(letters, routes, known), ledger, known, captured, skipped)
+                outputs, earlier = self._collect_outputs(letters, routes, known), self._find_earlier(letters, known, ledger)
+                return self._send_once(producer, outputs, earlier, ledger, known, captured, skipped)
             except Fenced:
                 raise
             except KafkaUnavailable as error:
@@ -149,6 +139,21 @@ class SideOutputs:
                     raise
                 log.warning("Sending dead letters failed (try %d of %d): %s", tries, TRIES, error)
         raise AssertionError("the last try returns or raises")
+
+    def _find_earlier(self, letters: pa.Table, known: DeadLetters | None, ledger: Ledger) -> dict[TopicPartition, Runs]:
+        """Return the records that a replay leaves out without a new dead letter, and that the ledger does not know as such: an
+        earlier replay has sent their letters, or they were sent again to the topics that they came from."""
+        from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import collect_offsets
+
+        if self.dead is None or not ledger.claimed.window.replay:
+            return {}
+        sent, mine = (known.sent(), known.sent(ledger.claimed.window.replay)) if known else ({}, {})
+        bad = {tp: list_run_offsets(runs) for tp, runs in collect_offsets(letters).items()}
+        found = {tp: offsets & sent.get(tp, frozenset()) for tp, offsets in bad.items()}
+        for tp, offsets in find_resent(ledger).items():
+            found[tp] = found.get(tp, frozenset()) | offsets
+        left = {tp: offsets - mine.get(tp, frozenset()) for tp, offsets in found.items()}
+        return {tp: group_into_runs(offsets) for tp, offsets in left.items() if offsets}
 
     def _collect_outputs(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_SideOutput]:
         """Return the records that were not sent before, by topic."""
@@ -169,6 +174,7 @@ class SideOutputs:
         self,
         producer: Producer,
         outputs: Sequence[_SideOutput],
+        earlier: Mapping[TopicPartition, Runs],
         ledger: Ledger,
         known: DeadLetters | None,
         captured: Sequence[Captured],
@@ -178,7 +184,8 @@ class SideOutputs:
         from airflow_kafka_spark.sinks.kafka.tasks.send import Sender
 
         replay = ledger.claimed.window.replay
-        if not outputs and known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known:
+        is_known = known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known
+        if known is not None and is_known and not (outputs or earlier):
             return known
         entry, described = ledger.claimed, self.hook.describe_topics([output.topic for output in outputs]) if outputs else {}
         batches = []
@@ -197,6 +204,8 @@ class SideOutputs:
                 routed = output.topic if output.routed else ""
                 topic_id = described[output.topic].topic_id
                 batches.append(Batch(replay, entry.attempt.token, collect_offsets(output.letters), landed, routed, topic_id))
+            if earlier:
+                batches.append(Batch(replay, entry.attempt.token, earlier))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
@@ -218,9 +227,9 @@ class SideOutputs:
     def _record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
         record = make_dead_letters_record(ledger.pipeline, dead)
         if len(record.value or b"") > MOST_REMEMBERED:
-            largest = max(outputs, key=lambda output: output.letters.num_rows)
-            refused = TooManyRouted if largest.routed else TooManyDeadLetters
-            raise refused(largest.topic, MOST_REMEMBERED, remembered=True)
+            largest = max(outputs, key=lambda output: output.letters.num_rows, default=None)
+            refused = TooManyRouted if largest and largest.routed else TooManyDeadLetters
+            raise refused(largest.topic if largest else dead.topic, MOST_REMEMBERED, remembered=True)
         return record
 
 
@@ -275,14 +284,25 @@ class _SideOutput:
 
 def find_known_dead_letters(ledger: Ledger) -> DeadLetters | None:
     """Return the records that earlier attempts at the claimed window have sent, and fence these attempts, so that none can send
-    more.
+    more. For a replay, also fence commands that send dead letters again.
 
     :raises Fenced: a newer attempt has taken over.
     """
-    if ledger.attempts > 1:
+    window, is_new = ledger.claimed.window, ledger.attempts == 1
+    if window.replay and (window.number in ledger.memory.dead or find_resent(ledger)):
+        # A command that has read the window as complete may be sending its dead letters again.
+        ledger.fence_controls()
+        if is_new:
+            ledger.read_as_owner()
+    if not is_new:
         ledger.fence_dead_letters()
         ledger.read_as_owner()
     return find_kept_dead_letters(ledger)
+
+
+def find_resent(ledger: Ledger) -> dict[TopicPartition, frozenset[int]]:
+    """Return the dead letters of the claimed window that were sent again to the topics that they came from."""
+    return ledger.parent_memory.find_resent(ledger.claimed.window)
 
 
 def find_kept_dead_letters(ledger: Ledger) -> DeadLetters | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.errors.arguments import find_choice_problems
-from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, Window, select_first_bad_records
+from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, TopicPartition, Window, select_first_bad_records
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
@@ -214,6 +214,16 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_lett
         problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
     if problems:
         raise ValidationError(problems)
+
+
+def make_resent_problem(window: Window, resent: Mapping[TopicPartition, Collection[int]]) -> Problem:
+    """Return the problem of a replay that would move dead letters although they were sent again to the topics that they came
+    from.
+
+    :param resent: offsets of these records.
+    """
+    found = f"{sum(map(len, resent.values())):,} dead letters of window {window} were sent again, and are in later windows"
+    return Problem("errors_tolerance", found, 'Set "all", with which a replay leaves them out')
 
 
 def find_route_problems(

@@ -268,7 +268,12 @@ class AccompanyingRecords:
 class ControlLedger(Ledger):
     """Writes the control requests of a pipeline. Do not enter it as a context: that would fence the pipeline's attempts."""
 
-    def write(self, decide: Callable[[Memory], Change | None], beside: AccompanyingRecords | None = None) -> Change | None:
+    def write(
+        self,
+        decide: Callable[[Memory], Change | None],
+        beside: AccompanyingRecords | None = None,
+        wait_for: tuple[bytes, ...] = (),
+    ) -> Change | None:
         """Write the change that ``decide`` returns for the present state of the ledger, in one Kafka transaction.
 
         Guarantee: all or nothing is written. No other writer writes a control record of this pipeline between the read and the
@@ -276,6 +281,8 @@ class ControlLedger(Ledger):
 
         :param decide: returns the change, or None for nothing to do. Called again if another writer was faster.
         :param beside: produces further records of the change in the same transaction.
+        :param wait_for: prefixes of further keys that ``decide`` depends on. If an open transaction may contain such records, its
+            end is awaited.
         :return: the change that was written; None if there was nothing to do.
         :raises KafkaUnavailable: the change cannot be written. The outcome is unknown only if the brokers do not report it.
         """
@@ -288,7 +295,7 @@ class ControlLedger(Ledger):
             settings: dict[str, Any] = {"transaction.timeout.ms": seconds * 1000, "message.timeout.ms": seconds * 1000}
             settings |= beside.settings if beside is not None else {}
             producer = self._fence_as(make_transactional_id(self.topic.name, self.pipeline, CONTROL), **settings)
-            memory = self._find().memory
+            memory = self._find(wait_for).memory
             if sent is not None and memory.controls.get(sent.number) == sent:
                 return sent
             if failure is not None and not _is_lost(failure):
@@ -318,14 +325,17 @@ class ControlLedger(Ledger):
         except Exception as error:
             raise self.translate(error, beside.doing, "`, `".join(sorted(beside.topics)), producer=producer) from error
 
-    def _find(self) -> LedgerContent:
-        """Read the ledger. Wait only for control records that an open transaction hides, not for those of a running attempt."""
+    def _find(self, wait_for: tuple[bytes, ...]) -> LedgerContent:
+        """Read the ledger. Wait only for control records that an open transaction hides, not for those of a running attempt.
+
+        :param wait_for: prefixes of further keys to wait for.
+        """
         topic = find_ledger(self.hook, self.topic.name)
         if topic is None:
             raise PipelineUnknown(self.pipeline, self.topic.name)
         self.topic = topic
         mine = (make_control_prefix(self.pipeline),)
-        found = topic.read_without_waiting(self.pipeline, mine)
+        found = topic.read_without_waiting(self.pipeline, (*mine, *wait_for))
         self._partition = found.partition
         return found
 
@@ -417,6 +427,7 @@ def request_change(
     request: ChangeRequest,
     decide: Callable[[Memory], Change | None],
     beside: AccompanyingRecords | None = None,
+    wait_for: tuple[bytes, ...] = (),
 ) -> tuple[Change | None, Memory]:
     """Write a control request, unless it has been made already or this is a dry run.
 
@@ -424,6 +435,7 @@ def request_change(
     :param request: the request; a dry run writes nothing.
     :param decide: returns the change to write for a state of the ledger; None if there is nothing to do.
     :param beside: further records, which become visible together with the change.
+    :param wait_for: prefixes of further keys that ``decide`` depends on, see :meth:`ControlLedger.write`.
     :return: the change, None if there was nothing to do; and the state of the ledger for which it was decided.
     :raises KafkaUnavailable: it cannot be written.
     """
@@ -436,5 +448,5 @@ def request_change(
 
     change = remember(memory)
     if not request.dry_run:
-        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember, beside)
+        change = ControlLedger(hook, memory.pipeline, "", topic=request.ledger_topic).write(remember, beside, wait_for)
     return change, seen

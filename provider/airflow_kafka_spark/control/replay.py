@@ -6,7 +6,7 @@ A replay is only requested here. The pipeline's own task replays the window once
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,13 +20,14 @@ from airflow_kafka_spark.control.base import (
     refuse_open_window,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import has_source, read_pipeline
-from airflow_kafka_spark.errors import ReplayRefused, ResendRefused
+from airflow_kafka_spark.control.pipelines import find_ledger, has_source
+from airflow_kafka_spark.errors import PipelineUnknown, ReplayRefused, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_records
 from airflow_kafka_spark.ledger.attempt import format_utc_now
+from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters
-from airflow_kafka_spark.windows.memory import Memory, WindowEntry
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs
+from airflow_kafka_spark.windows.memory import Memory, WindowEntry, make_dead_letters_key, make_key_prefix, make_window_key
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
 
@@ -192,29 +193,33 @@ def resend_dead_letters(
     :raises ValueError: neither or both of ``window`` and ``name``.
     """
     memory, number, interval = find_window(hook, request, window, name)
-    entry, landed = _find_window(hook, memory, request.ledger_topic, interval, number)
+    entry, left = _find_window(hook, memory, request.ledger_topic, interval, number)
     number = entry.window.number
 
     def decide(memory: Memory) -> Change | None:
-        # Another command may have sent them since they were read.
-        if _find_unsent(landed, memory.resends(number, interval)) != left:
+        # Another command may have sent them since they were read, or a replay of the window may have begun.
+        if _find_window(hook, memory, request.ledger_topic, interval, number, waits=True)[1] != left:
             return None
+        offsets = {tp: group_into_runs(found) for tp, found in sent.items()}
         return Change(
-            memory.next_change, "resend", request.who, request.why, format_utc_now(), window=number, name=interval, landed=left
-        )
+            memory.next_change, "resend", request.who, request.why, format_utc_now(), window=number, name=interval,
+            landed=left.landed, resent=offsets,
+        )  # fmt: skip
 
     def make_result(change: Change | None, warnings: tuple[str, ...]) -> ChangeResult:
         made = ChangeResult.of("resend", request, change)
         return replace(made, changed=False, sent_again=(), sent_of=interval or str(number), warnings=warnings)
 
     before = memory.resends(number, interval)
-    left = _find_unsent(landed, before)
-    if not left:
+    if not left.count:
         already = (f"They were sent again already: {before[-1].sentence}",)
         return make_result(before[-1], warnings=already)
     letters = _read_letters(hook, request.pipeline, entry, left)
     parts = _count_sent(letters)
     _check_partitions(hook, parts)
+    sent: dict[TopicPartition, set[int]] = {}
+    for letter in letters:
+        sent.setdefault(letter.origin, set()).add(letter.offset)
 
     def produce(producer: Producer) -> None:
         _send_letters(producer, letters)
@@ -222,7 +227,8 @@ def resend_dead_letters(
     topics = {part.topic for part in parts}
     largest = max(hook.largest_record(topic) for topic in topics)
     beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
-    change, memory = request_change(hook, memory, request, decide, beside)
+    own = (make_window_key(request.pipeline, number), make_dead_letters_key(request.pipeline, number))
+    change, memory = request_change(hook, memory, request, decide, beside, () if interval else own)
     if change is None:
         done = memory.resends(number, interval)
         said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
@@ -231,11 +237,32 @@ def resend_dead_letters(
     return replace(result, changed=True, sent_again=tuple(parts))
 
 
+@dataclass(frozen=True)
+class UnsentLetters:
+    """The dead letters of a window that can be sent again.
+
+    :param landed: their offsets in the dead letter topic, by partition. Other letters may lie between them.
+    :param count: their number.
+    :param offsets: offsets of their records in the topics that they came from; None if the ledger does not have them.
+    """
+
+    landed: tuple[Landed, ...]
+    count: int
+    offsets: Mapping[TopicPartition, frozenset[int]] | None = None
+
+    def has(self, letter: DeadLetter) -> bool:
+        return self.offsets is None or letter.offset in self.offsets.get(letter.origin, ())
+
+
 def _find_window(
-    hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int
-) -> tuple[WindowEntry, tuple[Landed, ...]]:
-    """Return a complete window, and the offsets of its dead letters."""
-    pipeline = memory.pipeline
+    hook: KafkaHook, memory: Memory, ledger_topic: str, interval: str, number: int, *, waits: bool = False
+) -> tuple[WindowEntry, UnsentLetters]:
+    """Return a complete window, and its dead letters that were not sent again yet.
+
+    :param memory: the state of the pipeline.
+    :param waits: True to wait for the end of open transactions that may contain records of a data interval.
+    """
+    pipeline, whole = memory.pipeline, memory
     if interval:
         state = memory.intervals.recent.get(interval)
         if state is None:
@@ -244,7 +271,7 @@ def _find_window(
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
                 action="See its intervals; read the dead letter topic with a separate pipeline",
             )
-        memory, number = read_pipeline(hook, state.interval.ledger_name(pipeline), ledger_topic).memory, 1
+        memory, number = _read_interval(hook, state.interval.ledger_name(pipeline), ledger_topic, waits=waits), 1
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)
@@ -260,16 +287,45 @@ def _find_window(
             expected="a pipeline that reads topics",
             action="Publish the dead letters with `KafkaToKafkaOperator`, in the format that they fit now",
         )
-    landed = find_dead_letters(memory.dead.get(number), entry.report)
+    followed = entry.window.follows.pipeline if entry.window.follows else next(iter(whole.position.followed), "")
+    if followed:
+        raise ResendRefused(
+            f"Pipeline `{pipeline}` follows `{followed}`, and its windows contain what that pipeline publishes, and nothing else",
+            expected="a pipeline without `follows`",
+            action="Read the dead letter topic with a separate pipeline",
+        )
+    dead = memory.dead.get(number)
+    landed = find_dead_letters(dead, entry.report)
     if not landed:
         raise ResendRefused(
             f"Window {interval or number} of pipeline `{pipeline}` has no dead letters", expected="a window with some"
         )
-    return entry, landed
+    if dead is None or not dead.landed:
+        landed = _find_unsent(landed, whole.resends(number, interval))
+        return entry, UnsentLetters(landed, sum(part.records for part in landed))
+    absent = dead.find_absent((entry.report or {}).get("replay", 0), entry.window.replay)
+    if not absent:
+        raise ResendRefused(
+            f"No dead letter of window {interval or number} of pipeline `{pipeline}` is known to be missing in the sink: replay "
+            f"{entry.window.replay} has left out none, or it was given up",
+            expected="records that the newest replay has left out",
+            action="Read the dead letter topic with a separate pipeline, if the sink does not have them",
+        )
+    sent = whole.find_resent(entry.window)
+    left = {tp: offsets - sent.get(tp, frozenset()) for tp, offsets in absent.items()}
+    left = {tp: offsets for tp, offsets in left.items() if offsets}
+    return entry, UnsentLetters(dead.list_letters_of(left), sum(map(len, left.values())), left)
+
+
+def _read_interval(hook: KafkaHook, name: str, ledger_topic: str, *, waits: bool) -> Memory:
+    topic = find_ledger(hook, ledger_topic)
+    if topic is None:
+        raise PipelineUnknown(name, ledger_topic)
+    return topic.read_without_waiting(name, (make_key_prefix(name),) if waits else WAIT_FOR_NONE).memory
 
 
 def _find_unsent(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[Landed, ...]:
-    """Return the dead letters that were not sent again yet. A replay may have added some after the last time."""
+    """Return the dead letters that were not sent again yet, of a window that cannot be replayed."""
     ends: dict[TopicPartition, int] = {}
     sent: Counter[TopicPartition] = Counter()
     for part in (part for change in before for part in change.landed or ()):
@@ -283,20 +339,20 @@ def _find_unsent(landed: Sequence[Landed], before: Sequence[Change]) -> tuple[La
     return tuple(found)
 
 
-def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, landed: Sequence[Landed]) -> list[DeadLetter]:
+def _read_letters(hook: KafkaHook, pipeline: str, entry: WindowEntry, left: UnsentLetters) -> list[DeadLetter]:
     """Return the dead letters of a window. Those of other windows and pipelines may lie between them.
 
     :raises ResendRefused: a dead letter has no headers with its origin, all of them were deleted, or they are too many.
     """
-    window = entry.window
-    if (count := sum(part.records for part in landed)) > MAX_LETTERS:
+    window, landed, count = entry.window, left.landed, left.count
+    if count > MAX_LETTERS:
         raise _make_too_many_error(f"{count:,} dead letters", f"at most {MAX_LETTERS:,}")
     names = {pipeline, window.pipeline}
     ranges = {part.topic_partition: (part.first, part.last + 1) for part in landed}
     found, size = [], 0
     for message in read_records(hook, ranges, "reading dead letters", seconds=SECONDS, whole=True):
         letter = _parse_letter(message, names)
-        if letter is None or not _is_of(window.ranges, letter):
+        if letter is None or not (_is_of(window.ranges, letter) and left.has(letter)):
             continue
         found.append(letter)
         size += letter.size
@@ -391,8 +447,8 @@ def _send_letters(producer: Producer, letters: Sequence[DeadLetter]) -> None:
         raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT, "records were not acknowledged"))
 
 
-def _find_resend_warnings(left: Sequence[Landed], letters: Sequence[DeadLetter]) -> tuple[str, ...]:
-    gone = sum(part.records for part in left) - len(letters)
+def _find_resend_warnings(left: UnsentLetters, letters: Sequence[DeadLetter]) -> tuple[str, ...]:
+    gone = left.count - len(letters)
     return (
         *(
             [f"{gone:,} of them are not in the dead letter topic any more, or have no headers with their origin"]

@@ -277,6 +277,11 @@ class Ledger:
         """
         return self._fence("dead", compact=False, **settings)
 
+    def fence_controls(self) -> None:
+        """Fence commands that may still write a control request of this pipeline, and end their transactions. Such a command then
+        tries again, and reads the claim of this attempt. Read the ledger afterwards."""
+        self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, CONTROL))
+
     def _find_hint(self) -> Hint | None:
         """Return the hint that the last close left in the metadata of the group's committed offsets."""
         if not self.group_id or not self.hint_topics:

@@ -20,6 +20,7 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, 
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command, describe_producer_error, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
+from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     BINDING,
@@ -182,6 +183,10 @@ READ_SECONDS = 120.0
 """Maximum seconds that a read waits in all, for open transactions and for brokers that do not answer."""
 
 
+DROPPED = b""
+"""The value of a record in the cache whose parsed form is kept instead."""
+
+
 T = TypeVar("T")
 OnHidden = Callable[[frozenset[bytes]], None]
 AbortTransaction = Callable[[OpenTransaction], str]
@@ -283,6 +288,20 @@ class _Read:
             return
         self.records.pop(record.key, None)
         self.removed[next(filter(record.key.startswith, prefixes))] = record
+
+    def drop_parsed_values(self) -> None:
+        """Keep archives only in their parsed form, and no parsed form of records that are not the newest any more.
+
+        Offset and epoch identify an archive without its value: if they may have another meaning, everything is read again.
+        """
+        kept: ParsedRecords = {}
+        for key, record in self.records.items():
+            if (found := self.parsed.get(record)) is None:
+                continue
+            if isinstance(found, IntervalArchive):
+                record = self.records[key] = record._replace(value=DROPPED)
+            kept[record] = found
+        self.parsed = kept
 
 
 def make_unreadable_error(topic: str, found: str, what: str) -> LedgerUnreadable:
@@ -456,12 +475,14 @@ class LedgerTopic:
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(make_key_prefix, names))
         records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
-        parsed = self._read_before[partition, start, mine].parsed
+        read = self._read_before[partition, start, mine]
         try:
-            memory = fold_records(pipeline, records, parsed)
-            return LedgerContent(memory, partition, fold_records(parent, records, parsed) if parent else None)
+            memory = fold_records(pipeline, records, read.parsed)
+            found = LedgerContent(memory, partition, fold_records(parent, records, read.parsed) if parent else None)
         except NewerVersion as error:
             raise make_unreadable_error(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
+        read.drop_parsed_values()
+        return found
 
     def newest(
         self,

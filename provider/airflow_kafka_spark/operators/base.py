@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.bad_records.options import ErrorOptions
+from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_problem
 from airflow_kafka_spark.errors import (
     BadRecords,
     CountMismatch,
@@ -412,12 +412,21 @@ class WindowOperator(VisibleOperator):
         # The destination is checked first, because another sink has no record of the window.
         bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
-        if problems := [*self._find_destination_problems(ledger, again), *self.find_window_replay_problems(again)]:
+        if problems := self._find_replay_problems(ledger, again):
             raise ValidationError(problems)
         if not again.is_empty:
             # A planned replay is finished first, because deleted records would block all later windows.
             self.check(again)
         return True
+
+    def _find_replay_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
+        """Return the problems of replaying one window, although the sink can replace rows."""
+        resent = {} if self.errors.tolerates else ledger.parent_memory.find_resent(replay)
+        return [
+            *self._find_destination_problems(ledger, replay),
+            *self.find_window_replay_problems(replay),
+            *([make_resent_problem(replay, resent)] if resent else []),
+        ]
 
     def _find_destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
         """Return the problem of a complete window whose rows may be in another destination than this run's: the ledger has lost
@@ -438,10 +447,7 @@ class WindowOperator(VisibleOperator):
         window = unfinished.window
         if not window.replay:
             return
-        problems = self.find_replay_problems() or [
-            *self._find_destination_problems(ledger, window),
-            *self.find_window_replay_problems(window),
-        ]
+        problems = self.find_replay_problems() or self._find_replay_problems(ledger, window)
         if not problems:
             return
         found = f"a replay of window {window} is open"

@@ -9,8 +9,15 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.bad_records.options import ErrorOptions, refuse_forgotten
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, SinkRecordMissing, TooManyOutOfInterval, Unchecked
+from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_problem, refuse_forgotten
+from airflow_kafka_spark.errors import (
+    KafkaSparkError,
+    Problem,
+    SinkRecordMissing,
+    TooManyOutOfInterval,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
@@ -626,7 +633,7 @@ class SinkMove:
         :raises TopicRecreated: a topic that has such records was deleted since.
         :raises Fenced: a newer attempt has taken over.
         """
-        from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters
+        from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters, find_resent
         from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
         splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
@@ -634,8 +641,13 @@ class SinkMove:
         # A cheap check for an attempt that was suspended after the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         known, tolerance = find_known_dead_letters(ledger), None
+        resent = find_resent(ledger) if window.replay else {}
         if operator.errors.tolerates:
-            tolerance = Tolerance(letters is not None, letters.sent(ledger) if letters else {})
+            sent = known.sent(window.replay) if known and letters else {}
+            both = {tp: offsets | sent.get(tp, frozenset()) for tp, offsets in resent.items()}
+            tolerance = Tolerance(letters is not None, {**sent, **both})
+        elif resent:
+            raise ValidationError([make_resent_problem(window, resent)])
         if known is not None:
             refuse_lost_topics(operator.kafka, window, known.list_topic_ids(window.replay))
         refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))

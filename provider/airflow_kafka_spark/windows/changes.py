@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from airflow_kafka_spark.windows.dead_letters import Runs, decode_offsets, encode_offsets
 from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition
 
 Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "resend", "rebind", "rename"]
@@ -33,6 +34,7 @@ class Change:
     :param landed: offsets of the records that the open windows had published before they were given up; None if unknown. For
         ``resend``: offsets of the dead letters that were sent again.
     :param published: for ``forget``: totals of what the pipeline had published.
+    :param resent: for ``resend``: offsets of the records that were sent again, in the partitions that they came from.
     :param window: for ``replay`` and ``resend``: number of the window; for ``rebind``: number of an open window that may change
         its binding, too; for ``forget``: number of the last window, which is not used again; otherwise 0.
     :param name: for ``replay`` and ``resend``: name of the data interval, empty for a window without one; for ``rename``: the
@@ -54,6 +56,7 @@ class Change:
     replay: int = 0
     landed: tuple[Landed, ...] | None = None
     published: Mapping[TopicPartition, Published] = field(default_factory=dict)
+    resent: Mapping[TopicPartition, Runs] = field(default_factory=dict)
     offset: int = field(default=-1, compare=False)
 
     @property
@@ -72,6 +75,7 @@ def change_to_json(change: Change) -> dict[str, Any]:
     facts = {
         **({"landed": landed_to_json(change.landed)} if change.landed is not None else {}),
         **({"published": published_to_json(change.published)} if change.published else {}),
+        **({"resent": encode_offsets(change.resent)} if change.resent else {}),
     }
     return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **facts}
 
@@ -88,6 +92,7 @@ def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
         "discarded": tuple(value["discarded"]),
         "landed": landed_from_json(value["landed"]) if "landed" in value else None,
         "published": published_from_json(value.get("published", ())),
+        "resent": decode_offsets(value.get("resent", ())),
     }
     return Change(**{**facts, **offsets, **parsed, "offset": offset})
 

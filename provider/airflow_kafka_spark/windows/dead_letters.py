@@ -137,7 +137,8 @@ class Batch:
     :param replay: number of the replay that sent them; 0 for the first move of the window.
     :param token: token of the attempt that sent them.
     :param offsets: offsets of the records, by the partition that they were read from.
-    :param landed: offsets of their copies in the target topic.
+    :param landed: offsets of their copies in the target topic; empty if no dead letters were needed
+        (:attr:`has_earlier_letters`).
     :param routed: topic to which a transform routed the records instead of the sink; empty for dead letters.
     :param topic_id: id of the target topic when they were sent; "" if unknown.
     """
@@ -152,6 +153,12 @@ class Batch:
     @property
     def records(self) -> int:
         return sum(end - start for runs in self.offsets.values() for start, end in runs)
+
+    @property
+    def has_earlier_letters(self) -> bool:
+        """True if a replay has left out the records without sending dead letters, because those were sent before: by an earlier
+        replay, or again to the topics that the records came from."""
+        return not (self.landed or self.routed)
 
 
 @dataclass(frozen=True)
@@ -181,8 +188,8 @@ class DeadLetters:
     :param batches: batches that were sent, the oldest first.
     :param offset: offset of this record in the ledger partition; -1 if it was not read from there.
     :param captured: the records that are routed to other sinks.
-    :param skipped: pairs of a replay and the number of bad records that it left out without sending a dead letter, because none
-        was requested or an earlier replay had sent it. Replays without such records are missing.
+    :param skipped: pairs of a replay and the number of bad records that it left out without a dead letter, because none was
+        requested. Replays without such records are missing.
     """
 
     window: int
@@ -193,9 +200,9 @@ class DeadLetters:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
-        """Return the offsets of the records that were sent as dead letters.
+        """Return the offsets of the records that are dead letters.
 
-        :param replay: the replay that sent them; None (default) for all.
+        :param replay: the replay that has left them out, whether it sent them or found them sent; None (default) for all.
         """
         return _list_offsets_by_partition(b for b in self.batches if not b.routed and replay in (None, b.replay))
 
@@ -211,16 +218,40 @@ class DeadLetters:
 
     def without_topics(self, topic_ids: Collection[str]) -> DeadLetters:
         """Return a copy without the records in topics with these ids, so that they are sent again."""
-        return replace(self, batches=tuple(batch for batch in self.batches if batch.topic_id not in topic_ids))
+        if not topic_ids:
+            return self
+        # It is not known which of these topics has the letters of a batch that needed none of its own.
+        kept = (batch for batch in self.batches if batch.topic_id not in topic_ids and not batch.has_earlier_letters)
+        return replace(self, batches=tuple(kept))
 
     def list_topic_ids(self, replay: int) -> list[tuple[str, str]]:
         """Return the topics that a replay has sent records to, each with the id that it had then."""
-        return [(batch.routed or self.topic, batch.topic_id) for batch in self.batches if batch.replay == replay]
+        mine = (batch for batch in self.batches if batch.replay == replay and not batch.has_earlier_letters)
+        return [(batch.routed or self.topic, batch.topic_id) for batch in mine]
 
     @property
     def landed(self) -> tuple[Landed, ...]:
         """Return the offsets of the dead letters in their topic, by partition."""
         return merge_landed(part for batch in self.batches if not batch.routed for part in batch.landed)
+
+    def list_letters_of(self, offsets: Mapping[TopicPartition, Set[int]]) -> tuple[Landed, ...]:
+        """Return the offsets of the dead letters of some records in their topic, by partition. Other letters may lie between."""
+        batches = (b for b in self.batches if not b.routed)
+        having = (b for b in batches if any(offsets.get(tp, frozenset()) & list_run_offsets(r) for tp, r in b.offsets.items()))
+        return merge_landed(part for batch in having for part in batch.landed)
+
+    def find_absent(self, first: int, last: int) -> dict[TopicPartition, frozenset[int]]:
+        """Return the offsets of the records that are dead letters, and not in the sink.
+
+        :param first: the newest replay that is known to be in the sink.
+        :param last: the newest replay. Those after ``first`` were given up, so that either may be in the sink: only records that
+            all of them have left out are certainly absent.
+        """
+        found = self.sent(first)
+        for replay in range(first + 1, last + 1):
+            left_out = self.sent(replay)
+            found = {tp: offsets & left_out.get(tp, frozenset()) for tp, offsets in found.items()}
+        return {tp: offsets for tp, offsets in found.items() if offsets}
 
     @property
     def routes(self) -> tuple[Landed, ...]:
@@ -273,13 +304,10 @@ def dead_letters_from_json(window: int, value: Mapping[str, Any], offset: int = 
 
 
 def _batch_to_json(batch: Batch) -> dict[str, Any]:
-    """Return a batch as JSON. Each run is written as its distance from the end of the previous one and its length:
-    ``[12, 1, 5, 3]``.
-    """
     return {
         "replay": batch.replay,
         "token": batch.token,
-        "offsets": [[*tp, _encode_runs(runs)] for tp, runs in sorted(batch.offsets.items())],
+        "offsets": encode_offsets(batch.offsets),
         "landed": [[p.topic, p.partition, p.first, p.last, p.records] for p in batch.landed],
         **({"routed": batch.routed} if batch.routed else {}),
         **({"topic_id": batch.topic_id} if batch.topic_id else {}),
@@ -287,9 +315,19 @@ def _batch_to_json(batch: Batch) -> dict[str, Any]:
 
 
 def _batch_from_json(value: Mapping[str, Any]) -> Batch:
-    offsets = {TopicPartition(topic, partition): _decode_runs(distances) for topic, partition, distances in value["offsets"]}
     landed = tuple(Landed(*part) for part in value["landed"])
-    return Batch(value["replay"], value["token"], offsets, landed, value.get("routed", ""), value.get("topic_id", ""))
+    offsets, routed = decode_offsets(value["offsets"]), value.get("routed", "")
+    return Batch(value["replay"], value["token"], offsets, landed, routed, value.get("topic_id", ""))
+
+
+def encode_offsets(offsets: Mapping[TopicPartition, Runs]) -> list[list[Any]]:
+    """Return ``[[topic, partition, [distance, length, ...]], ...]``. Each run is written as its distance from the end of the
+    previous one and its length."""
+    return [[*tp, _encode_runs(runs)] for tp, runs in sorted(offsets.items())]
+
+
+def decode_offsets(value: Iterable[Sequence[Any]]) -> dict[TopicPartition, Runs]:
+    return {TopicPartition(topic, partition): _decode_runs(distances) for topic, partition, distances in value}
 
 
 def _encode_runs(runs: Runs) -> list[int]:

@@ -50,7 +50,12 @@ from airflow_kafka_spark.windows.codec import (
     window_from_json,
     window_to_json,
 )
-from airflow_kafka_spark.windows.dead_letters import DeadLetters, dead_letters_from_json, dead_letters_to_json
+from airflow_kafka_spark.windows.dead_letters import (
+    DeadLetters,
+    dead_letters_from_json,
+    dead_letters_to_json,
+    list_run_offsets,
+)
 from airflow_kafka_spark.windows.interval import Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive, Intervals, archive_from_json, archive_to_json
 from airflow_kafka_spark.windows.model import (
@@ -267,10 +272,10 @@ class Memory:
 
     @property
     def counted_resends(self) -> tuple[Change, ...]:
-        """The changes that have sent dead letters again, for windows that the ledger still holds. Dead letters of other windows
-        cannot be sent again."""
+        """The changes that have sent dead letters again, for windows that may be replayed: data intervals, and windows that the
+        ledger still holds."""
         found = [c for c in self.controls.values() if c.action == "resend"]
-        return tuple(c for c in found if (c.name in self.intervals.recent if c.name else c.window in self.entries))
+        return tuple(c for c in found if c.name or c.window in self.entries)
 
     def resends(self, window: int, name: str) -> tuple[Change, ...]:
         """Return the changes that have sent the dead letters of a window again, the oldest first.
@@ -280,6 +285,16 @@ class Memory:
         """
         found = [c for c in self.controls.values() if c.action == "resend" and (c.window, c.name) == (window, name)]
         return tuple(sorted(found, key=lambda c: c.number))
+
+    def find_resent(self, window: Window) -> dict[TopicPartition, frozenset[int]]:
+        """Return the offsets of the dead letters of a window that were sent again to the topics that they came from. Their copies
+        are in other windows, so a replay of this one leaves them out."""
+        name = Interval.of_ms(*window.interval).name if window.interval else ""
+        found: dict[TopicPartition, frozenset[int]] = {}
+        for change in self.resends(window.number, name):
+            for tp, runs in change.resent.items():
+                found[tp] = found.get(tp, frozenset()) | list_run_offsets(runs)
+        return found
 
     def find_rebind_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
         """Return the newest ``rebind`` after a binding was recorded, which allows another destination or task; None without one.

@@ -292,7 +292,7 @@ class Report:
                 (self.records_filtered, "filtered"),
                 (self.records_routed - self.records_captured, "routed to other topics"),
                 (self.records_captured, "routed to other sinks"),
-                (self.records_rejected - sum(p.records for p in self.dead_letters), "rejected"),
+                (max(0, self.records_rejected - sum(p.records for p in self.dead_letters)), "rejected"),
                 (sum(p.records for p in self.dead_letters), "dead letters"),
                 (sum(g.end - g.start for g in self.gaps), "offsets lost to retention"),
                 (self.records_removed, "removed from the topic since they were committed"),
