@@ -18,7 +18,7 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 def spark() -> Iterator[SparkSession]:
     """Yield the process's session, with the time zone that the operators give theirs."""
     session = spark_session()
-    with applied(session, SETTINGS):
+    with applied(session, SETTINGS | INTERPRETED):
         yield session
 
 
@@ -27,8 +27,6 @@ def outcomes(spark: SparkSession) -> dict[str, Outcome]:
     """Return the outcomes of the cases of all files here, by name."""
     from tests.transforms import test_chain, test_connect_examples
 
-    found = run(spark, test_chain.CASES)
-    with applied(spark, INTERPRETED):
-        found |= run(spark, test_connect_examples.CASES)
+    found = run(spark, [*test_chain.CASES, *test_connect_examples.CASES])
     assert len(found) == len(test_chain.CASES) + len(test_connect_examples.CASES)
     return found
