@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka import log as first_records
@@ -19,6 +18,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.times import get_current_milliseconds
+from tests.support.producers import find_producer
 from tests.support.runs import fails_at
 
 BEGIN = 1_750_000_000_000
@@ -37,7 +37,7 @@ class Topic:
 
     def produce(self, *stamps, partition=0):
         """Produce one record for each item, with a timestamp that many minutes after the beginning, or given in milliseconds."""
-        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True})
+        producer = find_producer(self.kafka, self.name)
         failed = []
         for stamp in stamps:
             at = stamp if stamp > BEGIN else BEGIN + round(stamp * MINUTE)

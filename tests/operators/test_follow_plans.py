@@ -18,6 +18,7 @@ from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.support.control import forget, reset, skip
 from tests.support.dry import DryOperator
 from tests.support.oracle import wait_stable
+from tests.support.producers import find_producer
 from tests.support.runs import run
 
 
@@ -41,7 +42,7 @@ class Pair:
     # --- upstream ---
 
     def produce(self, *counts: int) -> tuple[Landed, ...]:
-        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True})
+        producer = find_producer(self.kafka, self.topic)
         landed: list[Landed] = []
 
         def done(error, message) -> None:

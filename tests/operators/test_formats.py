@@ -17,6 +17,7 @@ from airflow_kafka_spark.transforms import InsertField, ReplaceField
 from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
+from tests.support.producers import find_producer
 from tests.support.registry import serializer
 
 OLD = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}
@@ -116,8 +117,7 @@ def test_change_events_of_debezium_make_a_table_equal_to_their_source(table: Pip
     if how == "transformed avro":
         options |= {"value": Debezium(avro), "key": avro, "transforms": [ReplaceField(exclude="more")]}
     wire = {part: serializer(registry.url, schema, part) for part, schema in (("key", ROW_KEY), ("value", EVENT))}
-    # Idempotent: the order stays even if a batch is sent twice.
-    producer, state = Producer({**table.kafka.connection_extra(), "enable.idempotence": True}), {}
+    producer, state = find_producer(table.kafka, table.topic), {}
 
     def send(op: str, number: int, amount: str | None = None) -> None:
         if how == "transformed avro":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BadRecords, DataLoss, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
@@ -15,6 +14,7 @@ from tests.support.control import replay, skip
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import row_of
+from tests.support.producers import find_producer
 
 
 def ask(action, pipeline, **options):
@@ -124,7 +124,7 @@ def test_a_poisoned_window_is_skipped_and_the_next_one_continues_with_nothing_do
     table.run("run1")
     before = table.committed()
     table._produced += 1
-    producer = Producer({**table.kafka.connection_extra(), "enable.idempotence": True})
+    producer = find_producer(table.kafka, table.topic)
     producer.produce(table.topic, b"no json", b"poison", 0)
     assert producer.flush(60) == 0
     table.produce(20)

@@ -24,14 +24,19 @@ SECONDS = 0.5
 TICKS = os.sysconf("SC_CLK_TCK")
 WORKER, RUN = b"PYTEST_XDIST_WORKER=", b"PYTEST_XDIST_TESTRUNUID="
 
-KINDS = (
-    (b"kafka.Kafka", "brokers"),
-    (b"org.apache.spark", "Spark"),
-    (b"java", "other JVMs"),
+# Kinds of processes, by a part of the path of their program ...
+PROGRAMS = (
     (b"chrom", "browsers"),
     (b"mariadb", "MariaDB"),
     (b"mysqld", "MariaDB"),
     (b"postgres", "PostgreSQL"),
+)
+
+# ... and those of Java and Python, by a part of their arguments.
+KINDS = (
+    (b"kafka.Kafka", "brokers"),
+    (b"org.apache.spark", "Spark"),
+    (b"java", "other JVMs"),
     (b"spark_daemon", "Python workers"),
     (b"python_daemon", "Python workers"),
     (b"pyspark", "Python workers"),
@@ -114,7 +119,9 @@ class CpuMeter:
         if not worker and b"import sys;exec(eval(sys.stdin.readline()))" in command:
             worker, kind = self._number(pid), "test processes"
         else:
-            kind = next((name for part, name in KINDS if part in command), "other Python")
+            program = command.partition(b"\0")[0]
+            known_by = [*(name for part, name in PROGRAMS if part in program), *(name for part, name in KINDS if part in command)]
+            kind = known_by[0] if known_by else "other Python"
         if known is None or known.kind != kind:
             self.starts[kind] += bool(worker)
         return Process(kind, worker, 0.0 if known is None else known.seconds)

@@ -9,16 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.formats import String
-from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.windows.model import Applied
 from airflow_kafka_spark.windows.report import Report
 from tests.support.intervals import BEGIN, hour
+from tests.support.producers import find_producer
 from tests.support.runs import Victim
 from tests.support.runs import run as run_here
 
@@ -98,9 +96,10 @@ class Dry:
 
     def produce(self, *minutes: float, topic: str | None = None, partition: int = 0) -> None:
         """Produce one record for each number, that many minutes after the beginning."""
-        producer = Producer({**ALL_BROKERS, **self.kafka.connection_extra(), "enable.idempotence": True})
+        topic = topic or self.topic
+        producer = find_producer(self.kafka, topic)
         for minute in minutes:
-            producer.produce(topic or self.topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
+            producer.produce(topic, b"v", None, partition, timestamp=BEGIN_MS + round(minute * MINUTE_MS))
         assert producer.flush(60) == 0
 
     def attempt(

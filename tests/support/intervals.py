@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from confluent_kafka import Producer
-
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows import interval_archive, interval_boundaries
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline, make, order, row_of
+from tests.support.producers import find_producer
 from tests.support.runs import Victim
 
 HOURS = 6
@@ -68,8 +67,7 @@ class Intervals:
 
     def produce(self, *minutes: float, partition: int | None = None) -> None:
         """Produce one record for each number, with a timestamp that many minutes after the beginning."""
-        # Idempotent: the order stays even if a batch is sent twice.
-        producer = Producer({**self.pipeline.kafka.connection_extra(), "enable.idempotence": True})
+        producer = find_producer(self.pipeline.kafka, self.pipeline.topic)
         for minute in minutes:
             at = round((BEGIN + timedelta(minutes=minute)).timestamp() * 1000)
             place = self.sent % 3 if partition is None else partition

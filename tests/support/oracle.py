@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.testing._processes import wait_until
 
 
@@ -39,7 +40,7 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bo
 
     :return: False if they do not within so many seconds, because a transaction was left open.
     """
-    admin = AdminClient({**config, "log_level": 0, "error_cb": lambda error: None})
+    admin = AdminClient({**ALL_BROKERS, **config, "log_level": 0, "error_cb": lambda error: None})
 
     def ends(level: IsolationLevel) -> dict[int, int]:
         partitions = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=60).topics[topic].partitions]
@@ -70,6 +71,7 @@ def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = Tru
         wait_stable(config, topic)
     consumer = Consumer(
         {
+            **ALL_BROKERS,
             **config,
             "group.id": "oracle",
             "isolation.level": "read_committed",
@@ -84,7 +86,7 @@ def committed_messages(config: dict[str, Any], topic: str, *, stable: bool = Tru
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in bounds.items()])
         left, messages = {p for p, (low, high) in bounds.items() if low < high}, []
         while left:
-            for message in consumer.consume(1000, 0.1):
+            for message in (*consumer.consume(1, 0.1), *consumer.consume(1000, 0)):
                 if message.error() is None:
                     messages.append(message)
                 elif message.error().code() == KafkaError._PARTITION_EOF:

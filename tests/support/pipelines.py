@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import warm
 from tests.support.oracle import committed_records, same_multiset, windows_tile
+from tests.support.producers import find_producer
 from tests.support.runs import Attempts
 from tests.support.waiting import eventually, settled
 
@@ -125,14 +127,13 @@ class Pipeline(Attempts):
 
     def produce(self, count: int, *, transaction: str | None = None) -> None:
         """Produce more orders; ``transaction`` is ``commit`` or ``abort``."""
-        # A record that is sent again on a slow broker must not be there twice: tests count records and offsets.
-        settings: dict[str, Any] = {**self.kafka.connection_extra(), "linger.ms": 20, "enable.idempotence": True}
         if transaction:
-            settings["transactional.id"] = f"{self.topic}-{self._produced}"
-        producer = Producer(settings)
-        if transaction:
+            settings = {**ALL_BROKERS, **self.kafka.connection_extra(), "transactional.id": f"{self.topic}-{self._produced}"}
+            producer = Producer(settings)
             producer.init_transactions(60)
             producer.begin_transaction()
+        else:
+            producer = find_producer(self.kafka, self.topic)
         for number in range(self._produced, self._produced + count):
             producer.produce(self.topic, order(number), str(number).encode())
         self._produced += count
@@ -149,7 +150,7 @@ class Pipeline(Attempts):
         numbers = range(self._produced, self._produced + count)
         settings: dict[str, Any] = {"transactional.id": f"{self.topic}-{self._produced}", "transaction.timeout.ms": 900_000}
         settings |= {"log_level": 0, "error_cb": lambda error: None}  # the broker may be killed meanwhile
-        producer = Producer({**self.kafka.connection_extra(), **settings})
+        producer = Producer({**ALL_BROKERS, **self.kafka.connection_extra(), **settings})
         producer.init_transactions(60)
         producer.begin_transaction()
         partitions = len(producer.list_topics(self.topic, timeout=60).topics[self.topic].partitions)
@@ -211,7 +212,8 @@ class Pipeline(Attempts):
         """
         level = "read_committed" if stable else "read_uncommitted"
         # Not the admin client: it ends the process when the group's coordinator is not ready (librdkafka 2.16).
-        consumer = Consumer({**self.kafka.connection_extra(), "group.id": self.name, "isolation.level": level})
+        settings = {**ALL_BROKERS, **self.kafka.connection_extra(), "group.id": self.name, "isolation.level": level}
+        consumer = Consumer(settings)
 
         def look() -> list[TopicPartition]:
             try:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.dead_letters import BAD, PREFIX, decode_headers, is_bad
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import SPARK, create_ledger, order
+from tests.support.producers import find_producer
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
 
@@ -68,9 +67,8 @@ class Relay(Attempts):
         )
         self._sent += count
 
-    def records_in(self, records: Any, **settings: Any) -> None:
-        # Idempotent: the order stays even if a batch is sent twice.
-        producer = Producer({**self.kafka.connection_extra(), "enable.idempotence": True, "linger.ms": 20, **settings})
+    def records_in(self, records: Any) -> None:
+        producer = find_producer(self.kafka, self.topic)
         for at, (key, value, headers) in enumerate(records):
             producer.produce(self.topic, value, key, timestamp=1_750_000_000_000 + at, headers=headers)
             producer.poll(0)

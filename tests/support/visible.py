@@ -67,9 +67,6 @@ def facts_of(dag_id: str, run_id: str) -> dict[str, Any]:
 
 
 def main(options: dict[str, Any], result: Path) -> None:
-    from airflow.utils.db import initdb
-
-    initdb()
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.dagrun import DagRun

@@ -654,7 +654,6 @@ def read_span(
         with consumers.lend((tp, config.get("isolation.level")), make, span.start) as lent:
             lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, span.start)])
             while True:
-                # The timeout is short, because consume() waits for the full number of records, even at the end of the partition.
                 messages: list[Any] = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
                 for message in messages:
                     at_end = message.error() is not None

@@ -15,7 +15,7 @@ from threading import Event, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from airflow_kafka_spark.errors import KafkaSparkError, KafkaUnavailable
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, drop_group_refusals
 from airflow_kafka_spark.ui.airflow_metadata import (
     DEFAULT_CONNECTION,
     DEFAULT_TOPIC,
@@ -396,8 +396,9 @@ class _LedgerConsumer:
         import confluent_kafka
 
         hook = self._hook
-        messages = consume_messages(
-            self._consumer, READ_BATCH, 0.5, hook.config, f"reading ledger {self._topic}", conn_id=hook.conn_id
+        # The whole half second, unless there are very many: what is shown is made anew after each call.
+        messages = drop_group_refusals(
+            self._consumer.consume(READ_BATCH, 0.5), hook.config, f"reading ledger {self._topic}", conn_id=hook.conn_id
         )
         found: list[tuple[int, LedgerRecord | None]] = []
         for message in messages:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.testing.airflow import SqliteDatabase
 from tests.support.pipelines import pipeline
 from tests.support.runs import ROOT
 
@@ -67,6 +68,12 @@ def seen(kafka, postgres, tmp_path_factory):
             "AIRFLOW_HOME": str(directory / "home"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         }
+        (directory / "home").mkdir()
+        metadata = SqliteDatabase(directory / "home")
+        metadata.start()
+        env |= metadata.settings
+        migration = [sys.executable, "-m", "airflow", "db", "migrate"]
+        metadata.migrate(env, lambda: subprocess.run(migration, env=env, capture_output=True, timeout=550, check=True))
         given = json.dumps({"dag_id": DAG, "arguments": options, "fault": "job.done", "broker": kafka.connection_extra()})
         command = [sys.executable, "-m", "tests.support.visible", given, str(result)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)

@@ -224,19 +224,22 @@ def name_missing_rights(
 def consume_messages(
     consumer: Consumer, most: int, timeout: float, config: Mapping[str, Any], doing: str, *, conn_id: str = ""
 ) -> list[Message]:
-    """Return the next messages of a consumer that reads assigned partitions.
+    """Return the next messages of a consumer that reads assigned partitions: the first one, and those that have come with it.
 
     Such a consumer needs no right on its group, because it neither joins it nor commits to it. But librdkafka looks up the
     coordinator of the group, and returns a refusal of that request instead of a record. Such refusals are left out.
 
     :param most: maximum number of messages.
-    :param timeout: maximum seconds to wait for them.
+    :param timeout: maximum seconds to wait for the first one.
     :param config: the consumer's configuration, for the error.
     :param doing: the action, for the error.
     :param conn_id: the connection; "" (default) if unknown.
     :raises RightMissing: the user may not read a topic.
     """
-    messages: list[Message] = consumer.consume(most, timeout)
+    # A call for several messages waits until it has as many, or for the whole of its time.
+    messages: list[Message] = consumer.consume(1, timeout)
+    if messages and most > 1:
+        messages += consumer.consume(most - 1, 0)
     return drop_group_refusals(messages, config, doing, conn_id=conn_id)
 
 
@@ -425,6 +428,11 @@ class KafkaCalls:
         :raises KafkaUnavailable: no broker answers.
         """
         return self.request_one("connecting", lambda client, timeout: client.describe_cluster(request_timeout=timeout)).cluster_id
+
+    def ensure_connected(self) -> None:
+        """Call :meth:`connect`, unless a broker has answered before. Use it before a call of a client that only times out."""
+        if not self._connected:
+            self.connect()
 
     def request_one(
         self,

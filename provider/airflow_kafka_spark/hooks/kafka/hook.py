@@ -239,7 +239,7 @@ class KafkaHook(KafkaBaseHook):
         from confluent_kafka import KafkaException
 
         calls = self._calls
-        calls.connect()
+        calls.ensure_connected()
         try:
             names = frozenset(calls.client.list_topics(timeout=self.timeout).topics)
         except KafkaException as error:
@@ -336,9 +336,13 @@ class KafkaHook(KafkaBaseHook):
         :param topics: topics, for all their partitions, or single partitions.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        return self._offsets(self._partitions(topics))
+        return self.offsets_of_existing(self._partitions(topics))
 
-    def _offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+    def offsets_of_existing(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+        """Return what :meth:`offsets` returns, without asking again whether the partitions exist.
+
+        :param partitions: partitions that :meth:`describe_topics` has just returned.
+        """
         from confluent_kafka.admin import OffsetSpec
 
         # All three only grow. Read in this order, low <= lso <= high holds while others write, delete and commit.

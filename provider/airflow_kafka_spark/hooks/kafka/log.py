@@ -70,7 +70,7 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
     :param topics: names of topics; those that do not exist are left out of the answer.
     """
     described = hook.describe_topics(sorted(topics), missing="omit")
-    offsets = hook.offsets([tp for topic in described.values() for tp in topic.topic_partitions])
+    offsets = hook.offsets_of_existing([tp for topic in described.values() for tp in topic.topic_partitions])
     return Log(
         cluster_id=hook.cluster_id(),
         topic_ids={name: topic.topic_id for name, topic in described.items()},
@@ -213,7 +213,7 @@ def read_records(
 
     described = hook.describe_topics({tp.topic for tp in ranges}, missing="omit")
     existing = [tp for tp in ranges if tp.topic in described and tp.partition in described[tp.topic].partitions]
-    bounds = hook.offsets(existing) if existing else {}
+    bounds = hook.offsets_of_existing(existing) if existing else {}
     starts = {tp: max(ranges[tp][0], bounds[tp].low) for tp in existing}
     left = {tp: end for tp in existing if starts[tp] < (end := min(ranges[tp][1], bounds[tp].lso))}
     if not left:

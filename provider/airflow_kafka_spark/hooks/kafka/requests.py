@@ -367,7 +367,7 @@ def read_committed(
     doing = f"reading the committed offsets of group {group_id}"
     rights = [Right("group", "Describe", group_id), Right("topic", "Describe")]
     # This call reports a wrong password at once; the consumer would only time out.
-    calls.connect()
+    calls.ensure_connected()
     settings = {**ALL_BROKERS, **make_consumer_config(config, **{"group.id": group_id, "error_cb": calls.events.on_error})}
     if not stable:
         settings["isolation.level"] = "read_uncommitted"

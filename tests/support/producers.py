@@ -1,0 +1,39 @@
+"""The producer that a test process keeps for each broker."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from confluent_kafka import KafkaError, Producer
+
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
+from airflow_kafka_spark.testing import EmbeddedKafka
+
+SETTINGS = {**ALL_BROKERS, "linger.ms": 20, "enable.idempotence": True, "log_level": 0}
+
+_kept: dict[tuple[Any, ...], tuple[int | None, Producer]] = {}
+"""By process and connection: the process id of the broker, and the producer."""
+
+
+def find_producer(kafka: EmbeddedKafka, topic: str) -> Producer:
+    """Return an idempotent producer that knows the present partitions of a topic.
+
+    The order of records stays, and none is there twice, even if a batch is sent twice. A new producer waits half a second for its
+    id, so the one of a single broker is kept until that is restarted: then it may have lost what it knew of the producer.
+    """
+    connection = kafka.connection_extra()
+    # A fork must not touch the producer of its parent.
+    key, broker = (os.getpid(), *sorted(connection.items())), kafka.broker().pid
+
+    def note_error(error: KafkaError) -> None:
+        if error.fatal():
+            _kept.pop(key, None)
+
+    known, producer = _kept.get(key, (None, None))
+    if producer is None or known != broker:
+        producer = Producer({**SETTINGS, **connection, "error_cb": note_error})
+        if "," not in kafka.bootstrap_servers:
+            _kept[key] = broker, producer
+    producer.list_topics(topic, timeout=60)
+    return producer
