@@ -153,8 +153,7 @@ class TestBesideProgress:
         with pytest.raises(IntervalCut) as refused:
             dry.run(1)
         assert (refused.value.start, refused.value.began, refused.value.position) == (2, 4, 6)
-        report = dry.run(1, data_loss="skip")
-        assert (ranges(report), report["gaps"]) == ([("a", 6, 7)], [{"topic": dry.topic, "partition": 0, "start": 2, "end": 4}])
+        assert ranges(dry.run(1, data_loss="skip")) == [("a", 6, 7)]
         assert ranges(dry.run(2)) == [("a", 7, 8)]
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 4, 5, 6, 7]}
 
