@@ -30,12 +30,13 @@ from tests.sources.mysql_cdc.shop import CapturedTable
 from tests.sources.mysql_cdc.shop import captured as table_with_log
 from tests.sources.postgres_cdc.shop import Captured, captured
 from tests.support.cluster import Driver, connection
-from tests.support.control import forget, pause, rename, replay, reset, resume, skip
-from tests.support.dead_letters import check_sorted_out, produce_mixed
+from tests.support.control import forget, pause, rename, replay, resend, reset, resume, skip
+from tests.support.dead_letters import check_sorted_out, is_bad, produce_mixed
 from tests.support.intervals import BEGIN, make_archiving, usual_limits
+from tests.support.lenient import NOBODY, Lenient
 from tests.support.mariadb import missing
 from tests.support.oracle import same_multiset, wait_stable
-from tests.support.pipelines import CATALOGS, STORE_KINDS, Pipeline, files_rows, order, pipeline, row_of
+from tests.support.pipelines import CATALOGS, SCHEMA, STORE_KINDS, Pipeline, files_rows, order, pipeline, row_of
 from tests.support.relay import relay
 from tests.support.runs import Attempts, Victim
 from tests.support.s3 import EmbeddedS3
@@ -609,12 +610,17 @@ class FromBinlog(Subject):
 
 
 class WithDeadLetters(Subject):
-    """Good records in a sink, bad ones in a topic of dead letters."""
+    """Good records in a table, bad ones in a topic of dead letters, which are sent again, and become rows in replays."""
 
     def __init__(self, flow: Pipeline) -> None:
         super().__init__(flow, (*faults.POINTS, *faults.DEAD_LETTERS))
         self.flow, self.dead, self._sent = flow, f"dead-{flow.topic}", 0
+        self._resent: set[tuple[int, int]] = set()
+        self._mended: set[tuple[int, int]] = set()
+        with flow.postgres.connect(autocommit=True) as connection:
+            connection.execute(f'ALTER TABLE "{flow.place}" ADD COLUMN "window" text')
         flow.options |= {
+            "sink": PostgresSink(conn_id="warehouse", table=flow.place, window_column="window"),
             "errors_tolerance": "all",
             "errors_deadletterqueue_topic_name": self.dead,
             "errors_deadletterqueue_topic_replication_factor": 1,
@@ -625,8 +631,50 @@ class WithDeadLetters(Subject):
         produce_mixed(self.flow, count, 10, first=self._sent)
         self._sent += count
 
+    @property
+    def more_commands(self) -> Sequence[Callable[[random.Random], str | None]]:
+        return (self._send_again, self._send_again, self._replay, self._replay)
+
+    def _bad_of_last_window(self) -> set[tuple[int, int]]:
+        """Return the places of the bad records of the last window that were not sent again."""
+        spans = {r["partition"]: range(r["start"], r["end"]) for r in self.flow.reports[-1]["ranges"]}
+        bad = {(p, o) for p, o, _, value in self.flow.events() if is_bad(value) and o in spans.get(p, ())}
+        return bad - self._resent
+
+    def _send_again(self, chance: random.Random) -> str | None:
+        """Send the dead letters of the last window again. Those that a replay has made rows stay where they are."""
+        from airflow_kafka_spark.errors import ResendRefused
+
+        bad = self._bad_of_last_window() - self._mended
+        try:
+            done = self._ask(resend, window=int(self.flow.reports[-1]["window"]))
+        except ResendRefused:
+            assert not bad, "dead letters were not sent again"
+            return None
+        assert sum(part.records for part in done.sent_again) == len(bad)
+        self._resent |= bad
+        settled(self.flow.topic)
+        self.next_run()
+        self.run()
+        return "dead letters sent again"
+
+    def _replay(self, chance: random.Random) -> str | None:
+        """Replay the last window. A lenient format makes rows of its bad records, except of those that were sent again."""
+        if not any(r["start"] < r["end"] for r in self.flow.reports[-1]["ranges"]):
+            return None
+        bad, mends = self._bad_of_last_window(), chance.random() < 0.6
+        options: dict[str, Any] = {"value": Lenient(SCHEMA)} if mends else {}
+        facts = {**self.facts, "max_tries": 1}
+        self._ask(replay, window=int(self.flow.reports[-1]["window"]))
+        if chance.random() < 0.5:
+            point = chance.choice(self.points)
+            self.attempts.victim(self.run_id, fault=point, facts=facts, alone=True, **options).wait()
+        self.attempts.run(self.run_id, facts=facts, **options)
+        self._mended = self._mended | bad if mends else self._mended - bad
+        return "lenient replay" if mends else "replay"
+
     def check(self) -> int:
-        return sum(check_sorted_out(self.flow, self.dead))
+        return sum(check_sorted_out(self.flow, self.dead, [row_of(NOBODY)] * len(self._mended)))
 
 
 class IntoTwoSinks(Subject):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from confluent_kafka import Producer
@@ -45,10 +46,14 @@ def decode_headers(headers: list[tuple[str, bytes | None]]) -> dict[str, str]:
     return {name.removeprefix(PREFIX): (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
 
 
-def check_sorted_out(flow: Pipeline, topic: str) -> tuple[int, int]:
-    """Check that good records are in the sink and bad records are dead letters, each exactly once. Return the numbers of both."""
+def check_sorted_out(flow: Pipeline, topic: str, others: Sequence[tuple] = ()) -> tuple[int, int]:
+    """Check that good records are in the sink and bad records are dead letters, each exactly once. Return the numbers of both.
+
+    :param others: further rows of the sink.
+    """
     events = committed_records(flow.kafka.connection_extra(), flow.topic)
-    good = same_multiset((row_of(value) for *_, value in events if value is not None and not is_bad(value)), flow.rows())
+    expected = [row_of(value) for *_, value in events if value is not None and not is_bad(value)]
+    good = same_multiset([*expected, *others], flow.rows())
     there = []
     for key, value, _, headers in letters(flow.kafka.connection_extra(), topic):
         facts = decode_headers(headers)

@@ -182,6 +182,7 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
         topic_ids={**{t: i for t, i in position.topic_ids.items() if t not in stale}, **ids},
         cluster_id=log.cluster_id,
         moved=number,
+        began={tp: min(b, after.get(tp, b)) for tp, b in position.began.items() if tp.topic not in stale},
         # From here on, offsets decide which windows are followed.
         followed={},
         passed=(),

@@ -121,6 +121,29 @@ class BeginningDeleted(DataLoss):
         )
 
 
+class IntervalCut(PlanError):
+    """Raised when a data interval has records before and after those that windows without an interval have moved. One window has
+    one range of each partition, so it cannot have both.
+
+    :param topic: the topic.
+    :param partition: the partition.
+    :param start: the first offset of the interval.
+    :param began: the offset at which the first window without an interval began.
+    :param position: the offset that these windows have reached.
+    """
+
+    def __init__(self, topic: str, partition: int, start: int, began: int, position: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.start, self.began, self.position = start, began, position
+        super().__init__(
+            f"{topic}-{partition}: windows without an interval began at offset {began}, within the interval, and have reached "
+            f"{position}: the interval's records from {start} up to {began} were not moved",
+            expected="an interval that these windows have not divided",
+            action='To move the rest of the interval without these records, set `data_loss="skip"` for one run: they are then '
+            "recorded as a gap. To move them, too, read the interval with another pipeline, into another table",
+        )
+
+
 class OffsetsWentBack(PlanError):
     """Raised when a log ends before the position that the pipeline has reached.
 

@@ -266,7 +266,8 @@ class IntervalLedger(Ledger):
         position = self._parent.position
         for r in window.ranges:
             same_topic = position.topic_ids.get(r.topic) in (None, "", window.topic_ids.get(r.topic))
-            if r.span and same_topic and position.offsets.get(r.topic_partition, 0) > r.start:
+            began, passed = position.began.get(r.topic_partition, 0), position.offsets.get(r.topic_partition, 0)
+            if r.span and same_topic and r.start < passed and began < r.end:
                 self._withdraw_for(f"window {self._parent.last_number}")
 
     def _withdraw_for(self, other: str) -> NoReturn:

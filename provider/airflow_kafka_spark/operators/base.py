@@ -514,7 +514,11 @@ class WindowOperator(VisibleOperator):
             self.log.info("%s offsets, from the first open transaction on, are left to a later window", f"{window.held_back:,}")
         for gap in window.gaps:
             self.log.warning(
-                "Offsets [%d, %d) of %s-%d were deleted before they were read", gap.start, gap.end, gap.topic, gap.partition
+                "Offsets [%d, %d) of %s-%d are not read: they were deleted, or this window cannot have them",
+                gap.start,
+                gap.end,
+                gap.topic,
+                gap.partition,
             )
         return entry
 

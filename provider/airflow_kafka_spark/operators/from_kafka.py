@@ -425,6 +425,8 @@ class FromKafkaOperator(WindowOperator):
             max_records=self.read_options.record_limit,
         )
         self._compare_group(committed, position)
+        # The windows of a ledger that was lost have begun somewhere before this one.
+        is_first = not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets")
         window = Window(
             pipeline=ledger.pipeline,
             number=max(found.last_number, ledger.memory.last_used) + 1,
@@ -439,6 +441,7 @@ class FromKafkaOperator(WindowOperator):
             moved=position.moved,
             passed=position.passed,
             epochs=find_epochs(log, planned.ranges),
+            began={r.topic_partition: r.start for r in planned.ranges if r.start} if is_first else {},
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
             # There are fewer offsets than the limit of records, so reading cannot find more.

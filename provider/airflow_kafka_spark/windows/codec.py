@@ -87,6 +87,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"binding": binding_to_json(window.binding)} if window.binding else {}),
         **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
         **({"lost_topic_ids": list(window.lost_topic_ids)} if window.lost_topic_ids else {}),
+        **({"began": _offsets_to_json(window.began)} if window.began else {}),
     }
 
 
@@ -112,6 +113,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         binding=binding_from_json(value["binding"]) if value.get("binding") else None,
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
         lost_topic_ids=tuple(value.get("lost_topic_ids", ())),
+        began=_offsets_from_json(value.get("began", ())),
     )
 
 
@@ -265,7 +267,7 @@ def decode_result(text: str) -> SplitResult:
 
 def position_to_json(position: Position) -> dict[str, Any]:
     return {
-        "offsets": [[tp.topic, tp.partition, offset] for tp, offset in sorted(position.offsets.items())],
+        "offsets": _offsets_to_json(position.offsets),
         "topic_ids": dict(position.topic_ids),
         "cluster_id": position.cluster_id,
         **({"source": dict(position.source)} if position.source is not None else {}),
@@ -273,13 +275,14 @@ def position_to_json(position: Position) -> dict[str, Any]:
         **({"published": published_to_json(position.published)} if position.published is not None else {}),
         **({"moved": position.moved} if position.moved else {}),
         **({"passed": _gaps_to_json(position.passed)} if position.passed else {}),
+        **({"began": _offsets_to_json(position.began)} if position.began else {}),
         **_epochs_to_json(sorted(position.offsets), position.epochs),
     }
 
 
 def position_from_json(value: Mapping[str, Any]) -> Position:
     return Position(
-        offsets={TopicPartition(topic, partition): offset for topic, partition, offset in value["offsets"]},
+        offsets=_offsets_from_json(value["offsets"]),
         topic_ids=value.get("topic_ids", {}),
         cluster_id=value.get("cluster_id", ""),
         source=value.get("source"),
@@ -288,7 +291,17 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         published=published_from_json(value["published"]) if "published" in value else None,
         passed=_gaps_from_json(value.get("passed", ())),
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
+        began=_offsets_from_json(value.get("began", ())),
     )
+
+
+def _offsets_to_json(offsets: Mapping[TopicPartition, int]) -> list[list[Any]]:
+    """Return ``[[topic, partition, offset], ...]``."""
+    return [[tp.topic, tp.partition, offset] for tp, offset in sorted(offsets.items())]
+
+
+def _offsets_from_json(value: Iterable[Sequence[Any]]) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, partition): offset for topic, partition, offset in value}
 
 
 def _followed_to_json(followed: Mapping[str, FollowedWindow]) -> dict[str, Any]:

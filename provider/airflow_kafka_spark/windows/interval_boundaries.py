@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, LogTruncated
+from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, IntervalCut, LogTruncated
 from airflow_kafka_spark.windows.codec import encode_json, pack_values, unpack_values
 from airflow_kafka_spark.windows.interval import IntervalState, exclude_other_intervals
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
@@ -435,26 +435,41 @@ def plan_interval_ranges(
     data_loss: DataLossPolicy,
     others: Iterable[IntervalState] = (),
 ) -> Ranges:
-    """Return the offsets between two boundaries, per partition.
+    """Return the offsets between two boundaries, per partition, without those that other windows of the pipeline have moved.
 
     :param starts: by topic, the boundary of the interval's start.
     :param ends: by topic, the boundary of the interval's end.
     :param log: the present log.
-    :param position: position of the pipeline by windows without an interval. Offsets before it are not moved again.
+    :param position: position of the pipeline by windows without an interval. Offsets between the beginning of the first of them
+        and this position are not moved again.
     :param data_loss: ``fail`` refuses an interval whose records were deleted before they were read; ``skip`` records a gap.
     :param others: the other intervals of the pipeline, whose offsets are not moved again either.
+    :raises IntervalCut: the interval has records on both sides of these windows, and ``data_loss`` is ``fail``.
     :raises LogTruncated: the log was truncated below the interval's start or end, and has grown again.
     :raises DataLoss: records of the interval were deleted, or (:class:`~airflow_kafka_spark.errors.BeginningDeleted`) may have
         been.
     """
-    natural = []
+    natural: list[OffsetRange] = []
+    cut_off: list[OffsetRange] = []
+    passed_by: dict[TopicPartition, int] = {}
     for topic in sorted(topics):
         known, found = position.topic_ids.get(topic), log.topic_ids.get(topic)
         for partition, end in sorted(ends[topic].offsets.items()):
-            passed = position.offsets.get(TopicPartition(topic, partition), 0) if known in (None, "", found) else 0
-            start = min(max(starts[topic].offsets.get(partition, 0), passed), max(end, passed))
+            tp, begin = TopicPartition(topic, partition), starts[topic].offsets.get(partition, 0)
+            passed = position.offsets.get(tp, 0) if known in (None, "", found) else 0
+            began = position.began.get(tp, 0)
+            if begin < began and end <= passed:
+                # It begins before the pipeline's first window without an interval.
+                natural.append(OffsetRange(topic, partition, begin, max(begin, min(end, began))))
+                continue
+            if passed and begin < began:
+                cut_off.append(OffsetRange(topic, partition, begin, began))
+            start = min(max(begin, passed), max(end, passed))
             natural.append(OffsetRange(topic, partition, start, max(end, start)))
-    ranges, gaps = [], []
+            passed_by[tp] = passed
+    others = tuple(others)
+    gaps = _find_cut_off(exclude_other_intervals(cut_off, log.topic_ids, others), log, position, data_loss)
+    ranges = []
     for r in exclude_other_intervals(natural, log.topic_ids, others):
         tp, boundary = r.topic_partition, starts[r.topic]
         cut = log.diverged.get(tp, r.start)
@@ -466,8 +481,7 @@ def plan_interval_ranges(
         low = min(log.partitions[tp].low if tp in log.partitions else 0, r.end)
         # If the start is uncertain, the interval may have begun before the first offset that is left.
         is_known = r.start > boundary.offsets.get(r.partition, 0) or r.partition not in boundary.earliest
-        passed = position.offsets.get(tp, 0) if position.topic_ids.get(r.topic) in (None, "", log.topic_ids.get(r.topic)) else 0
-        wanted = r.start if is_known else max(passed, boundary.earliest[r.partition])
+        wanted = r.start if is_known else max(passed_by.get(tp, 0), boundary.earliest[r.partition])
         if wanted < low:
             if data_loss == "fail":
                 raise (
@@ -479,6 +493,24 @@ def plan_interval_ranges(
             r = replace(r, start=max(r.start, low))
         ranges.append(r)
     return Ranges(tuple(ranges), tuple(gaps), 0)
+
+
+def _find_cut_off(ranges: Iterable[OffsetRange], log: Log, position: Position, data_loss: DataLossPolicy) -> list[Gap]:
+    """Return the offsets of an interval that its window cannot have, because windows without an interval have moved offsets
+    between these and its others. Deleted ones are left out.
+
+    :raises IntervalCut: there are some, and ``data_loss`` is ``fail``.
+    """
+    gaps = []
+    for r in ranges:
+        tp = r.topic_partition
+        start = max(r.start, log.partitions[tp].low if tp in log.partitions else 0)
+        if start >= r.end:
+            continue
+        if data_loss == "fail":
+            raise IntervalCut(*tp, start, position.began[tp], position.offsets[tp])
+        gaps.append(Gap(*tp, start, r.end))
+    return gaps
 
 
 # --- records of the ledger ---------------------------------------------------------------------------------------------

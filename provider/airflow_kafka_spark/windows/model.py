@@ -215,6 +215,7 @@ class Window:
     :param binding: the task that planned it, its destination and its origin; None if unknown.
     :param epochs: leader epoch of each partition when its end was frozen. The log below the end was that leader's. A missing
         partition is unknown.
+    :param began: for the first window of a pipeline: the offsets at which it begins, without those that are 0.
     :param lost_topic_ids: ids of topics that were deleted with records of this window, if a ``rebind`` was made since: dead
         letter topics, and topics that filters, transforms or rows name. A window that goes to a sink sends them again.
     """
@@ -239,6 +240,7 @@ class Window:
     binding: Binding | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     lost_topic_ids: tuple[str, ...] = ()
+    began: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

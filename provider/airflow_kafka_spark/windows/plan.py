@@ -81,6 +81,7 @@ class Position:
     :param published: totals of what the pipeline has published itself; None if it publishes nothing, or if they are unknown.
     :param epochs: leader epoch of each partition when its offset was reached; unknown for missing partitions.
     :param passed: offsets that windows without records have skipped since the last window with records.
+    :param began: offsets at which the pipeline's first window began, which has moved none before them. 0 for missing partitions.
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Position:
     published: Mapping[TopicPartition, Published] | None = None
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     passed: tuple[Gap, ...] = ()
+    began: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,7 @@ def find_next_position(position: Position, window: Window) -> Position:
         published=position.published,
         epochs={**{tp: epoch for tp, epoch in position.epochs.items() if tp in kept and tp not in window.ends}, **window.epochs},
         passed=_merge_gaps(g for g in (*position.passed, *window.gaps) if g.topic not in moved) if window.is_empty else (),
+        began={**{tp: offset for tp, offset in position.began.items() if tp in kept}, **window.began},
     )
 
 

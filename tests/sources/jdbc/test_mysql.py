@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.jobs.watch import find_reason
-from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect
+from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect, MysqlSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
 from tests.sources.jdbc.kit import (
@@ -154,6 +154,16 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
         assert sorted(found) == [(n,) for n in range(1, 26)]
         assert [frozen.rows for frozen in seen] == [10, 10, 5]
         assert source.freeze(seen[-1].position).splits == ()
+    # Until a millisecond is over, rows may get its timestamp; here, a second.
+    shop.execute("ALTER TABLE t MODIFY at datetime NOT NULL")
+    moment = datetime(2026, 1, 1, 10, 0, 10, tzinfo=timezone.utc)
+    shop.execute("UPDATE t SET at = '2026-01-01 10:00:10' WHERE id <= 3")
+    shop.execute("UPDATE t SET at = '2026-01-01 10:00:11' WHERE id > 3")
+    source = JdbcSource(CONN, "shop.t", timestamp_column="at")
+    for seconds, rows in ((0.9, None), (1, 3), (1.9, 3), (2, 25)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MysqlSession, "now", lambda session, later=seconds: moment + timedelta(seconds=later))
+            assert source.freeze(None).rows == rows or not rows
     shop.execute("UPDATE t SET at = utc_timestamp() - interval 600 second WHERE id < 5")
     shop.execute("UPDATE t SET at = utc_timestamp() WHERE id >= 5")
     assert JdbcSource(CONN, "t", timestamp_column="at", delay=300).freeze(None).rows == 4

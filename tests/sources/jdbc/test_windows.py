@@ -223,6 +223,28 @@ def test_a_pass_that_is_cut_short_takes_rows_without_a_key_once(place: Place) ->
     assert sorted(found) == [(n,) for n in range(20)]
 
 
+@pytest.mark.parametrize(("kind", "later"), [("timestamp(0)", 600_000), ("timestamptz(1)", 0), ("timestamp", 0)])
+def test_a_row_that_changes_within_the_second_of_the_last_row_is_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, later: int
+) -> None:
+    """A column without a fraction gives such rows one timestamp, and the changed row may have a lower key than the last one."""
+    ten = datetime(2026, 1, 1, 10, 0, 10, tzinfo=timezone.utc)
+    place.execute(f'DROP TABLE IF EXISTS "t"; CREATE TABLE "t" (n int PRIMARY KEY, v int, at {kind} NOT NULL)')
+    place.execute("INSERT INTO t SELECT n, 0, '2026-01-01 10:00:10Z' FROM generate_series(1, 3) n")
+    now = ten + timedelta(milliseconds=400)
+    monkeypatch.setattr(PostgresSession, "now", lambda session: now)
+    source = source_of(place, timestamp_column="at", include_columns=["n", "v"])
+    first = through_json(source.freeze(None))
+    seen = [row for part in read(source, first.splits) for row in part]
+    # The statement began 0.1 s later, so a column of microseconds gets another timestamp.
+    at = ten + timedelta(milliseconds=500) if not later else ten
+    place.execute(f"UPDATE t SET v = 1, at = '{at.isoformat()}' WHERE n = 1")
+    now += timedelta(microseconds=later or 200_000)
+    second = through_json(source.freeze(first.position))
+    seen += [row for part in read(source, second.splits) for row in part]
+    assert dict(seen) == {1: 1, 2: 0, 3: 0}, "the last version of each row"
+
+
 def test_timestamps_wait_for_the_delay(place: Place) -> None:
     place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, local timestamp NOT NULL, day date NOT NULL)")
     # So far apart that none gets as old as the next one meanwhile.

@@ -44,6 +44,7 @@ class SourceColumn:
     :param nullable: True if it may hold NULL; a column of a query always may.
     :param literal: the type of a literal that is compared with it; empty if values of this type have no order.
     :param clock: ``zoned``, ``local`` or ``date`` if it can be compared with the database's clock, else empty.
+    :param clock_digits: number of digits of a second's fraction that it holds, 0 to 6.
     :param increases: True if an incrementing cursor can be of this type.
     :param select: the SQL expression that Spark's JDBC reader reads, with ``{c}`` for the column.
     :param spark: the Spark expression that makes the value of what was read, with ``{c}`` for it.
@@ -59,6 +60,7 @@ class SourceColumn:
     nullable: bool
     literal: str
     clock: str = ""
+    clock_digits: int = 6
     increases: bool = False
     select: str = "{c}"
     spark: str = "{c}"

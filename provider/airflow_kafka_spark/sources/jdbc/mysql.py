@@ -317,8 +317,8 @@ class MysqlSession(DatabaseSession):
 
 
 _COLUMNS = """
-SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, character_set_name, collation_name,
-    privileges
+SELECT column_name, data_type, column_type, is_nullable, numeric_precision, COALESCE(numeric_scale, datetime_precision),
+    character_set_name, collation_name, privileges
 FROM information_schema.columns WHERE {condition} ORDER BY ordinal_position
 """
 
@@ -513,6 +513,7 @@ class ColumnMetadata:
 
     :param kind: the type's name in lower case, without sizes.
     :param declared: the type's name with sizes, for messages.
+    :param scale: number of digits after the point, also those of a second's fraction.
     :param collation: of a text, if it is known.
     """
 
@@ -537,6 +538,7 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
         nullable=metadata.nullable,
         literal=_find_literal_form(metadata),
         clock=_CLOCKS.get(metadata.kind, ""),
+        clock_digits=min(metadata.scale, 6) if metadata.kind in ("datetime", "timestamp") else 6,
         increases=metadata.kind in _INCREASING,
         select=select,
         spark=spark,

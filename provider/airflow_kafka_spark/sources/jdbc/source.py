@@ -54,9 +54,11 @@ class JdbcSource(JdbcSourceOptions, RowSource):
       before they are inserted (clients that reserve ranges of ids, a sequence with CACHE) and, on MariaDB and MySQL, all rows
       that are committed in another order than that of their values.
     - ``timestamp``: every row, and every version of it that is still the last one when its window is read, by a column that each
-      insert and update sets. Rows younger than ``delay`` are left to a later window. A row is missed if it becomes visible with a
-      timestamp before a published one: if its transaction was neither awaited (as above) nor complete within ``delay`` after the
-      timestamp.
+      insert and update sets. Rows younger than ``delay`` are left to a later window. So are those of the second that is not over
+      yet, if the column holds whole seconds (of the tenth of a second, if it holds tenths ...), because further rows may get the
+      same timestamp. If the column holds more digits than its writers fill, ``delay`` has to cover that unit. A row is missed if
+      it becomes visible with a timestamp before a published one: if its transaction was neither awaited (as above) nor complete
+      within ``delay`` after the timestamp.
     - ``timestamp+incrementing``: like ``timestamp``; rows of one timestamp are ordered by the incrementing column.
 
     A row that is updated while a window with a timestamp is open leaves that window, because its new timestamp lies after the

@@ -360,8 +360,16 @@ def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation,
     if options.effective_mode.startswith("timestamp") and clock:
         instant = order.session.now() - timedelta(seconds=options.delay)
         wall = find_lowest_clock(instant, timezone.utc if clock == "zoned" else ZoneInfo(options.db_timezone))
+        wall = _round_down(wall, order.columns[0].clock_digits)
         conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
     return _find_last_row(order, relation, conditions)
+
+
+def _round_down(wall: datetime, digits: int) -> datetime:
+    """Return a time without the digits of a second's fraction that a column does not hold. Until such a unit of time is over,
+    rows may still get its timestamp, also rows that come before others of it in the order of the window."""
+    unit = 10 ** (6 - digits)
+    return wall.replace(microsecond=wall.microsecond // unit * unit)
 
 
 def find_lowest_clock(instant: datetime, zone: tzinfo) -> datetime:
