@@ -22,11 +22,12 @@ from airflow.providers.common.compat.sdk import (
 )
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogBehind, Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import replace_wrong_arguments
+from airflow_kafka_spark.errors.arguments import describe_similar_arguments, find_rendered_none, replace_wrong_arguments
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+    from jinja2 import Environment
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.sources.base import RowSource
@@ -75,12 +76,16 @@ class KafkaSensor(BaseSensorOperator):
         wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
         self.kafka_conn_id = kafka_conn_id
         self.deferrable = deferrable
         self.retry_timeout = retry_timeout.total_seconds() if isinstance(retry_timeout, timedelta) else retry_timeout
         self.wait_for_topic = wait_for_topic
         self._open_probe: tuple[Probe, KafkaHook] | None = None
+        self._rendered_none: list[Problem] = []
 
     # --- for subclasses ---
 
@@ -146,14 +151,21 @@ class KafkaSensor(BaseSensorOperator):
             self._skip_if_never_fail(error)
             raise
 
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
+        """Render the sensor's templates, and note those that render to ``None``."""
+        given = {name: getattr(self, name) for name in self.template_fields}
+        super().render_template_fields(context, jinja_env)
+        self._rendered_none = [p for name in given for p in find_rendered_none(name, given[name], getattr(self, name))]
+
     # --- checks ---
 
     def _refuse_wrong_types(self, context: Mapping[str, Any]) -> None:
-        """Make sure that arguments have the declared types.
+        """Make sure that arguments have the declared types, and that no template renders to ``None``.
 
         :raises ValidationError: they do not; names all other problems, too.
         """
         sound, wrong = replace_wrong_arguments(self)
+        wrong = [*self._rendered_none, *wrong]
         if not wrong:
             return
         others: Sequence[Problem] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -139,6 +140,15 @@ def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
     ):
         with pytest.raises(TypeError, match=f"Did you mean `{meant}` for `{name}`"):
             to_sink(**{name: "x"})
+    parts: list[tuple[Any, str, str]] = [
+        (PostgresSink, "tabel", "table"),
+        (JdbcSource, "tabl", "table"),
+        (Json, "shema", "schema"),
+    ]
+    parts += [(Condition, "sqll", "sql"), (Sql, "colums", "columns"), (KafkaSink, "tpic", "topic")]
+    for part, name, meant in [*parts, (partial(KafkaLagSensor, task_id="task"), "grup_id", "group_id")]:
+        with pytest.raises(TypeError, match=f"Did you mean .?{meant}.?"):
+            part(**{name: "x"})
     with pytest.raises(TypeError, match="something_else") as error:
         to_sink(something_else=1, retries=3)
     assert "Did you mean" not in str(error.value)
@@ -259,6 +269,11 @@ def test_of_a_sensor(cls, given):
             for deferrable in (False, True):
                 sensor = cls(**{"task_id": "task", "deferrable": deferrable, **given, name: value})
                 assert any(name in p.where for p in complaints(sensor)), name
+    sensor = cls(**{"task_id": "task", **given, "kafka_conn_id": "{{ x }}"})
+    sensor.render_template_fields({"x": None})
+    assert {p.where: p.what for p in complaints(sensor)} == {
+        "kafka_conn_id": "`{{ x }}` renders to `None`: a value in it is None"
+    }
     wrong = {"retry_timeout": "long", "wait_for_topic": 1, "ledger_topic" if "pipeline" in given else "topics": 5}
     assert {p.where for p in complaints(cls(**{"task_id": "task", **given, **wrong}))} == set(wrong)
 

@@ -45,10 +45,16 @@ def test_all_problems_come_at_once(files):
         group_id=" ",
         max_records="many",
         data_loss="maybe",
+        read_timeout=-1,
+        ledger_topic="no-such-topic",
         value=Json(schema="id bigintt"),
+        sink=FilesSink("/proc/table"),
+        spark_conf={"executor.cores": "4"},
         spark_conn_id="nowhere",
     )
-    assert set(found) >= {"topics", "group_id", "max_records", "data_loss", "spark_conn_id"}
+    of_reading = {"topics", "group_id", "max_records", "data_loss", "read_timeout", "ledger_topic"}
+    assert set(found) >= {*of_reading, "spark_conf", "spark_conn_id", "sink.path"}
+    assert found["sink.path"].startswith("no directory can be created in /proc"), "also by root"
     assert any(where.startswith("value") for where in found)
 
 
@@ -56,6 +62,7 @@ def test_topics_or_a_pattern_are_given_and_match_what_is_there(files):
     for options in ({"topics": None}, {"topics_pattern": "orders.*"}):
         assert "topics" in problems(files, **options)["topics"], "exactly one of them"
     assert "no-such-topic" in problems(files, topics="no-such-topic")["topics"]
+    assert f"; there is `{files.topic}`" in problems(files, topics=f"{files.topic}s")["topics"]
     assert "no topic matches" in problems(files, topics=None, topics_pattern="no-such-.*")["topics_pattern"]
     assert "not a regular expression" in problems(files, topics=None, topics_pattern="(")["topics_pattern"]
 
@@ -74,6 +81,8 @@ def test_the_address_of_a_web_server_is_no_master():
         ("spark://LOCAL[2]:7077", "LOCAL[2]"),
     ):
         assert find_master_problem(master).startswith(f"`{host}` is no master of Spark")
+    for master in ("k8s://", "k8s://https://", "k8s://https://:6443", "spark://", "sc://", "mesos://host:5050", "yarn://"):
+        assert find_master_problem(master).startswith(f"`{master}` ")
     assert find_master_problem("k8s://https://host:6443") == find_master_problem("spark://a:7077,b:7077") == ""
     assert find_master_problem("spark://[::1]:7077") == find_master_problem("sc://head") == ""
 
@@ -81,6 +90,13 @@ def test_the_address_of_a_web_server_is_no_master():
 @pytest.mark.parametrize("host", ["local(2)", "local[two]", "local[0]", "local:2", "yarn-client"])
 def test_a_name_that_no_master_of_spark_has_is_found_before_a_jvm_starts(host):
     assert find_master_problem(host).startswith(f"`{host}` is no master of Spark; expected `local[*]`")
+
+
+def test_settings_of_spark_that_the_connection_decides_are_refused_and_a_host_may_have_its_port(files, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_DOWN", json.dumps({"conn_type": "spark", "host": "127.0.0.1:1"}))
+    found = problems(files, spark_conn_id="down", spark_conf={"spark.master": "local[4]"})
+    assert found["spark_conf"] == "`spark.master` is the host of the connection `down`"
+    assert "Nothing answers at 127.0.0.1:1: " in problems(files, spark_conn_id="down")["spark_conn_id"]
 
 
 def test_a_master_with_parentheses_starts_no_spark(files, monkeypatch):
@@ -105,6 +121,14 @@ def test_a_misspelt_tolerance_hides_no_other_mistake_of_bad_records(files):
 def test_a_template_that_renders_to_nothing_gives_no_pipeline_another_name(files):
     assert problems(files, pipeline=" ")["pipeline"] == "it is empty"
     assert problems(files, pipeline="")["pipeline"] == "it is empty"
+    given = {"topics": ["{{ x }}"], "group_id": "{{ x }}", "pipeline": "{{ x }}", "max_records": "{{ x }}", "max_errors": 2}
+    made = make(**{**files.arguments, **given, "place": "/lake/{{ x }}", "topics_pattern": None})
+    made.render_template_fields({"x": None})
+    with pytest.raises(ValidationError) as caught:
+        made.execute(context("run1"))
+    found = {problem.where: problem.what for problem in caught.value.problems}
+    assert set(found) == {*given, "sink.path"}
+    assert found["sink.path"] == "`/lake/{{ x }}` renders to `/lake/None`: a value in it is None"
 
 
 def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, monkeypatch, tmp_path):
@@ -300,6 +324,8 @@ def test_eight_mistakes_on_the_way_from_a_table_are_named_at_once_with_the_check
         found, unchecked = complaints(flow, **wrong, key="missing", source=source, transforms=UNKNOWN_FIELD)
         assert set(found) == {*places, "source.key", "sink.key"}
         assert unchecked == {"transforms": "source.key"}
+        found, unchecked = complaints(flow, source={**source, "query": "SELECT 1"}, key="missing")
+        assert set(found) == {"source"} and unchecked["sink columns"] == "source"
         found, _ = complaints(flow, topic=flow.arguments["ledger_topic"])
         assert found["sink.topic"].endswith("is the ledger of pipelines (`ledger_topic`)")
         found, unchecked = complaints(flow, **{**wrong, "topic": "no where"}, table="no_such_table", source=source)

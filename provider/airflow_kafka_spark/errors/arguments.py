@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import lru_cache
-from inspect import signature
+from inspect import Signature, signature
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", bytes: "bytes", NoneType: "None"}
 _SHOWN = 60
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.S)
+_NONE = re.compile(r"^\s*None\s*$|^\S*[/._:-]None([/._:-]\S*)?$|^None[/._:-]\S*$")
+"""A text that is ``None``, or a name or path with such a part."""
 _SCHEMAS = ("schema", "reader_schema")
 """Fields whose text may be a document that contains braces."""
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -104,6 +107,43 @@ def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
     return made, found
 
 
+def describe_similar_arguments(kind: type, given: Iterable[str]) -> str:
+    """Return the arguments of a constructor whose names are similar to unknown ones, as the end of an error; "" without any.
+
+    :param kind: the class. Arguments that it passes on to classes that it extends count, too.
+    :param given: the names that were given.
+    """
+    from difflib import get_close_matches
+
+    known = {name for of in kind.__mro__ if of is not object for name in signature(of.__init__).parameters}  # type: ignore[misc]
+    known -= {"self", "args", "kwargs"}
+    similar = {name: get_close_matches(name, sorted(known), 1, 0.75) for name in given if name not in known}
+    hints = [f"`{found[0]}` for `{name}`" for name, found in similar.items() if found]
+    return f". Did you mean {', '.join(hints)}?" if hints else ""
+
+
+class OptionsType(ABCMeta):
+    """The type of classes that users construct with options: the error of an unknown option names a similar one.
+
+    Python does that by itself from 3.13 on.
+    """
+
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        except TypeError as error:
+            is_unknown = f"{cls.__name__}.__init__() got an unexpected keyword argument" in str(error)
+            if not is_unknown or "Did you mean" in str(error):
+                raise
+            raise TypeError(f"{error}{describe_similar_arguments(cls, kwargs)}") from None
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The arguments of the constructor, which the method above would hide."""
+        own = signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
+
 class LiteralText(str):
     """A text that the user has wrapped in Airflow's ``literal()``: braces in it are no template."""
 
@@ -160,6 +200,27 @@ def find_template_problems(spec: object, prefix: str = "", rendered: Collection[
         for place, part in _list_parts(value, where):
             found += find_template_problems(part, f"{place}.")
     return found
+
+
+def find_rendered_none(where: str, template: object, rendered: object) -> Iterator[Problem]:
+    """Yield a problem for each template that renders to the text ``None``, or to a name or path with a part ``None``.
+
+    Airflow renders a missing value so, and a topic, a group or a directory of that name would be accepted.
+
+    :param where: the argument, as the user writes it.
+    :param template: its value as it was given, a text or a list or mapping of texts.
+    :param rendered: its value with its templates rendered.
+    """
+    if isinstance(template, str) and isinstance(rendered, str):
+        if _TEMPLATE.search(template) and _NONE.search(rendered) and not _NONE.search(template):
+            found = f"{_shorten(template, quoted=False)} renders to `{rendered.strip()}`: a value in it is None"
+            yield Problem(where, found, "Give it a value, or a default in the template: `{{ params.name or 'orders' }}`")
+    elif isinstance(template, Mapping) and isinstance(rendered, Mapping):
+        for name, item in template.items():
+            yield from find_rendered_none(where, item, rendered.get(name))
+    elif _is_list(template) and _is_list(rendered) and len(template) == len(rendered):
+        for given, made in zip(template, rendered, strict=True):
+            yield from find_rendered_none(where, given, made)
 
 
 def _has_template(name: str, text: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from airflow_kafka_spark.errors import Problem
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats import types
 
@@ -166,7 +167,7 @@ class StructEncoder(Protocol):
         """Encode the rows of a struct column; a null has no value. Never raises because of a row."""
 
 
-class Format(ABC):
+class Format(metaclass=OptionsType):
     """A conversion of the bytes of a key or a value to columns, and back. Subclasses are frozen dataclasses of options."""
 
     decodes_null: bool = False

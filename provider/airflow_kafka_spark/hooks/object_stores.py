@@ -8,6 +8,8 @@ import json
 import os
 import re
 import urllib.parse
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +31,8 @@ OBJECT_STORES = ("s3", "gs", AZURE)
 """The schemes of object stores that have conditional writes."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_TRIED = ".airflow-kafka-spark-"
+"""The beginning of the name of a directory that is created and removed at once."""
 
 
 def parse_scheme(text: str) -> str:
@@ -331,9 +335,20 @@ def find_provider_problem(
 def find_unwritable_problem(option: str, directory: Path) -> Problem | None:
     """Return a problem if this user cannot write into a directory that exists.
 
+    The rights alone do not decide: root may write everywhere, but not in ``/proc``, nor on a share whose server allows it less.
+    So a hidden directory is created and removed.
+
     :param option: the argument that has the problem, as users know it.
     """
     if os.access(directory, os.W_OK | os.X_OK):
+        tried = directory / f"{_TRIED}{uuid.uuid4().hex}"
+        try:
+            tried.mkdir()
+        except OSError as error:
+            found = f"no directory can be created in {directory}: {error.strerror or error}"
+            return Problem(option, found, "Name a directory in which this user may create others")
+        with suppress(OSError):
+            tried.rmdir()
         return None
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return Problem(option, f"{directory} is in a file system that is mounted read-only", "Mount it for writing")

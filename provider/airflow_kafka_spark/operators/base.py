@@ -43,6 +43,8 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.errors.arguments import (
+    describe_similar_arguments,
+    find_rendered_none,
     find_template_problems,
     find_type_problems,
     replace_wrong_arguments,
@@ -146,7 +148,7 @@ class WindowOperator(VisibleOperator):
         try:
             super().__init__(**kwargs)
         except TypeError as error:
-            raise TypeError(f"{error}{find_similar_arguments(type(self), kwargs)}") from error
+            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
         self.sink = unwrap_literals(sink)
         self.ledger_options = ledger_options
         self.spark_options = spark_options
@@ -154,6 +156,7 @@ class WindowOperator(VisibleOperator):
         self.transforms = unwrap_literals(transforms or ())
         self._job: Cancellable | None = None
         self._destination_is_free = False
+        self._rendered_none: list[Problem] = []
 
     # --- for concrete operators ---
 
@@ -287,7 +290,7 @@ class WindowOperator(VisibleOperator):
         """
         sound, wrong = self._with_sound_types()
         # A template is a text, and may be of a wrong type, too.
-        templates = self._find_template_problems()
+        templates = [*self._rendered_none, *self._find_template_problems()]
         named = {problem.where for problem in templates}
         wrong = [*templates, *(problem for problem in wrong if problem.where not in named)]
         if not wrong:
@@ -657,8 +660,11 @@ class WindowOperator(VisibleOperator):
         return str(self.kafka.config["bootstrap.servers"])
 
     def find_spark_problems(self) -> list[Problem]:
-        """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, or no answer at the
-        address of the master or Connect server."""
+        """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, no answer at the
+        address of the master or Connect server, or settings that are none."""
+        return [*self.spark_options.find_problems(), *self._find_spark_connection_problems()]
+
+    def _find_spark_connection_problems(self) -> list[Problem]:
         from airflow_kafka_spark.hooks.spark.health import find_master_problem
         from airflow_kafka_spark.hooks.spark.jars import find_java
 
@@ -710,13 +716,17 @@ class WindowOperator(VisibleOperator):
 
     def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of its sink, source and formats, which are frozen."""
+        given = {name: getattr(self, name) for name in self.template_fields}
         super().render_template_fields(context, jinja_env)
+        found = [problem for name in given for problem in find_rendered_none(name, given[name], getattr(self, name))]
         env = jinja_env or self.get_template_env()
         self._destination_is_free = self._destination_is_free or any(map(is_template, self.sinks))
         for name in self.rendered_parts:
             part = getattr(self, name)
             if (made := self.render(part, context, env)) is not part:
                 setattr(self, name, made)
+                found += find_parts_rendered_none(part, made, f"{name}.")
+        self._rendered_none = found
 
     rendered_parts: ClassVar[tuple[str, ...]] = ("sink",)
     """Attributes whose values declare templates of their own."""
@@ -731,19 +741,6 @@ class WindowOperator(VisibleOperator):
         return render_templates(self, spec, context, env)
 
 
-def find_similar_arguments(operator: type[WindowOperator], given: Iterable[str]) -> str:
-    """Return the operator's arguments whose names are similar to unknown ones, as the end of an error; "" if there are none."""
-    import inspect
-    from difflib import get_close_matches
-
-    from airflow.sdk import BaseOperator
-
-    known = {name for of in (operator, BaseOperator) for name in inspect.signature(of.__init__).parameters} - {"self", "kwargs"}
-    similar = {name: get_close_matches(name, known, 1, 0.75) for name in given if name not in known}
-    hints = [f"`{found[0]}` for `{name}`" for name, found in similar.items() if found]
-    return f". Did you mean {', '.join(hints)}?" if hints else ""
-
-
 def render_templates(operator: BaseOperator, spec: T, context: Context, env: Environment) -> T:
     """Return a sink, a source or a format with its templates rendered; anything else unchanged."""
     templated = getattr(spec, "template_fields", ())
@@ -751,6 +748,17 @@ def render_templates(operator: BaseOperator, spec: T, context: Context, env: Env
         return spec
     known = {f.name for f in fields(spec)}
     return replace(spec, **{f: operator.render_template(getattr(spec, f), context, env) for f in templated if f in known})
+
+
+def find_parts_rendered_none(given: object, made: object, prefix: str) -> list[Problem]:
+    """Return the problems of templates of a sink, a source or a format that render to ``None``.
+
+    :param given: the part with its templates.
+    :param made: the part with its templates rendered.
+    :param prefix: the argument that the part is, with a dot (``sink.``).
+    """
+    names = [name for name in getattr(given, "template_fields", ()) if hasattr(given, name)]
+    return [p for name in names for p in find_rendered_none(prefix + name, getattr(given, name), getattr(made, name))]
 
 
 def list_asset_uris(spec: object, kind: type[Sink] | type[RowSource]) -> list[str]:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
+from difflib import get_close_matches
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,9 @@ class FromKafkaOperator(WindowOperator):
             *self.follow_options.find_problems(read),
             *window.find_problems(read, self.follow_options),
         ]
+        if self.ledger_topic in self.subscription.topics:
+            what = "the pipeline reads this topic, and its records would be read as the state of pipelines"
+            problems.append(Problem("ledger_topic", what, "Name a topic of its own, or leave it out (default `airflow-windows`)"))
         if window.by_interval and window.on_missing_interval == "fail" and find_interval(run) is None:
             problems.append(make_interval_problem(run))
         return problems
@@ -249,7 +253,10 @@ class FromKafkaOperator(WindowOperator):
             names = set(filter(TOPIC_NAME.fullmatch, subscription.topics))
             missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
             if missing:
-                yield Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
+                found = Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
+                known = sorted(self.kafka.list_topics())
+                similar = [f"`{name}`" for topic in missing for name in get_close_matches(topic, known, 1, 0.75)]
+                yield replace(found, what=f"{found.what}; there is {', '.join(similar)}") if similar else found
         elif subscription.pattern and not subscription.validate() and not self.resolve():
             action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
             yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)

@@ -93,6 +93,17 @@ class SparkOptions:
     conn_id: str = "spark_default"
     conf: Mapping[str, str] | None = None
 
+    def find_problems(self) -> list[Problem]:
+        """Return the problems of settings that Spark would ignore, and of those that the connection decides."""
+        problems = []
+        for name in self.conf or {}:
+            if not name.startswith("spark."):
+                problems.append(Problem("spark_conf", f"Spark ignores `{name}`", f"Write `spark.{name}`, or leave it out"))
+            elif name in ("spark.master", "spark.remote"):
+                action = "Leave it out, and name another connection as `spark_conn_id`"
+                problems.append(Problem("spark_conf", f"`{name}` is the host of the connection `{self.conn_id}`", action))
+        return problems
+
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -176,6 +187,8 @@ class ReadOptions:
         if not isinstance(self.group_id, str) or not self.group_id.strip():
             yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group", "Name one, as `orders-warehouse`")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
+        if not self.read_timeout > 0:
+            yield Problem("read_timeout", f"it is {self.read_timeout!r}; expected seconds, more than 0")
 
     def _find_range_problems(self) -> Iterator[Problem]:
         try:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window
@@ -202,7 +203,7 @@ def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
     return Problem.of("on_rerun", error, LEAVE_ROWS)
 
 
-class Sink(ABC):
+class Sink(metaclass=OptionsType):
     """A destination of windows. A frozen dataclass of options; connections are looked up when they are used, never at DAG
     parse."""
 

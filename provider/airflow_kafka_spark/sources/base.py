@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import Problem, SourceRejected
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
@@ -85,7 +86,7 @@ class SplitReader(ABC):
         return {}
 
 
-class RowSource(ABC):
+class RowSource(metaclass=OptionsType):
     """A source of rows: a frozen dataclass of options. Connections are looked up when they are used, never at DAG parse."""
 
     template_fields: ClassVar[Sequence[str]] = ()

@@ -6,12 +6,13 @@ in Spark.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.base import END, ERROR, LEFT_OUT, ROUTE, make_spark_column
 from airflow_kafka_spark.transforms.predicates import Predicate
@@ -208,7 +209,7 @@ _BEFORE, _AT, _NOW, _NEW = f"{CARRIED}before", f"{CARRIED}at", f"{CARRIED}now", 
 
 
 @dataclass(frozen=True)
-class Transform(ABC):
+class Transform(metaclass=OptionsType):
     """Changes records, one at a time. Subclasses are frozen dataclasses of options.
 
     A subclass of your own implements :meth:`apply`, or derives from :class:`ColumnTransform`, which is faster and safer. Records

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_kafka_spark.errors import Problem, ValidationError
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.transforms.options import (
     find_java_regex_problems,
     find_name_problems,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Predicate(ABC):
+class Predicate(metaclass=OptionsType):
     """A condition on a record. Subclasses are frozen dataclasses of options."""
 
     over_fields: ClassVar[bool] = False

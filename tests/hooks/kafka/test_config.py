@@ -13,6 +13,7 @@ from airflow_kafka_spark.hooks.kafka.config import (
     JAVA_NAMES,
     LIBRDKAFKA_ONLY,
     PRODUCER_ONLY,
+    TRANSACTION_DECIDES,
     WINDOW_DECIDES,
     find_bootstrap_problem,
     make_admin_config,
@@ -433,10 +434,10 @@ def test_an_override_cannot_change_that(override):
     assert make_consumer_config(BROKERS, **{"enable.auto.commit": "false"})["enable.auto.commit"] is False
 
 
-def test_a_producer_gets_what_the_caller_gives_and_never_the_connections_transactional_id(everything):
-    assert "transactional.id" not in make_producer_config(everything)
+def test_a_producer_gets_what_the_caller_gives_and_nothing_of_the_connection_that_transactions_decide(everything):
+    assert make_producer_config(everything | {"transactional.id": "theirs", "acks": 0}).keys().isdisjoint(TRANSACTION_DECIDES)
     config = make_producer_config(everything, **{"transactional.id": "t", "linger.ms": 50})
-    assert (config["transactional.id"], config["linger.ms"], config["enable.idempotence"]) == ("t", 50, True)
+    assert (config["transactional.id"], config["linger.ms"], config["batch.size"]) == ("t", 50, 1000)
 
 
 def test_security_reaches_every_client():

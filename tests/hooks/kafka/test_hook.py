@@ -496,6 +496,19 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
     [
         ({}, r"bootstrap\.servers"),
         ({"bootstrap.servers": "127.0.0.1:1", "no.such.thing": 1}, r"no\.such\.thing"),
+        (
+            {
+                "bootstrap.servers": "127.0.0.1:1",
+                "sesion.timeout.ms": 6000,
+                "session.timeout.ms": "6s",
+                "compression.type": "gzp",
+                "max.in.flight": 50,
+                "retries": "no",
+                "enable.idempotence": False,
+            },
+            r'"gzp" .*\(`compression.type`\).*`max.in.flight` must be set <= 5.*`retries` is `no`, not a whole number; '
+            r".*sesion.timeout.ms.*perhaps `session.timeout.ms`.*`session.timeout.ms` is `6s`, not a whole number of millis",
+        ),
         ({"bootstrap.servers": "127.0.0.1:1", "error_cb": "os.system"}, "Add it to `callback_allowlist`"),
         ({"bootstrap.servers": ["127.0.0.1:1"]}, 'is of type list; expected a text. Write "broker1:9092,broker2:9092"'),
         ({"bootstrap.servers": "127.0.0.1:1", "oauth_cb": "no_such.token"}, "cannot be imported: .*no_such.*Spark's executors"),

@@ -50,6 +50,12 @@ PRODUCER_ONLY = _split_names("""
     sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
 """)
 
+# Settings of producers that a transaction decides, and that a connection may hold for its other users.
+TRANSACTION_DECIDES = _split_names("""
+    acks delivery.timeout.ms enable.gapless.guarantee enable.idempotence message.timeout.ms request.required.acks
+    transaction.timeout.ms transactional.id
+""")
+
 # Properties of librdkafka's internals, without a counterpart in the Java client, which are left out without a warning.
 LIBRDKAFKA_ONLY = _split_names("""
     api.version.fallback.ms api.version.request api.version.request.timeout.ms broker.address.family broker.address.ttl
@@ -200,14 +206,15 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[st
 
 
 def make_producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers and of the Java
-    client.
+    """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers, of the Java
+    client, and of transactions.
 
     :param config: the extra of the ``kafka`` connection. Its ``transactional.id`` is left out, because producers that share an id
-        fence each other.
+        fence each other. So are ``acks`` and ``enable.idempotence``, with which there would be no transactions, and its timeouts,
+        which are those of the window.
     :param overrides: settings that take precedence over the connection's, as ``**{"transactional.id": "x"}``.
     """
-    return _remove_settings(config, CONSUMER_ONLY | {"transactional.id"}) | overrides
+    return _remove_settings(config, CONSUMER_ONLY | TRANSACTION_DECIDES) | overrides
 
 
 def make_admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_serve
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls, KeptConsumers, make_admin_client
+from airflow_kafka_spark.hooks.kafka.client_settings import find_setting_problems
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,
@@ -167,6 +168,9 @@ class KafkaHook(KafkaBaseHook):
     def _make_client(self, events: ClientEvents) -> AdminClient:
         from confluent_kafka import KafkaException
 
+        if problems := find_setting_problems(self.config):
+            found = f"librdkafka does not accept its extra: {'; '.join(problems)}"
+            raise ConnectionInvalid(self.conn_id, found, "Correct the extra; what it leaves out has a default")
         try:
             return make_admin_client(self.config, events)
         except (KafkaException, TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ _HADOOP = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Names of the environment variables by which Spark finds YARN."""
 _LOCAL_MASTER = re.compile(r"local|local\[(\*|[1-9][0-9]*)(\s*,\s*[0-9]+)?\]|local-cluster\[(\s*[0-9]+\s*,){2}\s*[0-9]+\s*\]")
 _MASTERS = "`local[*]`, `local[4]`, `yarn`, `spark://host:7077` or `k8s://https://host`"
-_HOST = re.compile(r"[^\[\]:]+(:|$)|\[[0-9A-Fa-f:.]+\]")
-"""The beginning of an address with a host."""
+_ADDRESS = re.compile(r"([^\[\]:/]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/.*)?")
+"""A host, perhaps with a port."""
 _RESULT = "airflow-kafka-spark: "
 
 
@@ -148,18 +149,29 @@ def is_local_master(master: str) -> bool:
 def find_master_problem(master: str) -> str:
     """Return the reason why Spark would accept no master of this name; "" if it may accept it.
 
-    Only the names of local masters and YARN are checked. Spark itself starts a JVM before it reads the name.
+    Only names of known masters are checked. Spark itself starts a JVM before it reads the name.
     """
-    is_yarn = master.startswith("yarn") and "://" not in master
+    is_yarn = master.startswith("yarn")
     # A host without a known scheme is taken for that of a standalone master, or of a Connect server.
     scheme, _, host = master.partition("://")
-    if scheme in _PORTS and ("://" in host or not all(map(_HOST.match, host.split(",")))):
-        name = re.sub(":[0-9]+$", "", host)
+    if scheme in _PORTS and ("://" in host or not all(map(_ADDRESS.fullmatch, host.split(",")))):
+        name = re.sub(":[0-9]+$", "", host) or master
         expected = "the host of a Spark Connect server" if scheme == "sc" and "://" not in host else _MASTERS
         return f"`{name}` is no master of Spark; expected {expected}"
+    if scheme == "mesos" and _has_no_mesos():
+        return f"`{master}` is a master of Mesos, which Spark 4 does not support; expected {_MASTERS}"
+    if scheme in ("k8s", "mesos") and not _ADDRESS.fullmatch(re.sub("^(https?|zk)://", "", host)):
+        return f"`{master}` names no host; expected {_MASTERS}"
     if (is_yarn and master != "yarn") or (is_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
         return f"`{master}` is no master of Spark; expected {_MASTERS}"
     return ""
+
+
+def _has_no_mesos() -> bool:
+    try:
+        return int(version("pyspark").partition(".")[0]) >= 4
+    except PackageNotFoundError:  # the client of Connect servers only
+        return True
 
 
 def find_unreachable_reason(master: str, *, uses_tls: bool = False, refuse_silent: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -41,6 +42,8 @@ _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _PYTHON = "spark.pyspark.python"
 _DAEMON = "spark.python.daemon.module"
+_WITH_PORT = re.compile(r"[^\[\]:/,]+:[0-9]+(,[^\[\]:/,]+:[0-9]+)*")
+"""One host or several, each with its port."""
 _INCUBATOR = b"WARNING: Using incubator modules: "
 
 _QUICK_START = (
@@ -125,6 +128,8 @@ class SparkHook(BaseHook):
             return host
         if host.startswith(("k8s://", "sc://", "spark://", "mesos://")):
             return f"{host}:{connection.port}" if connection.port else host
+        if not connection.port and _WITH_PORT.fullmatch(host):
+            return f"{scheme}://{host}"
         default_port = 15002 if scheme == "sc" else 7077
         return f"{scheme}://{host}:{connection.port or default_port}"
 

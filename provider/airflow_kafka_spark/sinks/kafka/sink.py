@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, Unchecked
+from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.formats.base import END, ERROR, Encoder, Format, Kind, StructEncoder, find_kind, make_spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import parse_columns
@@ -33,7 +34,7 @@ _LEAST_LIMIT = 1000
 
 
 @dataclass(frozen=True)
-class KafkaSink:
+class KafkaSink(metaclass=OptionsType):
     """A Kafka topic, and the conversion of rows to its records.
 
     Guarantee: exactly-once, split by split. A ``read_committed`` reader sees each row of a window once, whatever is killed,

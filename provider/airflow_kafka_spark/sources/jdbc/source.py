@@ -190,10 +190,12 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """Return the names of the columns, as the catalog has them now.
 
         :raises SourceUnavailable: the server cannot be reached.
-        :raises SourceRejected: there is no such table, or a column is missing.
+        :raises SourceRejected: there is no such table, a column is missing, or there are both a table and a query.
         """
         from airflow_kafka_spark.sources.jdbc.windows import find_relation, list_selected_columns
 
+        for problem in self.find_relation_problems():
+            raise SourceRejected(self.uri, problem.what, problem.action)
         with self.database().session("reading the catalog") as session:
             return tuple(column.name for column in list_selected_columns(self, find_relation(self, session)))
 
