@@ -83,7 +83,11 @@ class BatchWriter:
         """
         writer, is_inside = self._writer, self._writer.is_inside
         for number, (lsn, data) in enumerate(found):
-            if is_inside and (kinds := find_kinds(data)) is not None and (rows := self._find_rows(data, kinds)) is not None:
+            kinds = find_kinds(data) if is_inside else None
+            table = None if kinds is None else self._writer.find_table(int.from_bytes(data[1:5], "big"))
+            if table is not None and not table.is_taken:
+                continue
+            if table is not None and kinds is not None and (rows := self._find_rows(table, kinds)) is not None:
                 rows.changes.append((number, lsn, len(self._transactions) - 1, data))
                 self._size += len(data) + rows.frame_size
             elif (message := self._decode(lsn, data)) is not None:
@@ -97,12 +101,11 @@ class BatchWriter:
                 yield from self._flush()
         yield from self._flush()
 
-    def _find_rows(self, data: bytes, kinds: RowKinds) -> ChangedRows | None:
+    def _find_rows(self, table: RelationWriter, kinds: RowKinds) -> ChangedRows | None:
         """Return the changes of a table to which a change is added; None if it has to be written by itself."""
-        oid = int.from_bytes(data[1:5], "big")
+        oid = table.relation.oid
         if (rows := self._open.get((oid, kinds))) is None:
-            table = self._writer.find_table(oid)
-            if table is None or not self._writer.takes_rows(table, *kinds):
+            if not self._writer.takes_rows(table, *kinds):
                 return None
             around = (*_split_envelope(table, kinds), *_split_key(table), *self._writer.parts.split_source(table))
             rows = self._open[oid, kinds] = ChangedRows(table, kinds, sum(map(len, around)))

@@ -222,10 +222,10 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         return self._tables.get(oid)
 
     def takes_rows(self, table: RelationWriter, has_old: bool, has_new: bool) -> bool:
-        """Return True if changes with these rows are events that need nothing but the rows."""
+        """Return True if changes with these rows of a captured table are events that need nothing but the rows."""
         needs_old = table.needs_full and not has_old
         operations = ("u" if has_new else "d",) if has_old else ("c", "u")
-        return table.is_taken and table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
+        return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
     def going_back(self, parts: TransactionParts, table: RelationWriter) -> Iterator[None]:
