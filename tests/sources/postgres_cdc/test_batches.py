@@ -12,7 +12,7 @@ import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks.reader import make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks import batches
-from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, NotWhole, has_new_row_only, read_columns
+from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, NotWhole, find_kinds, read_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
 from tests.sources.postgres_cdc.test_pgoutput import values
@@ -33,8 +33,8 @@ def make_log(seed: int) -> Iterator[tuple[int, bytes]]:
     tables: dict[int, list[int]] = {}
     lsn = 0
 
-    def row(oid: int, *, may_lack: bool = True) -> bytes:
-        cells: list[object] = [b"%d" % r.randrange(5)]
+    def row(oid: int, *, may_lack: bool = True, key: int | None = None) -> bytes:
+        cells: list[object] = [b"%d" % (r.randrange(5) if key is None else key)]
         for kind in tables[oid]:
             chosen = r.random()
             lacks = may_lack and chosen < 0.02
@@ -49,7 +49,7 @@ def make_log(seed: int) -> Iterator[tuple[int, bytes]]:
             if oid not in tables or r.random() < 0.03:
                 tables[oid] = [r.choice(list(TYPES)) for _ in range(r.randrange(4))]
                 yield 0, relation(oid, f"t{oid}", tables[oid], b"f" if r.random() < 0.2 else b"d")
-            head = struct.pack(">I", oid)
+            head, key = struct.pack(">I", oid), r.randrange(5)
             yield (
                 lsn,
                 r.choice(
@@ -57,7 +57,10 @@ def make_log(seed: int) -> Iterator[tuple[int, bytes]]:
                         b"I" + head + b"N" + row(oid, may_lack=False),
                         b"U" + head + b"N" + row(oid),
                         b"U" + head + b"K" + row(oid, may_lack=False) + b"N" + row(oid),
-                        b"D" + head + b"K" + row(oid, may_lack=False),
+                        b"U" + head + b"O" + row(oid, may_lack=False, key=key) + b"N" + row(oid, key=key),
+                        b"U" + head + b"O" + row(oid, may_lack=r.random() < 0.1) + b"N" + row(oid),
+                        b"D" + head + r.choice((b"K", b"O")) + row(oid, may_lack=False),
+                        b"D" + head + b"O" + values(None, *([b"1"] * len(tables[oid]))) if r.random() < 0.005 else b"M...",
                         b"T" + struct.pack(">IBI", 1, 0, oid),
                         b"M...",
                     )
@@ -111,20 +114,26 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, monkeyp
         if not failures:
             assert list(map(normalize, found)) == list(map(normalize, expected))
             count += len(found)
-        assert whole.last == single.last and whole.parts.begin == single.parts.begin
+            assert whole.last == single.last and whole.parts.begin == single.parts.begin
     assert count > 300, count
 
 
 def test_rows_that_are_cut_off_or_not_whole_are_not_read_in_columns():
-    head = b"I" + struct.pack(">I", 1) + b"N"
-    full = head + values(b"1", None, b"xyz")
-    assert [column.to_pylist() for column in read_columns([full, full], 3)] == [[b"1"] * 2, [None] * 2, [b"xyz"] * 2]
-    for end in range(7, len(full)):
-        assert has_new_row_only(full[:end])
-        for messages in ([full[:end]], [full[:end], full], [full, full[:end]]):
-            with pytest.raises(NotWhole):
-                read_columns(messages, 3)
-    for other in (head + values(b"1", UNCHANGED, b"xyz"), head + values(b"1", None)):
+    head, row, other = struct.pack(">I", 1), values(b"1", None, b"xyz"), values(b"1", UNCHANGED, b"")
+    full = b"I" + head + b"N" + row
+    assert [column.to_pylist() for column in read_rows([full, full], 3)[0]] == [[b"1"] * 2, [None] * 2, [b"xyz"] * 2]
+    both = b"U" + head + b"O" + values(b"1", b"2", b"xyz") + b"N"
+    assert [c.to_pylist() for c in read_rows([both + row, both + other], 3, 2)[1]] == [[b"1"] * 2, [None, b"2"], [b"xyz", b""]]
+    for message, rows, first in ((full, 1, 7), (both + row, 2, len(both) - 10), (both + other, 2, len(both) + 1)):
+        for end in range(first, len(message)):
+            assert find_kinds(message[:end]) == (rows == 2, True)
+            for messages in ([message[:end]], [message[:end], message], [message, message[:end]]):
+                with pytest.raises(NotWhole):
+                    read_rows(messages, 3, rows)
+    for data in (b"I" + head + b"N" + other, b"I" + head + b"N" + values(b"1", None)):
         with pytest.raises(NotWhole):
-            read_columns([full, other], 3)
-    assert not any(map(has_new_row_only, (b"", b"I", b"U", full[:6], b"U" + full[1:5] + b"K" + full[6:], b"D" + full[1:])))
+            read_rows([full, data], 3)
+    with pytest.raises(NotWhole):
+        read_rows([b"U" + head + b"O" + row + b"N" + other], 3, 2)
+    assert not any(map(find_kinds, (b"", b"I", b"U", full[:6], b"U" + head + b"K" + row, b"T" + full[1:])))
+    assert find_kinds(b"D" + head + b"K" + row) == (True, False)

@@ -221,9 +221,11 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         """Return a table of the log; None if no message has described it."""
         return self._tables.get(oid)
 
-    def takes_new_rows(self, table: RelationWriter) -> bool:
-        """Return True if inserts, and updates without an old row, are events that need nothing but the new row."""
-        return table.is_taken and table.has_key and not table.needs_full and self.form.skipped.isdisjoint(("c", "u"))
+    def takes_rows(self, table: RelationWriter, has_old: bool, has_new: bool) -> bool:
+        """Return True if changes with these rows of a captured table are events that need nothing but the rows."""
+        needs_old = table.needs_full and not has_old
+        operations = ("u" if has_new else "d",) if has_old else ("c", "u")
+        return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
     def going_back(self, parts: TransactionParts, table: RelationWriter) -> Iterator[None]:
