@@ -444,7 +444,7 @@ class Hook:
     def largest_record(self, topic: str) -> int:
         return 1 << 20
 
-    def offsets(self, partitions: Any) -> dict[TopicPartition, PartitionOffsets]:
+    def offsets_of_existing(self, partitions: Any) -> dict[TopicPartition, PartitionOffsets]:
         ends = {tp: _ask("log") if tp.topic == TOPIC else HIGH for tp in partitions}
         return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
 
