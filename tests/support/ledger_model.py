@@ -448,6 +448,8 @@ class Hook:
         ends = {tp: _ask("log") if tp.topic == TOPIC else HIGH for tp in partitions}
         return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
 
+    offsets = offsets_of_existing
+
     def committed(self, group: str, partitions: Any, stable: bool = True) -> dict[TopicPartition, CommittedOffset | None]:
         found = _ask("committed", group)
         return {tp: CommittedOffset(*found) if found else None for tp in partitions}
