@@ -149,7 +149,7 @@ def stand(
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         # As operators make one.
         configuration = {
-            **SparkHook().settings(),
+            **SparkHook().make_settings(),
             "spark.python.daemon.module": python_daemon.__name__,
             "spark.master": "local[2]",
             "spark.jars": ",".join(map(str, spark_jars)),
@@ -172,7 +172,7 @@ def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     with KafkaHook() as hook:
-        found = hook.offsets([topic])
+        found = hook.read_offsets([topic])
     start = {str(tp.partition): o.low for tp, o in found.items()}
     end = {str(tp.partition): o.lso for tp, o in found.items()}
     return json.dumps({topic: start}), json.dumps({topic: end})

@@ -84,7 +84,7 @@ def _change(connection: Any, first: int, count: int) -> None:
 def _stable(topic: str) -> int:
     """Return the last stable offset: with each transaction, a record of the brokers is counted, too."""
     with KafkaHook() as hook:
-        (found,) = hook.offsets([topic]).values()
+        (found,) = hook.read_offsets([topic]).values()
     return found.lso
 
 

@@ -215,7 +215,7 @@ def _window(sink: Any, feed: Feed) -> tuple[float, float, float]:
     """Return the seconds of the commit, those of all of the driver's part of a window, and its CPU seconds."""
     job = feed.next(1, 0, 0)
     with Stopwatch() as driver:
-        assert sink.applied(job.window) is None
+        assert sink.find_applied(job.window) is None
         with sink.begin(job.window, job.splits, job.shape) as writer:
             with driver.paused():
                 results = write_all(writer, job)
@@ -232,7 +232,7 @@ def _fill_delta(sink: Any, windows: int) -> None:
     table = log.load("filling")
     assert table is not None
     for number in range(1, windows + 1):
-        version = version.after(number)
+        version = version.make_next(number)
         file = DataFile(f"airflow-other-{number:020d}/orders-0-{number:020d}.parquet", 10_000, 100, {}, '{"numRecords": 100}')
         assert log.try_commit(table, "other", version, [file], metadata={"pipeline": "other", "number": number}) is None
         table.update_incremental()
@@ -241,7 +241,7 @@ def _fill_delta(sink: Any, windows: int) -> None:
 def _fill_iceberg(sink: Any, windows: int) -> None:
     """Put copies of the newest snapshot into the table's metadata, as windows that were applied long ago."""
     with sink.open() as lake:
-        path = Path(lake.loaded("filling").metadata_location.removeprefix("file://"))
+        path = Path(lake.load_newest("filling").metadata_location.removeprefix("file://"))
     metadata = json.loads(path.read_text())
     newest, oldest = metadata["snapshots"][-1], metadata["snapshot-log"][0]["timestamp-ms"]
     record = json.loads(newest["summary"]["airflow.window"])

@@ -122,7 +122,7 @@ def _bind(operator: Any, run: str = "") -> Any:
     from airflow_kafka_spark.windows.binding import Binding, Writer
 
     writer = Writer("flow", "bench", run_id=run)
-    return Binding(writer, operator.destinations(), operator.origin(), owns=not run)
+    return Binding(writer, operator.list_destinations(), operator.find_origin(), owns=not run)
 
 
 def _list_owner_records(name: str, operator: Any) -> Iterator[tuple[str, Any]]:
@@ -185,7 +185,7 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
         else:
             yield name, make_interval_record(name, state)
         if not is_old:
-            lane = interval.ledger_name(name)
+            lane = interval.make_ledger_name(name)
             bounds, at = (interval.start_ms, interval.end_ms), interval.end.isoformat()
             window = Window(lane, 1, ranges, run, at, topic_ids=ids, interval=bounds, binding=_bind(operator, run_id))
             timings = {"total": 3.0}
@@ -231,7 +231,7 @@ def _operator(name: str, topic: str) -> Any:
 
 def _commit(operator: Any, window: Any) -> None:
     """Let the sink record a window, without rows."""
-    with operator.sink.begin(window, (), operator.shape_for(window.pipeline)) as writer:
+    with operator.sink.begin(window, (), operator.make_shape_for(window.pipeline)) as writer:
         writer.commit([])
 
 
@@ -249,7 +249,7 @@ def _move(what: str, hour: int) -> None:
     topic = f"topic-{number}" if kind in ("progress", "source") else OLD_TOPIC if kind == "unarchived" else TOPIC
     interval = _hour(hour, what)
     operator = _operator(what, topic)
-    operator.kafka.cluster_id()
+    operator.kafka.read_cluster_id()
     run = Run("flow", f"bench-{time.time()}", "bench", interval=(interval.start, interval.end))
     libraries, marks, cpu = peak_memory(), [time.monotonic()], time.process_time()
 

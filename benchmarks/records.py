@@ -64,7 +64,7 @@ def _avro(stand: Stand) -> None:
         os.environ["AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT"] = registry.connection()
         _fill_avro(stand, registry.url)
         with KafkaHook() as hook:
-            ends = {str(tp.partition): o.lso for tp, o in hook.offsets([AVRO]).items()}
+            ends = {str(tp.partition): o.lso for tp, o in hook.read_offsets([AVRO]).items()}
 
         def bare(turn: int) -> None:
             place = stand.directory / "bare"

@@ -67,7 +67,7 @@ def _rows(stand: Stand) -> list[Any]:
     """The topic's events, decoded beforehand."""
     from airflow_kafka_spark.formats import Json
 
-    decoder = Json(schema=SCHEMA).decoder()
+    decoder = Json(schema=SCHEMA).make_decoder()
     step = 50_000
     return [
         decoder.decode([events.order(n) for n in range(s, min(s + step, stand.records))]).batch
@@ -97,9 +97,9 @@ def _prepared(stand: Stand, turn: int) -> None:
 
     table = stand.table("prepared")
     with KafkaHook() as hook:
-        config, found = hook.consumer_config(), hook.offsets([events.TOPIC])
+        config, found = hook.make_consumer_config(), hook.read_offsets([events.TOPIC])
     window = Window("prepared", 1, tuple(OffsetRange(*tp, o.low, o.lso) for tp, o in sorted(found.items())), "", "")
-    splits, decoder, dsn = make_splits(window, 1_000_000), Json(schema=SCHEMA).decoder(), stand.postgres.dsn
+    splits, decoder, dsn = make_splits(window, 1_000_000), Json(schema=SCHEMA).make_decoder(), stand.postgres.dsn
 
     def load(batches: Any) -> Any:
         import adbc_driver_postgresql.dbapi as adbc

@@ -25,7 +25,7 @@ with DAG("orders_to_iceberg", schedule="@hourly", catchup=False, default_args={"
     def best_customers() -> None:
         """Print a query of DuckDB, which reads what pyiceberg scans."""
         with SINK.open() as lake:
-            orders = lake.loaded("reading").scan().to_duckdb("orders")
+            orders = lake.load_newest("reading").scan().to_duckdb("orders")
         print(
             orders.sql(
                 "SELECT customer, count(*) AS orders, sum(amount) AS amount FROM orders GROUP BY 1 ORDER BY 3 DESC LIMIT 5"

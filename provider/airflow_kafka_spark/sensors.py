@@ -170,7 +170,7 @@ class KafkaSensor(BaseSensorOperator):
             return
         others: Sequence[Problem] = ()
         try:
-            sound.make_trigger(context, sound._make_polling()).valid_probe()
+            sound.make_trigger(context, sound._make_polling()).make_probe()
         except ValidationError as error:
             others = error.problems
         known = {problem.where for problem in wrong}
@@ -198,7 +198,7 @@ class KafkaSensor(BaseSensorOperator):
         if self._open_probe is None:
             from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
-            probe = self.make_trigger(context, self._make_polling()).valid_probe()
+            probe = self.make_trigger(context, self._make_polling()).make_probe()
             self._open_probe = probe, KafkaHook(self.kafka_conn_id)
         probe, hook = self._open_probe
         observed = probe.check(hook)

@@ -157,7 +157,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
     # --- for subclasses ---
 
     @abstractmethod
-    def arguments(self) -> dict[str, Any]:
+    def get_arguments(self) -> dict[str, Any]:
         """Return the arguments beside those of :class:`Polling`, as JSON."""
 
     @abstractmethod
@@ -168,7 +168,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         kind = type(self)
-        return f"{kind.__module__}.{kind.__qualname__}", {**asdict(self.polling), **self.arguments()}
+        return f"{kind.__module__}.{kind.__qualname__}", {**asdict(self.polling), **self.get_arguments()}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         yield TriggerEvent(await self.wait())
@@ -179,7 +179,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
         polling, budget = self.polling, RetryBudget.of(self.polling)
         line = "nothing was checked yet"
         try:
-            probe = self.valid_probe()
+            probe = self.make_probe()
             while True:
                 pause = polling.poll_interval
                 try:
@@ -207,7 +207,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
             if hook is not None:
                 await run_in_thread(hook.close)
 
-    def valid_probe(self) -> ProbeT:
+    def make_probe(self) -> ProbeT:
         """Return a new probe.
 
         :raises ValidationError: the arguments have problems; the message names all of them.
@@ -386,7 +386,7 @@ class LagOptions:
     fail_on: str | Sequence[str] = ()
     ledger_topic: str = "airflow-windows"
 
-    def normalized(self) -> LagOptions:
+    def normalize(self) -> LagOptions:
         """Return the options with JSON values only: seconds for a ``timedelta``, a list for any other sequence."""
         return LagOptions(**{name: as_json(value) for name, value in vars(self).items()})
 
@@ -451,7 +451,7 @@ class LagProbe:
         :raises ConsumerUnhealthy: the threshold is not reached, and the consumer's status is one of ``fail_on``.
         """
         lag, verdicts = self._meter.measure(hook)
-        self.lag, verdict, done = lag, find_worst_verdict(verdicts), self.threshold.reached(lag)
+        self.lag, verdict, done = lag, find_worst_verdict(verdicts), self.threshold.is_reached(lag)
         line = f"{lag.line}, status {verdict.status.value}{f' ({verdict.reason})' if verdict.reason else ''}"
         if not done and verdict.status.value in self.fail_on:
             raise ConsumerUnhealthy(lag.of, verdict.status.value, verdict.reason, lag.line)
@@ -461,8 +461,8 @@ class LagProbe:
         return {
             "group_id": self._meter.group_id,
             "pipeline": self._meter.pipeline,
-            "records": lag.records(),
-            "records_in_one_partition": lag.records("partition"),
+            "records": lag.count_records(),
+            "records_in_one_partition": lag.count_records("partition"),
             "seconds": lag.seconds,
             "status": verdict.status.value,
             "reason": verdict.reason,
@@ -549,12 +549,12 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
             fail_on, ledger_topic,
         )  # fmt: skip
         # As JSON, because a trigger that is made from the result of `serialize` must serialize to an equal one.
-        self.options = given.normalized()
+        self.options = given.normalize()
         self.cooldown = float(as_json(cooldown))
         self.remind_after = None if remind_after is None else float(as_json(remind_after))
         self.once = once
 
-    def arguments(self) -> dict[str, Any]:
+    def get_arguments(self) -> dict[str, Any]:
         return {**vars(self.options), "cooldown": self.cooldown, "remind_after": self.remind_after, "once": self.once}
 
     def probe(self) -> LagProbe:
@@ -565,7 +565,7 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
             yield TriggerEvent(await self.wait())
             return
         last_event, saved = await self._load_last_event(), True
-        probe = self.valid_probe()
+        probe = self.make_probe()
         hook: KafkaHook | None = None
         logged = ""
         try:
@@ -683,7 +683,7 @@ class IntervalProbe:
         idle: list[TopicPartition] = []
         if over and waiting:
             # A partition with an open transaction is not idle: its records may still belong to the interval.
-            offsets = hook.offsets(waiting)
+            offsets = hook.read_offsets(waiting)
             idle = [tp for tp in waiting if offsets[tp].held_back == 0]
         waiting = [tp for tp in waiting if tp not in idle]
         value = {
@@ -734,7 +734,7 @@ class KafkaIntervalTrigger(KafkaTrigger[IntervalProbe]):
         self.end = end.isoformat() if isinstance(end, datetime) else end
         self.grace = grace.total_seconds() if isinstance(grace, timedelta) else grace
 
-    def arguments(self) -> dict[str, Any]:
+    def get_arguments(self) -> dict[str, Any]:
         return {"topics": self.topics, "end": self.end, "grace": self.grace}
 
     def probe(self) -> IntervalProbe:
@@ -820,7 +820,7 @@ class KafkaWindowTrigger(KafkaTrigger[WindowProbe]):
         self.since = since.isoformat() if isinstance(since, datetime) else since
         self.ledger_topic = ledger_topic
 
-    def arguments(self) -> dict[str, Any]:
+    def get_arguments(self) -> dict[str, Any]:
         return {
             "pipeline": self.pipeline, "run": self.run_id, "after": self.after, "since": self.since,
             "ledger_topic": self.ledger_topic,

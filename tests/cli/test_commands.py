@@ -55,7 +55,7 @@ def name(kafka, hook, unique):
     """Return the name of a pipeline with one complete window, [0, 4) of 10 records."""
     name, topic = unique("pipe"), TOPIC
     hook.create_topic(topic, 1)
-    if hook.offsets([topic])[TopicPartition(topic, 0)].high == 0:
+    if hook.read_offsets([topic])[TopicPartition(topic, 0)].high == 0:
         producer = Producer(kafka.connection_extra())
         for _ in range(10):
             producer.produce(topic, b"v" * 1000, partition=0)

@@ -21,10 +21,10 @@ TARGET = TargetTopic("out", "id", 1)
 def publish_split(piped: Piped, ledger: Ledger, split: int) -> None:
     """Write a marker and commit a partition's offset in one transaction, as the task of a split between topics does."""
     window, claim, tp = ledger.claimed.window, ledger.ledger_claim, piped.tp(split)
-    producer = make_fencing_producer(piped.hook.producer_config(), f"{ledger.split_prefix}{split}", 30, ClientEvents())
+    producer = make_fencing_producer(piped.hook.make_producer_config(), f"{ledger.split_prefix}{split}", 30, ClientEvents())
     producer.begin_transaction()
     metadata = make_offset_metadata(window, tp.topic, ledger.claim_hint)
-    send_offsets(producer, piped.hook.consumer_config(), piped.name, [(tp, window.ends[tp], metadata)], 30)
+    send_offsets(producer, piped.hook.make_consumer_config(), piped.name, [(tp, window.ends[tp], metadata)], 30)
     record = make_marker_record(window.pipeline, Marker(window.number, split, (Landed("out", 0, split, split, 1),)))
     producer.produce(claim.topic, record.value, record.key, claim.partition)
     producer.commit_transaction(60)

@@ -108,7 +108,7 @@ class TestReset:
         assert [(m.before, m.after) for m in done.moves] == [(None, 2), (None, 0)]
         assert piped.stands() == piped.committed() == [2, 0]
         position = piped.memory.position
-        assert (position.moved, position.cluster_id) == (1, piped.hook.cluster_id()) and position.topic_ids[piped.topic]
+        assert (position.moved, position.cluster_id) == (1, piped.hook.read_cluster_id()) and position.topic_ids[piped.topic]
 
     def test_an_open_window_is_refused_and_its_attempt_is_not_disturbed(self, moved):
         with moved.ledger() as at_work:

@@ -138,7 +138,7 @@ def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_o
         def slow():
             yield rows(0).slice(0, ROWS // 2)
             # The brokers have the transaction, and end it: its records stay, followed by a marker of its end.
-            assert wait_until(lambda: any(o.high for o in made.hook.offsets([made.reader.topic]).values()), 120)
+            assert wait_until(lambda: any(o.high for o in made.hook.read_offsets([made.reader.topic]).values()), 120)
             made.wait_settled(120)
             yield rows(0).slice(ROWS // 2)
 

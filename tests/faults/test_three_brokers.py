@@ -42,20 +42,20 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
     with KafkaHook("cluster", timeout=120) as hook:
         for topic in topics:
             assert hook.create_topic(topic, 6) is True
-            assert hook.offsets([topic]) == {TopicPartition(topic, n): PartitionOffsets(0, 0, 0) for n in range(6)}
+            assert hook.read_offsets([topic]) == {TopicPartition(topic, n): PartitionOffsets(0, 0, 0) for n in range(6)}
         partition = TopicPartition(topics[0], 0)
         hook.alter_committed(group, {partition: 3})
         # The broker that librdkafka would continue to ask.
         killed = hook.get_conn.list_topics(timeout=60).controller_id - 1
         three.kill(killed)
         try:
-            assert len(hook.offsets(topics)) == 18
+            assert len(hook.read_offsets(topics)) == 18
             assert hook.committed(group, [partition]) == {partition: CommittedOffset(3)}
             hook.alter_committed(group, {partition: 4})
             assert hook.group_state(group).state == "Empty"
             assert {topic for topic in hook.list_topics() if topic.startswith("asked-")} == set(topics)
-            assert hook.topic_config([topics[1]])[topics[1]]["cleanup.policy"] == "delete"
-            assert hook.cluster_id()
+            assert hook.read_topic_config([topics[1]])[topics[1]]["cleanup.policy"] == "delete"
+            assert hook.read_cluster_id()
         finally:
             three.restart(killed)
 
@@ -140,7 +140,7 @@ def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_
         assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 20, 10)
         with KafkaHook() as hook, pytest.raises(LogTruncated) as refused:
             # A task whose window was planned before the election.
-            list(KafkaSplitReader(hook.consumer_config(), OffsetRange(flow.topic, 0, 5, 20), epoch=epoch))
+            list(KafkaSplitReader(hook.make_consumer_config(), OffsetRange(flow.topic, 0, 5, 20), epoch=epoch))
         assert (refused.value.position, refused.value.end, refused.value.known_epoch) == (20, 10, epoch)
         assert sorted(flow.rows()) == [row_of(order(n)) for n in range(20)]
 

@@ -41,15 +41,15 @@ def rows(decoded: Decoded) -> list[str]:
 
 
 def check_pickled(case: Case) -> None:
-    decoder = case.format.decoder()
+    decoder = case.format.make_decoder()
     decoder.decode(case.good)
-    for pickled in (pickle.loads(pickle.dumps(decoder)), pickle.loads(pickle.dumps(case.format)).decoder()):
+    for pickled in (pickle.loads(pickle.dumps(decoder)), pickle.loads(pickle.dumps(case.format)).make_decoder()):
         assert rows(pickled.decode(case.good)) == rows(decoder.decode(case.good))
 
 
 def check_one_row_per_value_in_order(case: Case) -> None:
     values, places = case.mixed(300)
-    decoder = case.format.decoder()
+    decoder = case.format.make_decoder()
     decoded = decoder.decode(values)
     found = rows(decoded)
     assert len(found) == len(values)
@@ -61,7 +61,7 @@ def check_one_row_per_value_in_order(case: Case) -> None:
 def check_bad_positions_are_exact_and_ascending(case: Case) -> None:
     for count in (1, 3, 40):
         values, places = case.mixed(count)
-        decoded = case.format.decoder().decode(values)
+        decoded = case.format.make_decoder().decode(values)
         assert [at for at, _ in decoded.bad] == places
         assert all(isinstance(at, int) and reason for at, reason in decoded.bad)
         for at in places:
@@ -70,7 +70,7 @@ def check_bad_positions_are_exact_and_ascending(case: Case) -> None:
 
 def check_a_missing_value_is_a_row_of_nulls_and_never_bad(case: Case) -> None:
     for values in ([None], [None] * 3000, [None, case.good[0], None]):
-        decoded = case.format.decoder().decode(values)
+        decoded = case.format.make_decoder().decode(values)
         assert decoded.bad == ()
         for value, row in zip(values, decoded.batch.to_pylist(), strict=True):
             assert value is not None or set(row.values()) == {None}
@@ -80,7 +80,7 @@ def check_schema_is_as_announced(case: Case) -> None:
     announced = case.format.get_arrow_schema()
     values, _ = case.mixed(50)
     for given in ([], [None], case.good, case.bad, values, values * 6):
-        batch = case.format.decoder().decode(given).batch
+        batch = case.format.make_decoder().decode(given).batch
         assert batch.schema.equals(announced, check_metadata=True)
         assert [c.type for c in batch.columns] == [f.type for f in announced]
         batch.validate(full=True)
@@ -90,8 +90,8 @@ def check_schema_is_as_announced(case: Case) -> None:
 def check_chunks_decode_like_the_whole(case: Case) -> None:
     for size, rounds in ((1, len(case.bad) or 1), (7, 30), (100, 60)):
         values, _ = case.mixed(rounds)
-        whole = case.format.decoder().decode(values)
-        decoder = case.format.decoder()
+        whole = case.format.make_decoder().decode(values)
+        decoder = case.format.make_decoder()
         chunks = [(at, decoder.decode(values[at : at + size])) for at in range(0, len(values), size)]
         assert [row for _, chunk in chunks for row in rows(chunk)] == rows(whole)
         assert [(start + at, reason) for start, chunk in chunks for at, reason in chunk.bad] == list(whole.bad)
@@ -100,7 +100,7 @@ def check_chunks_decode_like_the_whole(case: Case) -> None:
 def check_any_sequence_will_do(case: Case) -> None:
     values, _ = case.mixed(5)
     sequences: tuple[Sequence[bytes | None], ...] = (tuple(values), list(values))
-    assert len({str(rows(case.format.decoder().decode(s))) for s in sequences}) == 1
+    assert len({str(rows(case.format.make_decoder().decode(s))) for s in sequences}) == 1
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -10,7 +10,7 @@ from airflow_kafka_spark.formats import Raw, String
 
 def test_raw_keeps_every_byte() -> None:
     values = [bytes([b]) for b in range(256)] + [None, b""]
-    decoded = Raw().decoder().decode(values)
+    decoded = Raw().make_decoder().decode(values)
     assert decoded.batch.column("value").to_pylist() == values
     assert decoded.bad == ()
 
@@ -21,7 +21,7 @@ def test_the_column_has_the_name_it_was_given() -> None:
 
 
 def test_text_that_is_none_is_bad_and_the_reason_says_where() -> None:
-    decoded = String(column="key").decoder().decode([b"ok", b"ab\xffc", None, b"\xc3"])
+    decoded = String(column="key").make_decoder().decode([b"ok", b"ab\xffc", None, b"\xc3"])
     assert decoded.batch.column("key").to_pylist() == ["ok", None, None, None]
     assert decoded.bad == (
         (1, "column `key`: not UTF-8, byte 0xff at position 2: invalid start byte"),
@@ -30,8 +30,8 @@ def test_text_that_is_none_is_bad_and_the_reason_says_where() -> None:
 
 
 def test_other_encodings() -> None:
-    assert String(encoding="cp1252").decoder().decode([b"\x80"]).batch.column(0).to_pylist() == ["€"]
-    (bad,) = String(encoding="utf-7").decoder().decode([b"+2AA-"]).bad
+    assert String(encoding="cp1252").make_decoder().decode([b"\x80"]).batch.column(0).to_pylist() == ["€"]
+    (bad,) = String(encoding="utf-7").make_decoder().decode([b"+2AA-"]).bad
     assert "surrogate" in bad[1] or "not utf-7" in bad[1]
 
 

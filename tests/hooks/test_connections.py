@@ -33,8 +33,8 @@ from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 LOOKS: dict[str, Callable[[str], Any]] = {
     "kafka": lambda conn_id: KafkaHook(conn_id).config,
     "spark": lambda conn_id: SparkHook(conn_id).connection,
-    "sink": lambda conn_id: PostgresSink(conn_id, "t").server(),
-    "source": lambda conn_id: JdbcSource(conn_id, "t").database(),
+    "sink": lambda conn_id: PostgresSink(conn_id, "t").find_server(),
+    "source": lambda conn_id: JdbcSource(conn_id, "t").find_database(),
 }
 TYPES = {"kafka": "`kafka`", "spark": "`spark`", "sink": "`postgres`", "source": "`postgres` or `mysql`"}
 OPTIONS = {"kafka": "kafka_conn_id", "spark": "spark_conn_id"}
@@ -80,7 +80,7 @@ def test_an_address_or_an_extra_of_another_form_is_named(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "schema": "shop", **fields}))
     with pytest.raises(ConnectionInvalid, match=f"`shop`: {message}"):
-        JdbcSource("shop", "orders").database()
+        JdbcSource("shop", "orders").find_database()
 
 
 def test_numbers_of_a_database_connection_that_are_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_numbers_of_a_database_connection_that_are_none_are_named(monkeypatch: p
     ):
         monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": kind, "host": "db", "extra": extra}))
         with pytest.raises(ConnectionInvalid, match=message):
-            JdbcSource("shop", "orders").database()
+            JdbcSource("shop", "orders").find_database()
 
 
 # --- the test of a connection, as Airflow's button and `airflow connections test` run it ---

@@ -62,7 +62,7 @@ def test_spark_makes_the_executors_pod_of_the_documented_connection_and_template
     assert hook.master == "k8s://https://kubernetes.default.svc"
     # Spark sets these three when the driver starts; SPARK_LOCAL_HOSTNAME is the last of them.
     started = {"spark.app.name": hook.app_name, "spark.master": hook.master, "spark.driver.host": "10.1.2.3"}
-    pod, container = executor_pod(spark._jvm, {**hook.settings(), **started})
+    pod, container = executor_pod(spark._jvm, {**hook.make_settings(), **started})
 
     assert pod["spec"]["securityContext"] == {"fsGroup": 185, "runAsNonRoot": True, "runAsUser": 185}
     assert pod["spec"]["terminationGracePeriodSeconds"] == 60

@@ -70,7 +70,7 @@ def test_records_of_all_versions_come_out_as_the_latest_has_them(registry: Embed
     values = [serialized(registry, V1, {"id": 1, "old": "o"}), serialized(registry, V2, {"id": 1 << 40, "note": "n"})] * 50
     format = Avro(registry=CONN).of_topics(["orders"], "value")
     assert format.validate("value") == []
-    decoded = format.decoder().decode([*values, None])
+    decoded = format.make_decoder().decode([*values, None])
     assert decoded.bad == ()
     assert decoded.batch.to_pylist() == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "n"}] * 50 + [
         {"id": None, "note": None}
@@ -80,10 +80,10 @@ def test_records_of_all_versions_come_out_as_the_latest_has_them(registry: Embed
 def test_a_version_or_a_schema_may_be_the_readers(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
     value = serialized(registry, V1, {"id": 1, "old": "o"})
     first = Avro(registry=CONN, reader_schema=1).of_topics(["orders"], "value")
-    assert first.decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
+    assert first.make_decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
     own = json.dumps({**V1, "fields": [{"name": "was", "type": "string", "aliases": ["old"]}]})
     named = Avro(registry=CONN, subject="orders-value", reader_schema=own)
-    assert named.decoder().decode([value]).batch.to_pylist() == [{"was": "o"}]
+    assert named.make_decoder().decode([value]).batch.to_pylist() == [{"was": "o"}]
 
 
 def test_other_strategies_name_subjects_after_the_record(registry: EmbeddedRegistry) -> None:
@@ -98,7 +98,7 @@ def test_other_strategies_name_subjects_after_the_record(registry: EmbeddedRegis
         value = serialized(registry, V2, {"id": 5, "note": None}, "people", **conf)
         format = Avro(registry=CONN, subject_name_strategy=name, reader_schema=json.dumps(V2)).of_topics(["people"], "value")  # type: ignore[arg-type]
         assert format.subjects == (subject,)
-        assert format.decoder().decode([value]).batch.to_pylist() == [{"id": 5, "note": None}]
+        assert format.make_decoder().decode([value]).batch.to_pylist() == [{"id": 5, "note": None}]
 
 
 def test_a_schema_registered_after_the_columns_were_looked_at_is_known_to_the_decoder(registry: EmbeddedRegistry) -> None:
@@ -108,7 +108,7 @@ def test_a_schema_registered_after_the_columns_were_looked_at_is_known_to_the_de
     names = format.get_arrow_schema().names
     wider = {**V1, "fields": [*V1["fields"], {"name": "more", "type": "int", "default": 0}]}  # type: ignore[misc]
     value = serialized(registry, wider, {"id": 1, "old": "o", "more": 3}, "late", **{"auto.register.schemas": True})
-    assert format.decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
+    assert format.make_decoder().decode([value]).batch.to_pylist() == [{"id": 1, "old": "o"}]
     assert format.get_arrow_schema().names == names == ["id", "old"]
 
 
@@ -123,13 +123,13 @@ def test_schemas_that_use_others_are_read(registry: EmbeddedRegistry) -> None:
     number = client.register_schema("boxes-value", uses)
     format = Avro(registry=CONN).of_topics(["boxes"], "value")
     value = b"\0" + number.to_bytes(4, "big") + b"\x0e\x00"
-    assert format.decoder().decode([value]).batch.to_pylist() == [{"order": {"id": 7, "note": None}}]
+    assert format.make_decoder().decode([value]).batch.to_pylist() == [{"order": {"id": 7, "note": None}}]
 
 
 def test_what_names_no_schema_of_the_subject_is_bad(registry: EmbeddedRegistry, registered: dict[str, int]) -> None:
     good = serialized(registry, V2, {"id": 3, "note": None})
     values = [good, b"", b"\0\0\0\0", b"{" + good[1:], b"\0" + (77_777).to_bytes(4, "big") + good[5:], good]
-    decoded = Avro(registry=CONN).of_topics(["orders"], "value").decoder().decode(values)
+    decoded = Avro(registry=CONN).of_topics(["orders"], "value").make_decoder().decode(values)
     reasons = dict(decoded.bad)
     assert list(reasons) == [1, 2, 3, 4]
     assert "found 0 bytes, expected at least 5" in reasons[1] and "found 4 bytes" in reasons[2]
@@ -149,7 +149,7 @@ def test_a_decoder_needs_no_registry(
     registry: EmbeddedRegistry, registered: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = serialized(registry, V2, {"id": 3, "note": None})
-    pickled = pickle.dumps(Avro(registry=CONN).of_topics(["orders"], "value").decoder())
+    pickled = pickle.dumps(Avro(registry=CONN).of_topics(["orders"], "value").make_decoder())
     add(monkeypatch, CONN, host="127.0.0.1", port=1, extra=FAST)
     assert pickle.loads(pickled).decode([value]).batch.to_pylist() == [{"id": 3, "note": None}]
 
@@ -160,16 +160,16 @@ def test_a_decoder_needs_no_registry(
 def test_a_schema_that_does_not_fit_is_refused_with_the_registrys_reasons(registry: EmbeddedRegistry) -> None:
     hook = SchemaRegistryHook()
     text = json.dumps(V2)
-    assert hook.incompatibilities("fits-value", text) == []
+    assert hook.find_incompatibilities("fits-value", text) == []
     number = hook.register("fits-value", text)
-    assert hook.register("fits-value", text) == number == hook.version("fits-value").id
+    assert hook.register("fits-value", text) == number == hook.get_version("fits-value").id
     hook.client.set_compatibility("fits-value", "BACKWARD")
     other = json.dumps({**V2, "fields": [{"name": "id", "type": "string"}]})
-    assert hook.incompatibilities("fits-value", other)
+    assert hook.find_incompatibilities("fits-value", other)
     with pytest.raises(RegistryRefused, match="to register a schema for subject `fits-value`: .*HTTP 409") as caught:
         hook.register("fits-value", other)
     assert caught.value.status == 409 and not caught.value.retryable
-    assert [v.version for v in hook.versions("fits-value")] == [1]
+    assert [v.version for v in hook.list_versions("fits-value")] == [1]
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------
@@ -212,11 +212,11 @@ def test_a_schema_made_of_columns_is_registered_by_each_strategy_and_read_by_con
     nothing = dict.fromkeys(ROW)
     one, two = written(avro, rows=[ROW, nothing])
     assert deserialized(registry, "made", one) == ROW and deserialized(registry, "made", two) == nothing
-    known = SchemaRegistryHook().version(subject)
+    known = SchemaRegistryHook().get_version(subject)
     assert one[:5] == two[:5] == b"\0" + known.id.to_bytes(4, "big")
     written(avro)
-    assert known.version == 1 and SchemaRegistryHook().version(subject) == known
-    reader = Avro(registry=CONN, subject=subject).of_topics(["made"], "value").decoder()
+    assert known.version == 1 and SchemaRegistryHook().get_version(subject) == known
+    reader = Avro(registry=CONN, subject=subject).of_topics(["made"], "value").make_decoder()
     assert reader.decode([one, two]).batch.to_pylist() == [ROW, nothing]
 
 
@@ -232,7 +232,7 @@ def test_columns_that_are_added_make_a_version_and_others_are_refused_with_the_d
     other = {"type": "record", "name": "grown.Value", "fields": [{"name": "id", "type": "string"}]}
     (problem,) = Avro(json.dumps(other), registry=CONN).to_write("grown", "value").find_encoding_problems("value", ["id"])
     assert problem.where == "value.schema" and "`id` was [null, long], is string; `note` is gone" in problem.what
-    assert [v.version for v in hook.versions("grown-value")] == [1, 2]
+    assert [v.version for v in hook.list_versions("grown-value")] == [1, 2]
 
 
 def test_a_schema_that_is_to_be_there_is_looked_up_and_never_registered(registry: EmbeddedRegistry) -> None:
@@ -259,14 +259,14 @@ def test_the_latest_version_is_written_whatever_columns_there_are(registry: Embe
     assert value == b"\0" + number.to_bytes(4, "big") + b"\x0e\0"
     with pytest.raises(ValidationError, match="column `id` is string, and the schema has long"):
         avro.make_struct_encoder(parse_ddl("id string"))
-    assert len(hook.versions("last-value")) == 2
+    assert len(hook.list_versions("last-value")) == 2
 
 
 def test_a_key_of_one_column_is_its_bare_type(registry: EmbeddedRegistry) -> None:
     avro = Avro(registry=CONN).to_write("keyed", "key")
     (value,) = written(avro, "id bigint", [{"id": 5}])
-    assert SchemaRegistryHook().version("keyed-key").text == '"long"' and value[5:] == b"\x0a"
-    assert avro.decoder().decode([value]).batch.to_pylist() == [{"value": 5}]
+    assert SchemaRegistryHook().get_version("keyed-key").text == '"long"' and value[5:] == b"\x0a"
+    assert avro.make_decoder().decode([value]).batch.to_pylist() == [{"value": 5}]
     with pytest.raises(AvroSchemaInvalid, match="of type bytes, which Confluent's clients .* write differently"):
         avro.make_struct_encoder(parse_ddl("id decimal(5,2)"))
     (pair,) = written(Avro(registry=CONN).to_write("pairs", "key"), "a bigint, b string", [{"a": 1, "b": "x"}])
@@ -292,7 +292,7 @@ def test_the_registry_is_asked_for_each_version_once(registry: EmbeddedRegistry,
     assert format.validate("value") == []
     for _ in range(3):
         format.get_arrow_schema()
-    format.decoder()
+    format.make_decoder()
     found = [path.rpartition("/subjects/")[2] for path in asked]
     assert found == ["orders-value/versions/latest", "orders-value/versions", "orders-value/versions/1"]
 
@@ -314,7 +314,7 @@ def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry
         for name in ("bad", "inside"):
             hook = SchemaRegistryHook(name)
             with pytest.raises(RegistryRefused, match="Unauthorized.*Correct login and password") as caught:
-                hook.versions("orders-value")
+                hook.list_versions("orders-value")
             assert caught.value.status == 401
             answered, message = hook.test_connection()
             (problem,) = Avro(registry=name, subject="orders-value").validate("value")
@@ -324,7 +324,7 @@ def test_a_wrong_password_is_reported_and_never_shown(registry: EmbeddedRegistry
 def test_a_registry_that_is_down_is_a_problem_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     add(monkeypatch, "down", host="127.0.0.1", port=1, login="ann", password="s3cr3t", extra=FAST)
     with pytest.raises(RegistryUnavailable, match="http://127.0.0.1:1 .*did not answer.*refused") as caught:
-        SchemaRegistryHook("down").versions("orders-value")
+        SchemaRegistryHook("down").list_versions("orders-value")
     assert caught.value.retryable and "s3cr3t" not in str(caught.value)
     (problem,) = Avro(registry="down").of_topics(["orders"], "value").validate("value")
     assert problem.where == "value.registry" and "did not answer" in problem.what and problem.action

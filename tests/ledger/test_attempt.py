@@ -130,10 +130,10 @@ def test_offsets_of_many_partitions_are_committed_in_one_transaction(kafka, hook
     topic = unique("wide")
     kafka.create_topic(topic, 400)
     offsets = [(TopicPartition(topic, partition), 7, "m" * 3_500) for partition in range(400)]
-    producer = Producer({**hook.producer_config(), "transactional.id": pipeline})
+    producer = Producer({**hook.make_producer_config(), "transactional.id": pipeline})
     producer.init_transactions(60)
     producer.begin_transaction()
-    send_offsets(producer, hook.consumer_config(), pipeline, offsets, 30)
+    send_offsets(producer, hook.make_consumer_config(), pipeline, offsets, 30)
     found = hook.committed(pipeline, [tp for tp, _, _ in offsets], stable=False)
     assert not any(found.values())
     producer.commit_transaction(60)
@@ -176,7 +176,7 @@ def test_the_group_is_committed_with_the_leader_epochs_of_the_window(attempt, ho
         planned = replace(window(pipeline, topic, 1), epochs={TopicPartition(topic, 0): 0})
         ledger.plan(planned)
         ledger.close({"n": 1}, planned.ends)
-    consumer = Consumer(hook.consumer_config(**{"group.id": pipeline}))
+    consumer = Consumer(hook.make_consumer_config(**{"group.id": pipeline}))
     (found,) = consumer.committed([KafkaTopicPartition(topic, 0)], timeout=60)
     consumer.close()
     assert (found.offset, found.leader_epoch) == (10, 0)
@@ -425,7 +425,7 @@ def test_a_record_of_a_newer_version_is_refused(attempt, kafka, pipeline, topic,
 
 def test_a_newer_record_of_the_owner_of_a_group_is_refused(attempt, kafka, pipeline, ledger_topic_name):
     with attempt() as ledger:
-        partition = ledger.topic.partition_of(pipeline)  # the group has the pipeline's name here
+        partition = ledger.topic.find_partition(pipeline)  # the group has the pipeline's name here
         producer = Producer(kafka.connection_extra())
         producer.produce(ledger_topic_name, json.dumps({"v": 99}).encode(), make_group_key(pipeline), partition)
         producer.flush(60)
@@ -444,7 +444,7 @@ def test_the_owner_of_a_group_is_found_after_the_ledger_topic_got_more_partition
     kafka.create_partitions(ledger_topic_name, 40)
     other = Ledger(hook, f"{pipeline}-other", "run2", group_id=group, topic=ledger_topic_name)
     with other as ledger:
-        assert ledger.topic.partition_of(group) > 0, "the owner's record is in partition 0"
+        assert ledger.topic.find_partition(group) > 0, "the owner's record is in partition 0"
         assert ledger.find_other_owner(group) == pipeline
         with pytest.raises(GroupOwned, match=f"mirrors pipeline `{pipeline}`"):
             ledger.refuse_taken()
@@ -612,7 +612,7 @@ def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeli
 
 
 HOUR = Interval.of_ms(0, 3_600_000)
-OF_HOUR = [f"l.{HOUR.ledger_name('p')}.plan", f"l.{HOUR.ledger_name('p')}.close"]
+OF_HOUR = [f"l.{HOUR.make_ledger_name('p')}.plan", f"l.{HOUR.make_ledger_name('p')}.close"]
 PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))
 
 
@@ -622,7 +622,7 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
         (make_window_record(PLANNED), ["l.p.plan", "l.p.close"]),
         (make_window_record(replace(PLANNED, state=State.COMPLETE)), ["l.p.plan", "l.p.close"]),
         (LedgerRecord(make_window_key("p", 2), None), ["l.p.plan", "l.p.close"]),
-        (LedgerRecord(make_window_key(HOUR.ledger_name("p"), 1), None), [*OF_HOUR, "l.p.group", "l.p.plan"]),
+        (LedgerRecord(make_window_key(HOUR.make_ledger_name("p"), 1), None), [*OF_HOUR, "l.p.group", "l.p.plan"]),
         (make_position_record("p", Position(), 1), ["l.p.plan", "l.p.close"]),
         (make_change_record("p", Change(1, "reset", "ann", "why", "at", {}, {})), ["l.p.plan", "l.p.close"]),
         (
@@ -646,7 +646,7 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
     ],
 )
 def test_a_record_shows_under_which_transactional_ids_it_may_have_been_written(record, ids):
-    assert list(identify_transaction(record, 0).ids("l")) == ids
+    assert list(identify_transaction(record, 0).list_ids("l")) == ids
 
 
 @pytest.mark.parametrize(
@@ -668,7 +668,7 @@ def test_what_a_ledger_topic_may_lose_is_looked_up_when_it_is_opened(kafka, hook
     name = unique("ledger")
     kafka.create_topic(name, 1, config={"cleanup.policy": "compact"})
     LedgerTopic(hook, name).ensure()
-    assert hook.broker_count() == 1 and "replication factor" not in caplog.text
-    monkeypatch.setattr(hook, "broker_count", lambda: 3)
+    assert hook.count_brokers() == 1 and "replication factor" not in caplog.text
+    monkeypatch.setattr(hook, "count_brokers", lambda: 3)
     LedgerTopic(hook, name).ensure()
     assert "replication factor 1 on a cluster of 3 brokers" in caplog.text

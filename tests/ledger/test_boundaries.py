@@ -60,7 +60,7 @@ class Topic:
     def settled(self):
         """Return the boundaries in the ledger, by minute."""
         topic_id = read_log(self.hook, [self.name]).topic_ids[self.name]
-        settled = self.boundaries.settled(self.name, topic_id)
+        settled = self.boundaries.list_settled(self.name, topic_id)
         return {(instant - BEGIN) // MINUTE: dict(b.offsets) for instant, b in settled.items()}
 
 

@@ -147,7 +147,7 @@ class TestArchives:
         topic = LedgerTopic(hook, hourly.ledger)
         topic.ensure()
         mine = (make_key_prefix(hourly.name),)
-        left = [r.key for p in topic.partitions for r in topic.newest(p, 0, mine, mine) if r.value is not None]
+        left = [r.key for p in topic.partitions for r in topic.read_newest(p, 0, mine, mine) if r.value is not None]
         assert [key.split(b",")[1] for key in left] == [b'"change"']
 
 
@@ -183,20 +183,20 @@ def test_an_attempt_reads_each_record_of_the_ledger_once(hourly, monkeypatch):
 @pytest.mark.parametrize("by_interval", [False, True], ids=["windows", "intervals"])
 def test_a_pipeline_of_an_earlier_release_looks_for_the_owner_of_its_group_once(kafka, hook, unique, monkeypatch, by_interval):
     name, topic, looked = unique("pipeline"), unique("ledger"), []
-    of_kafka = LedgerTopic.newest
+    of_kafka = LedgerTopic.read_newest
 
     def counted(self, partition, start, prefixes, *arguments):
         looked.extend([prefixes] if prefixes == (make_group_key("g"),) else [])
         return of_kafka(self, partition, start, prefixes, *arguments)
 
-    monkeypatch.setattr(LedgerTopic, "newest", counted)
+    monkeypatch.setattr(LedgerTopic, "read_newest", counted)
     # It has bound the pipeline, and has not recorded who uses the group.
     binding = Binding(Writer("dag", "task"), origin=Endpoint(details={"group": "g"}))
     found = LedgerTopic(hook, topic)
     found.ensure()
     producer = Producer(kafka.connection_extra())
     record = make_binding_record(name, binding)
-    producer.produce(topic, record.value, record.key, partition=found.partition_of(name))
+    producer.produce(topic, record.value, record.key, partition=found.find_partition(name))
     assert producer.flush(60) == 0
     searches = []
     for number in (1, 2):

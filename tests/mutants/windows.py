@@ -145,11 +145,11 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-offsets-outside-transaction",
         path="ledger/attempt.py",
-        old="        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)",
+        old="        send_offsets(producer, self.hook.make_consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)",
         new="""        from confluent_kafka import Consumer
         from confluent_kafka import TopicPartition as Place
 
-        consumer = Consumer({**self.hook.consumer_config(), "group.id": group_id})
+        consumer = Consumer({**self.hook.make_consumer_config(), "group.id": group_id})
         consumer.commit(offsets=[Place(*tp, offset, told) for tp, offset, told in committed], asynchronous=False)
         consumer.close()""",
         breaks="The group's offsets move only if the window's COMPLETE record is committed.",

@@ -110,7 +110,7 @@ _OF_POSTGRES = (
     Mutant(
         name="postgres-split-late-task-not-refused",
         path="sinks/postgres/tasks/write.py",
-        old="if session.rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):",
+        old="if session.fetch_rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):",
         new="if self.load.number < 1:",
         breaks="A task of an older window writes nothing after its marker was deleted.",
         tests=(f"{_POSTGRES_FAULTS}::test_a_task_of_a_window_two_back_writes_nothing_though_its_marker_is_gone",),
@@ -190,7 +190,7 @@ _OF_LAKES = (
     Mutant(
         name="delta-overtaken-attempt-commits",
         path="sinks/delta/writer.py",
-        old="if table.version(self.window.pipeline) != self.base:",
+        old="if table.read_version(self.window.pipeline) != self.base:",
         new="if self.base is None:",
         breaks="An attempt commits nothing once another one of its pipeline has committed to the Delta table, or fenced.",
         tests=(f"{_FENCED}[delta]",),

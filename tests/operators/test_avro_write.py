@@ -86,7 +86,7 @@ def test_windows_are_read_by_confluents_deserializer_also_after_a_change_of_the_
     orders.run("run2")
     found = published(orders, registry)
     hook, subject = SchemaRegistryHook(), f"{orders.topic}-value"
-    versions = hook.versions(subject)
+    versions = hook.list_versions(subject)
     assert [version.version for version in versions] == [1, 2]
     assert {number for number, _ in found} == {version.id for version in versions}
     late = [row for number, row in found if number == versions[1].id]
@@ -102,7 +102,7 @@ def test_windows_are_read_by_confluents_deserializer_also_after_a_change_of_the_
     execute(orders, "INSERT INTO {table} VALUES (2000, 1, 1, now())")
     with pytest.raises(ValidationError, match=f"subject `{subject}` does not take .*`customer` was string, is long"):
         orders.run("run3")
-    assert len(published(orders, registry)) == 301 and len(hook.versions(subject)) == 2
+    assert len(published(orders, registry)) == 301 and len(hook.list_versions(subject)) == 2
     # No window was planned: the next one has the row that was inserted since.
     execute(orders, "ALTER TABLE {table} ALTER customer TYPE text")
     execute(orders, "INSERT INTO {table} VALUES (2001, 'later', 1, now())")

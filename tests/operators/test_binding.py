@@ -264,13 +264,13 @@ ROUTES = [Filter(predicate=Condition("id > 1"), to="rare"), Filter(predicate=Con
 )
 def test_side_topics_are_part_of_where_an_open_window_goes_and_of_no_later_one(made):
     dead = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dead"}
-    found = [made(task_id="task", **options).destinations() for options in ({}, {**dead, "transforms": ROUTES})]
+    found = [made(task_id="task", **options).list_destinations() for options in ({}, {**dead, "transforms": ROUTES})]
     assert {w: v for w, v in found[1].details.items() if w in ("dead_letters", "routes")} == {
         "dead_letters": "dead",
         "routes": "common, rare",
     }
     assert not compare_endpoints(*found) and not compare_endpoints(*reversed(found)) and not compare_locations(*found)
-    other = made(task_id="task", **{**dead, "errors_deadletterqueue_topic_name": "x"}, transforms=ROUTES[:1]).destinations()
+    other = made(task_id="task", **{**dead, "errors_deadletterqueue_topic_name": "x"}, transforms=ROUTES[:1]).list_destinations()
     assert [d.what for d in compare_endpoints(found[1], other)] == ["dead_letters", "routes"]
 
 
@@ -777,7 +777,7 @@ def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_
     with pytest.raises(GroupOwned, match=f"mirrors pipeline `{other}`"):
         dry.run(1, group_id=group, between=overtaking)
     with KafkaHook() as hook:
-        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.origin.details == {"group": dry.name}
+        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.find_origin.details == {"group": dry.name}
     moved_once(dry, 3)
     assert dry.run(1)["records_read"] == 1
 

@@ -70,7 +70,7 @@ class WatchedLock:
 
 
 def test_a_context_that_another_task_is_still_making_is_waited_for(files, monkeypatch):
-    with SparkHook().without_sql() as context, ThreadPoolExecutor(1) as pool:
+    with SparkHook().open_without_sql() as context, ThreadPoolExecutor(1) as pool:
         watched = WatchedLock(SparkContext._lock)
         monkeypatch.setattr(SparkContext, "_lock", watched)
         with watched.lock:

@@ -82,7 +82,7 @@ def test_deleted_records_are_under_consumption(orders):
     orders.sell(100)
     orders.run("run1")
     with KafkaHook() as hook:
-        hook.delete_records({tp: offsets.lso for tp, offsets in hook.offsets([orders.topic]).items()})
+        hook.delete_records({tp: offsets.lso for tp, offsets in hook.read_offsets([orders.topic]).items()})
     with pytest.raises(FollowedMismatch, match="under-consumption of 100"):
         load(orders, "run1")
 

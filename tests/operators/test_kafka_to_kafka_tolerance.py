@@ -160,7 +160,7 @@ def test_a_split_with_more_bad_records_than_were_counted_or_kept_is_not_publishe
     policy = BadRecordPolicy(dead, 1, Envelope(orders.name, {}), counted={0: 0})
     with KafkaHook() as hook, Ledger(hook, orders.name, "dag/run1/task", topic=orders.arguments["ledger_topic"]) as ledger:
         ledger.plan(Window(orders.name, 1, (), "dag/run1/task", format_utc_now(), source=SourcePlan(({"n": 0},))))
-        configs = hook.producer_config(), hook.consumer_config()
+        configs = hook.make_producer_config(), hook.make_consumer_config()
         publisher = Publisher(
             *configs,
             ledger.ledger_claim,

@@ -458,7 +458,7 @@ class TestUpsertSplitBySplit:
             task_id="task", topics=table.topic, group_id=table.name, value=Json(schema="id bigint"), sink=sink
         )
         window = Window("p", 1, tuple(OffsetRange(table.topic, p, 0, 5_000_000) for p in range(2)), "run", "now")
-        return [split.range.span for split in operator.splits(window)]
+        return [split.range.span for split in operator.make_splits(window)]
 
     def test_each_partition_is_one_split_when_rows_are_updated_and_split_records_is_refused(self, table):
         assert self.splits(table, mode="upsert", key=["id"]) == [5_000_000] * 2

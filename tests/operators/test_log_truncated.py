@@ -443,7 +443,7 @@ def test_sparks_source_does_not_read_a_topic_with_unclean_elections_for_splits_t
         admin, risky = AdminClient(lone.connection_extra()), {"unclean.leader.election.enable": "true"}
         alter_config(admin, ResourceType.TOPIC, flow.topic, risky)
         with KafkaHook() as hook:
-            assert eventually(lambda: risky.items() <= hook.topic_config([flow.topic])[flow.topic].items())
+            assert eventually(lambda: risky.items() <= hook.read_topic_config([flow.topic])[flow.topic].items())
         with pytest.raises(ValidationError, match="read_with: splits are committed one by one, and topic"):
             flow.run("run2", sink=sink)
 
@@ -467,7 +467,7 @@ def test_a_reader_hands_out_records_of_the_log_that_was_planned_only(lone, uniqu
         place, log = TopicPartition(flow.topic, 0), begin_log(lone, flow.topic)
         epoch = read_log(hook, [flow.topic]).partitions[place].epoch
         yield ()
-        config = hook.consumer_config()
+        config = hook.make_consumer_config()
 
         def read(start: int, end: int, **options):
             reader = KafkaSplitReader(config, OffsetRange(*place, start, end), **options)

@@ -74,7 +74,9 @@ def test_what_is_wrong_is_said_before_anything_starts_and_all_of_it_at_once(orde
     planned = {"topic": "never-made", "auto_create": True, "topic_config": {"cleanup.policy": "compact,delete"}}
     assert "is compacted" in problems(orders, **planned, key=None)["sink.key"]
     with KafkaHook("kafka_default") as hook:
-        assert KafkaSink(topic=compacted).producer(hook)["message.max.bytes"] == 1000, "librdkafka takes nothing smaller"
+        assert KafkaSink(topic=compacted).make_producer_config(hook)["message.max.bytes"] == 1000, (
+            "librdkafka takes nothing smaller"
+        )
     # Neither dead letters nor removed records may go to the topic of good rows or to the ledger.
     for topic, expected in ((orders.topic, "is the topic of good rows"), (f"ledger-{orders.name}", "is its ledger")):
         found = problems(orders, errors_tolerance="all", errors_deadletterqueue_topic_name=topic)
@@ -100,7 +102,7 @@ def test_keys_headers_times_and_columns_are_those_asked_for_and_a_topic_is_creat
     assert found[7] == (b'{"customer":"customer 7","id":7}', b'{"amount":7.07,"id":7}', *own)
     with KafkaHook() as hook:
         assert len(hook.describe_topics([topic])[topic].partitions) == 5
-        assert hook.topic_config([topic])[topic]["retention.ms"] == "123456789"
+        assert hook.read_topic_config([topic])[topic]["retention.ms"] == "123456789"
 
 
 def test_columns_of_partition_and_time_that_hold_neither_are_named_before_a_window_is_planned(orders):

@@ -175,7 +175,7 @@ def test_rows_are_published_for_confluents_deserializers(kafka, postgres, unique
             found.append((event["id"], event["customer"], amount, placed_at))
         assert same_multiset([(*r[:3], _seconds(r[3])) for r in orders.rows()], [(*r[:3], _seconds(r[3])) for r in found]) == 150
         # And by this package, with the registry.
-        decoded = format(registry=CONN).of_topics([orders.topic], "value").decoder().decode(
+        decoded = format(registry=CONN).of_topics([orders.topic], "value").make_decoder().decode(
             [data for *_, data in committed_records(kafka.connection_extra(), orders.topic)]
         )  # fmt: skip
         assert decoded.bad == ()
@@ -198,7 +198,7 @@ def test_protobufs_references_are_imports_by_their_names(client, unique):
     number = client.register_schema(f"{topic}-value", Schema(text, "PROTOBUF", [reference]))
     format = Protobuf(registry=CONN).of_topics([topic], "value")
     assert format.validate("value") == []
-    found = format.decoder().decode([b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x0a\x02\x08\x05"])
+    found = format.make_decoder().decode([b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x0a\x02\x08\x05"])
     assert (found.batch.to_pylist(), found.bad) == ([{"price": {"units": 5}}], ())
 
 
@@ -211,7 +211,7 @@ def test_json_schemas_references_are_put_together_by_their_names(client, unique)
     format = JsonSchema(registry=CONN, check_values=True).of_topics([topic], "value")
     assert format.validate("value") == []
     begin = b"\0" + number.to_bytes(4, "big")
-    found = format.decoder().decode([begin + b'{"price":{"units":5}}', begin + b'{"price":{"units":-5}}'])
+    found = format.make_decoder().decode([begin + b'{"price":{"units":5}}', begin + b'{"price":{"units":-5}}'])
     assert found.batch.to_pylist() == [{"price": {"units": 5}}, {"price": None}] and [at for at, _ in found.bad] == [1]
 
 
@@ -219,7 +219,7 @@ def test_a_version_that_would_be_misread_makes_its_records_bad_and_spoils_no_oth
     topic = unique("orders")
     old, new = (f'syntax = "proto3"; message Order {{ {kind} id = 1; }}' for kind in ("string", "int64"))
     values = [protobuf_serializer(client, t, "", MessageField.VALUE)(topic, {"id": v}) for t, v in ((old, "x"), (new, 5))]
-    found = Protobuf(registry=CONN).of_topics([topic], "value").decoder().decode(values)
+    found = Protobuf(registry=CONN).of_topics([topic], "value").make_decoder().decode(values)
     assert found.batch.to_pylist() == [{"id": None}, {"id": 5}]
     ((at, reason),) = found.bad
     assert at == 0 and "field 1 (`id`) was of type string, which is not read as int64" in reason
@@ -235,7 +235,7 @@ def test_connects_decimals_of_64_digits_are_reported_with_their_subject_and_read
     assert "reader_schema" in problem.action
     narrow = Avro(registry=CONN, reader_schema=text.replace("64", "38")).of_topics([topic], "value")
     assert narrow.validate("value") == []
-    found = narrow.decoder().decode([b"\0" + number.to_bytes(4, "big") + b"\2\x96"])
+    found = narrow.make_decoder().decode([b"\0" + number.to_bytes(4, "big") + b"\2\x96"])
     assert (found.batch.to_pylist(), found.bad) == ([{"x": Decimal("-1.06")}], ())
 
 
@@ -288,4 +288,4 @@ def test_other_strategies_name_subjects_after_the_record(client, unique):
         value = format.make_struct_encoder(parse_ddl("id bigint NOT NULL")).write({"id": 7})
         assert subject in client.get_subjects()
         read = Protobuf(registry=CONN, subject_name_strategy=strategy, message=f"a.O{topic[-1]}").of_topics([topic], "value")
-        assert read.decoder().decode([value]).batch.to_pylist() == [{"id": 7}]
+        assert read.make_decoder().decode([value]).batch.to_pylist() == [{"id": 7}]

@@ -26,10 +26,10 @@ def upstream(unique, topic):
 
     def complete(number, run):
         with KafkaHook(timeout=20) as hook, Ledger(hook, name, run, topic=f"ledger-{name}") as ledger:
-            ledger.plan(Window(name, number, (OffsetRange(topic, 0, 0, 0),), run, format_utc_now(), hook.cluster_id()))
+            ledger.plan(Window(name, number, (OffsetRange(topic, 0, 0, 0),), run, format_utc_now(), hook.read_cluster_id()))
             ledger.close({"completed_at": format_utc_now(), "records_read": number}, {})
 
-    complete.pipeline = name
+    complete.make_pipeline_name = name
     return complete
 
 
@@ -67,7 +67,7 @@ def test_another_dag_s_run_of_the_same_moment_is_the_one(upstream, context):
 
 def test_a_pipeline_is_named_after_its_task_if_it_is_not_named(context):
     waiting = KafkaWindowSensor(task_id="wait", external_task_id="load", external_dag_id="other")
-    assert waiting.make_trigger(context(), Polling()).arguments() == {
+    assert waiting.make_trigger(context(), Polling()).get_arguments() == {
         "pipeline": "other.load", "run": "other/run1/load", "after": None, "since": None, "ledger_topic": "airflow-windows",
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from tests.support.zygote import Forked
 
 def apply(sink: Sink, job: Job) -> Applied:
     """Run the sink's part of a window's life."""
-    if (done := sink.applied(job.window)) is not None:
+    if (done := sink.find_applied(job.window)) is not None:
         return done
     with sink.begin(job.window, job.splits, job.shape) as writer:
         results = write_all(writer, job)

@@ -60,7 +60,7 @@ class SinkContract:
         jobs = [Feed(case.schema, pipeline=name, first_id=n * 1000).next() for n, name in enumerate(names)]
         for job in jobs:
             assert apply(case.sink, job) == record_of(job)
-        assert [case.sink.last_applied(job.window.pipeline) for job in jobs] == [record_of(job) for job in jobs]
+        assert [case.sink.find_last_applied(job.window.pipeline) for job in jobs] == [record_of(job) for job in jobs]
         same_multiset([line for job in jobs for line in job.expected], case.read())
 
     @every_format
@@ -109,8 +109,8 @@ class SinkContract:
         before = case.ids()
         with case.sink.begin(second.window, second.splits, second.shape) as writer:
             results = write_all(writer, second)
-            assert case.sink.applied(second.window) is None
-            assert case.sink.last_applied(second.window.pipeline) == record_of(first)
+            assert case.sink.find_applied(second.window) is None
+            assert case.sink.find_last_applied(second.window.pipeline) == record_of(first)
             if case.whole_windows:
                 assert case.ids() == before
             writer.commit(results)
@@ -386,20 +386,20 @@ class SinkContract:
 
     def test_applied_and_last_applied_return_the_committed_window(self, case: Case, feed: Feed) -> None:
         jobs = [feed.next(), feed.next(), feed.next()]
-        assert case.sink.last_applied(feed.pipeline) is None
-        assert case.sink.applied(jobs[0].window) is None
+        assert case.sink.find_last_applied(feed.pipeline) is None
+        assert case.sink.find_applied(jobs[0].window) is None
         for n, job in enumerate(jobs):
             apply(case.sink, job)
-            assert [case.sink.applied(j.window) for j in jobs] == [*map(record_of, jobs[: n + 1]), *[None] * (2 - n)]
-            assert case.sink.last_applied(feed.pipeline) == record_of(job)
-        assert case.sink.last_applied("another") is None
-        assert case.sink.last_applied(feed.pipeline[:-1]) is None
+            assert [case.sink.find_applied(j.window) for j in jobs] == [*map(record_of, jobs[: n + 1]), *[None] * (2 - n)]
+            assert case.sink.find_last_applied(feed.pipeline) == record_of(job)
+        assert case.sink.find_last_applied("another") is None
+        assert case.sink.find_last_applied(feed.pipeline[:-1]) is None
 
     def test_an_empty_window_is_remembered(self, case: Case, feed: Feed) -> None:
         jobs = [feed.empty(), feed.next(), feed.empty(), feed.next()]
         for job in jobs:
             assert apply(case.sink, job) == record_of(job)
-            assert case.sink.last_applied(feed.pipeline) == record_of(job)
+            assert case.sink.find_last_applied(feed.pipeline) == record_of(job)
         same_multiset(jobs[1].expected + jobs[3].expected, case.read())
 
     @every_format
@@ -434,7 +434,7 @@ class SinkContract:
             assert str(job.window) in str(caught.value), what
             if case.whole_windows:
                 assert case.everything() == before, what
-            assert case.sink.last_applied(feed.pipeline).number == 3, what
+            assert case.sink.find_last_applied(feed.pipeline).number == 3, what
 
     def test_a_window_of_another_cluster_or_topic_is_not_taken_for_this_one_though_its_ranges_are_equal(
         self, case: Case, feed: Feed
@@ -447,13 +447,13 @@ class SinkContract:
         for ids in others:
             foreign = replace(job, window=replace(job.window, **ids))
             with pytest.raises(ForeignOffsets) as caught:
-                case.sink.applied(foreign.window)
+                case.sink.find_applied(foreign.window)
             assert (caught.value.pipeline, caught.value.number) == (feed.pipeline, 2)
             assert caught.value.known_cluster == "cluster" and "another" in str(caught.value)
             # Even without a question to the sink first.
             with pytest.raises(ForeignOffsets), case.sink.begin(foreign.window, foreign.splits, foreign.shape) as writer:
                 writer.commit(write_all(writer, foreign))
-            assert case.sink.last_applied(feed.pipeline) == record_of(job)
+            assert case.sink.find_last_applied(feed.pipeline) == record_of(job)
             if case.whole_windows:
                 assert case.everything() == before
         same_multiset(first.expected + job.expected, case.read())
@@ -475,7 +475,7 @@ class SinkContract:
         first, second = feed.next(), feed.next()
         without = replace(first, window=replace(first.window, **unknown))
         assert apply(case.sink, without) == record_of(without)
-        assert case.sink.applied(first.window) == record_of(without)
+        assert case.sink.find_applied(first.window) == record_of(without)
         assert apply(case.sink, second) == record_of(second)
         same_multiset(first.expected + second.expected, case.read())
 

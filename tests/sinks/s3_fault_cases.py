@@ -42,7 +42,7 @@ class Place:
     feed: Feed
 
     def read(self) -> Counter[int]:
-        filesystem, files = find_s3_access("lake").filesystem(), sorted(self.named())
+        filesystem, files = find_s3_access("lake").make_filesystem(), sorted(self.named())
         tables = [pa.parquet.read_table(f"{self.bucket.name}/{file}", filesystem=filesystem, columns=["id"]) for file in files]
         return Counter(i for table in tables for i in table["id"].to_pylist())
 

@@ -392,7 +392,7 @@ class ToSink(Subject):
         self._look()
         at = self.flow.committed()
         with KafkaHook() as hook:
-            ends = {tp.partition: offsets.lso for tp, offsets in hook.offsets([self.flow.topic]).items()}
+            ends = {tp.partition: offsets.lso for tp, offsets in hook.read_offsets([self.flow.topic]).items()}
         gone = {p: chance.randrange(at[p], end + 1) for p, end in ends.items() if 0 < at[p] < end}
         gone = {p: offset for p, offset in gone.items() if offset > at[p]}
         if not gone:
@@ -473,7 +473,7 @@ class ToSink(Subject):
 
     def _lows(self) -> dict[int, int]:
         with KafkaHook() as hook:
-            return {tp.partition: offsets.low for tp, offsets in hook.offsets([self.flow.topic]).items()}
+            return {tp.partition: offsets.low for tp, offsets in hook.read_offsets([self.flow.topic]).items()}
 
 
 @contextmanager

@@ -157,7 +157,7 @@ class SplitsContract(_Contract):
 
     def test_a_plan_holds_json_only_fits_into_a_record_and_columns_are_those_of_the_frame(self, spark, case):
         case.add(ROWS)
-        window, columns = case.source.freeze(None), case.source.columns()
+        window, columns = case.source.freeze(None), case.source.find_columns()
         assert json.loads(json.dumps(window.splits)) == [dict(split) for split in window.splits]
         assert json.loads(json.dumps(window.position)) == dict(window.position)
         assert len(json.dumps([*window.splits, window.position])) < 800_000

@@ -239,7 +239,7 @@ class Topic:
 
     def _rows(self, form: Debezium, columns: pa.Schema, events: Sequence[tuple[bytes, bytes | None]], start: int) -> Rows:
         """Return the rows of events, and a tombstone for each delete."""
-        decoded = form.decoder().decode([value for _, value in events])
+        decoded = form.make_decoder().decode([value for _, value in events])
         assert decoded.bad == (), [(events[at][1], problem) for at, problem in decoded.bad]
         deleted = decoded.deleted.to_pylist() if decoded.deleted is not None else [False] * len(events)
         dead = [gone or value is None for gone, (_, value) in zip(deleted, events, strict=True)]

@@ -41,7 +41,7 @@ def use(*, make: bool) -> None:
                 maker.result()
         archive = SparkClassArchive.find()
         if archive is not None:
-            options = " ".join([_SHORT, *archive.java_options()])
+            options = " ".join([_SHORT, *archive.make_java_options()])
     os.environ |= {"SPARK_SUBMIT_OPTS": options, "SPARK_LAUNCHER_OPTS": _SHORT}
 
 

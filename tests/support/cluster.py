@@ -37,7 +37,7 @@ def connection(master: str, **settings: str) -> str:
     extra = {
         "spark.driver.memory": "512m",
         "spark.driver.extraJavaOptions": QUICK_JVM,
-        "spark.executor.extraJavaOptions": " ".join([QUICK_JVM, *(archive.java_options() if archive else ())]),
+        "spark.executor.extraJavaOptions": " ".join([QUICK_JVM, *(archive.make_java_options() if archive else ())]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

@@ -65,7 +65,7 @@ class DryOperator(KafkaToSinkOperator):
     def refuse_lost_records(self, ledger, found):
         """Do nothing: this sink has no record of windows."""
 
-    def applied(self, window):
+    def find_applied(self, window):
         lines = self.moved.read_text().splitlines() if self.moved.exists() else []
         there = f"{window.pipeline} {window.number}" in [line.rsplit(" [[")[0] for line in lines]
         return Applied(window.pipeline, window.number, window.ranges) if there else None

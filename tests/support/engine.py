@@ -118,7 +118,11 @@ def lend(*, alone: bool = False) -> Engine | None:
 
 
 def _options(hook: SparkHook) -> list[str]:
-    return ["--master", hook.master, *(part for name, value in hook.settings().items() for part in ("--conf", f"{name}={value}"))]
+    return [
+        "--master",
+        hook.master,
+        *(part for name, value in hook.make_settings().items() for part in ("--conf", f"{name}={value}")),
+    ]
 
 
 def _own_options() -> list[str]:
@@ -195,7 +199,7 @@ def take() -> None:
 
     def enter(hook: SparkHook, jars: tuple[str, ...]) -> Any:
         if not hook.is_connect:
-            _enter(address, {"spark.master": hook.master, **hook.settings()}, jars)
+            _enter(address, {"spark.master": hook.master, **hook.make_settings()}, jars)
         return start(hook, jars)
 
     SparkHook._start = enter  # type: ignore[method-assign]

@@ -74,10 +74,10 @@ def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int
 
 def transact(kafka: EmbeddedKafka, hook: KafkaHook, topic: str, count: int, outcome: str, partition: int = 0) -> None:
     """Run a transaction to its end, and wait until its marker is written."""
-    before = hook.offsets([topic])[TopicPartition(topic, partition)].high
+    before = hook.read_offsets([topic])[TopicPartition(topic, partition)].high
     with transaction(kafka, topic, count, partition) as producer:
         getattr(producer, f"{outcome}_transaction")(30)
-    eventually(lambda: hook.offsets([topic])[TopicPartition(topic, partition)].lso == before + count + 1)
+    eventually(lambda: hook.read_offsets([topic])[TopicPartition(topic, partition)].lso == before + count + 1)
 
 
 def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition: int = 0) -> None:

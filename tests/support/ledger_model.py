@@ -421,30 +421,30 @@ class Hook:
     config: Mapping[str, Any] = {}  # noqa: RUF012
     consumers = None
 
-    def consumer_config(self, **settings: Any) -> dict[str, Any]:
+    def make_consumer_config(self, **settings: Any) -> dict[str, Any]:
         return {}
 
-    producer_config = consumer_config
+    make_producer_config = make_consumer_config
 
     def close(self) -> None:
         pass
 
-    def cluster_id(self) -> str:
+    def read_cluster_id(self) -> str:
         return "cluster"
 
-    def broker_count(self) -> int:
+    def count_brokers(self) -> int:
         return 1
 
     def describe_topics(self, names: Any, missing: str = "") -> dict[str, TopicDescription]:
         return {name: TopicDescription(name, f"id-{name}", (0,), 1, False) for name in names}
 
-    def topic_config(self, names: Any) -> dict[str, dict[str, str]]:
+    def read_topic_config(self, names: Any) -> dict[str, dict[str, str]]:
         return {name: {"cleanup.policy": "compact"} for name in names}
 
-    def largest_record(self, topic: str) -> int:
+    def read_largest_record(self, topic: str) -> int:
         return 1 << 20
 
-    def offsets_of_existing(self, partitions: Any) -> dict[TopicPartition, PartitionOffsets]:
+    def read_offsets_of_existing(self, partitions: Any) -> dict[TopicPartition, PartitionOffsets]:
         ends = {tp: _ask("log") if tp.topic == TOPIC else HIGH for tp in partitions}
         return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
 
@@ -468,7 +468,7 @@ class ModelSink(Sink):
     guarantee = Guarantee.EXACTLY_ONCE
     uri: str = "model://sink"
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         return Endpoint({"sink": self.uri})
 
     def _key(self, pipeline: str) -> str:
@@ -480,11 +480,11 @@ class ModelSink(Sink):
     def find_replay_problems(self) -> list[Any]:
         return []
 
-    def last_applied(self, pipeline: str) -> Applied | None:
+    def find_last_applied(self, pipeline: str) -> Applied | None:
         found = _ask("sink.look", self._key(pipeline))
         return applied(max(found, key=lambda t: t.number)) if found else None
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         for taken in _ask("sink.look", self._key(window.pipeline)):
             if taken.number == window.number:
                 refuse_other(applied(taken), window, "the sink")
@@ -553,7 +553,7 @@ class PublishingOperator(ModelOperator):
     def plan(self, ledger: Any, run: Any) -> Window:
         return replace(super().plan(ledger, run), target=TargetTopic("out", "id-out", 1))
 
-    def applied(self, window: Window) -> None:
+    def find_applied(self, window: Window) -> None:
         return None
 
     def check(self, window: Window) -> None:
@@ -579,7 +579,7 @@ def publish_one(ledger: Any, window: Window, split: int, offset: int) -> None:
     claimed = ClaimedWindow(place)
     awaited = AwaitedRecords((make_window_key(window.pipeline, window.number),))
     claimed.read_on(lambda start: _read_span(LedgerSpan({}, TP, start, HIGH), awaited), HIGH)
-    publisher = SimpleNamespace(ledger=place, _read_memory=claimed.memory, _format_step=str)
+    publisher = SimpleNamespace(ledger=place, _read_memory=claimed.fold_memory, _format_step=str)
     if Publisher.find_marker(publisher, split) is not None:  # type: ignore[arg-type]
         return
     marker = Marker(window.number, split, (Landed("out", 0, offset, offset, 1),), 1)

@@ -13,8 +13,8 @@ NOBODY = b'{"id": -1, "customer": "nobody", "amount": "0.00", "placed_at": "2026
 class Lenient(Json):
     """Return records that Json cannot decode as orders without a customer."""
 
-    def decoder(self) -> Decoder:
-        return _Lenient(super().decoder())
+    def make_decoder(self) -> Decoder:
+        return _Lenient(super().make_decoder())
 
 
 class _Lenient(Decoder):

@@ -96,5 +96,5 @@ class Piped:
         """Return everything that a refusal must not change: the end of the ledger's partition, and the group."""
         self.settle()
         partition = read_pipeline(self.hook, self.name, self.ledger_topic).partition
-        end = self.hook.offsets([TopicPartition(self.ledger_topic, partition)])
+        end = self.hook.read_offsets([TopicPartition(self.ledger_topic, partition)])
         return sum(o.high for o in end.values()), self.committed()

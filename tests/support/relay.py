@@ -121,7 +121,7 @@ class Relay(Attempts):
         expected = [what for record in self.read(self.topic) if (what := becomes(record)) is not None]
         compared = same_multiset(expected, map(found or (lambda r: r.content), self.read(self.output)))
         with KafkaHook() as hook:
-            offsets = hook.offsets([self.topic])
+            offsets = hook.read_offsets([self.topic])
             committed = hook.committed(self.name, offsets)
             assert len(committed) == PARTITIONS
             assert {tp: there and there.offset for tp, there in committed.items()} == {tp: o.lso for tp, o in offsets.items()}

@@ -67,8 +67,8 @@ def splits(kafka: EmbeddedKafka, unique: Callable[[str], str], count: int, trans
         plan = SourcePlan(tuple({"n": n} for n in range(count)))
         ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", format_utc_now(), source=plan))
         publisher = Publisher(
-            config=hook.producer_config(),
-            reading=hook.consumer_config(),
+            config=hook.make_producer_config(),
+            reading=hook.make_consumer_config(),
             ledger=ledger.ledger_claim,
             prefix=ledger.split_prefix,
             topic=topic,

@@ -32,7 +32,7 @@ def settled(*topics: str, seconds: float = 45.0) -> None:
     with KafkaHook() as hook:
 
         def open_in() -> list[Any]:
-            found = hook.offsets(topics)
+            found = hook.read_offsets(topics)
             assert found
             return [tp for tp, offsets in found.items() if offsets.lso != offsets.high]
 

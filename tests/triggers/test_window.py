@@ -24,7 +24,9 @@ class Upstream:
         ledger = Ledger(hook, self.name, run, topic=self.ledger_topic)
         ledger.__enter__()
         self.number += 1
-        ledger.plan(Window(self.name, self.number, (OffsetRange(self.topic, 0, 0, 0),), run, format_utc_now(), hook.cluster_id()))
+        ledger.plan(
+            Window(self.name, self.number, (OffsetRange(self.topic, 0, 0, 0),), run, format_utc_now(), hook.read_cluster_id())
+        )
         return ledger
 
     def complete(self, run):

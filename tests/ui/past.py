@@ -90,7 +90,7 @@ class Past:
                 ago = timedelta(hours=max(0, count - turn))
                 planned_at = datetime.now(timezone.utc) - ago
                 window = Window(
-                    pipeline, number, ranges, ledger.run, _iso(planned_at), self.hook.cluster_id(),
+                    pipeline, number, ranges, ledger.run, _iso(planned_at), self.hook.read_cluster_id(),
                     {name: topic.topic_id for name, topic in described.items()},
                 )  # fmt: skip
                 entry = ledger.plan(window)
@@ -108,7 +108,9 @@ class Past:
             with Ledger(self.hook, pipeline, run.format(n=turn), group_id=f"{TOPIC}.{pipeline}", topic=TOPIC) as ledger:
                 planned_at = datetime.now(timezone.utc) - timedelta(hours=count - turn)
                 plan = SourcePlan(({"from": turn}, {"from": turn + 1}), {"id": turn}, 1000 * turn)
-                entry = ledger.plan(Window(pipeline, turn, (), ledger.run, _iso(planned_at), self.hook.cluster_id(), source=plan))
+                entry = ledger.plan(
+                    Window(pipeline, turn, (), ledger.run, _iso(planned_at), self.hook.read_cluster_id(), source=plan)
+                )
                 published = Landed(topic, 0, 1000 * (turn - 1), 1000 * turn, 1000 * turn)
                 report = Report(
                     entry.window, records_read=1000 * turn, records_written=1000 * turn - turn, records_rejected=turn,
@@ -140,7 +142,7 @@ class Past:
         ledger = LedgerTopic(self.hook, topic)
         ledger.ensure()
         producer = Producer(self.kafka.connection_extra())
-        producer.produce(topic, value, key, partition=ledger.partition_of(pipeline))
+        producer.produce(topic, value, key, partition=ledger.find_partition(pipeline))
         assert producer.flush(60) == 0
 
     def _report(self, window: Window, each: int, group: str, completed_at: str) -> Report:

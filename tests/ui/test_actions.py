@@ -34,7 +34,7 @@ def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):
     skipped = act(hook, name, "skip")
     assert skipped.done and skipped.title == f"Window 2 of pipeline {name} was skipped"
     # A commit is answered before readers see it, and a preview does not wait for that.
-    eventually(lambda: all(found.lso == found.high for found in hook.offsets(["airflow-windows"]).values()))
+    eventually(lambda: all(found.lso == found.high for found in hook.read_offsets(["airflow-windows"]).values()))
     planned = act(hook, name, "reset", to="earliest", dry_run=True)
     assert (planned.done, planned.clear) == (False, None)
     assert len(planned.rows) == 1 and planned.rows[0][1:] == ("10", "0")

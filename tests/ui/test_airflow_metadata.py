@@ -103,7 +103,7 @@ def test_tasks_that_move_nothing_are_not_in_it(found):
     assert set(found) == {"plain", "named", "templated", "mapped", "copy", "source"}
     catalog = Catalog(tuple(found.values()))
     assert [ledger.connection for ledger in catalog.ledgers] == ["kafka_default", "other", "third"]
-    assert catalog.by_pipeline()[LEDGER, "d.plain"] == (found["plain"],)
+    assert catalog.group_by_pipeline()[LEDGER, "d.plain"] == (found["plain"],)
 
 
 def test_a_dag_that_is_not_understood_is_left_out():

@@ -49,7 +49,7 @@ def test_a_run_is_due_at_the_next_hour_and_late_half_an_hour_after_it(schedule):
     found = schedule_of(schedule)
     assert found.run_after(at("2026-01-07T08:20")) == at("2026-01-07T09:00")
     assert found.run_after(at("2026-01-07T09:00")) == at("2026-01-07T10:00")
-    assert found.cadence.deadline(at("2026-01-07T08:20")) == at("2026-01-07T09:30")
+    assert found.cadence.compute_deadline(at("2026-01-07T08:20")) == at("2026-01-07T09:30")
 
 
 def test_a_timedelta_is_due_when_airflow_says_and_never_earlier():
@@ -62,14 +62,14 @@ def test_nothing_is_due_at_a_weekend():
     found = schedule_of(CronTriggerTimetable("0 9 * * 1-5", timezone="UTC"), next_run="2026-01-12T09:00", interval=None)
     friday = at("2026-01-09T09:04")
     assert found.run_after(friday) == at("2026-01-12T09:00")
-    assert found.cadence.deadline(friday) == at("2026-01-12T21:00")
+    assert found.cadence.compute_deadline(friday) == at("2026-01-12T21:00")
 
 
 @pytest.mark.parametrize("schedule", [None, [Asset("a")], "@once"])
 def test_a_dag_that_is_only_triggered_has_no_run_to_miss(schedule):
     found = schedule_of(schedule, interval=None)
     assert DagSchedule(next_run=None, timetable=found.timetable).cadence == Unscheduled()
-    assert DagSchedule(next_run=None, timetable=found.timetable).due_until(at("2026-01-07T10:10")) is None
+    assert DagSchedule(next_run=None, timetable=found.timetable).find_due_end(at("2026-01-07T10:10")) is None
 
 
 def test_a_paused_dag_has_no_run_to_miss_and_one_that_runs_all_the_time_no_cadence():
@@ -83,14 +83,14 @@ def test_a_paused_dag_has_no_run_to_miss_and_one_that_runs_all_the_time_no_caden
 
 def test_the_interval_that_is_being_filled_is_not_due():
     hourly = schedule_of(CronDataIntervalTimetable(HOURLY, timezone="UTC"))
-    assert hourly.due_until(at("2026-01-07T10:40")) == at("2026-01-07T10:00")
+    assert hourly.find_due_end(at("2026-01-07T10:40")) == at("2026-01-07T10:00")
     # Runs are created later than they are due while others of the DAG are active.
-    assert hourly.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
+    assert hourly.find_due_end(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     # What was due stays due where no further run is planned.
-    assert replace(hourly, next_run=None, next_interval=None).due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
+    assert replace(hourly, next_run=None, next_interval=None).find_due_end(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
     by_trigger = schedule_of(CronTriggerTimetable(HOURLY, timezone="UTC", interval=timedelta(hours=1)))
-    assert by_trigger.due_until(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
-    assert schedule_of(HOURLY, interval=("2026-01-07T11:00", "2026-01-07T11:00")).due_until(at("2026-01-07T10:40")) is None
+    assert by_trigger.find_due_end(at("2026-01-07T15:40")) == at("2026-01-07T15:00")
+    assert schedule_of(HOURLY, interval=("2026-01-07T11:00", "2026-01-07T11:00")).find_due_end(at("2026-01-07T10:40")) is None
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_behind_the_end_of_a_dag_no_interval_is_due_however_much_time_passes(sch
     over = schedule_of(schedule, end=at(end))
     over = replace(over, next_run=None, next_interval=None)
     for now in ("2026-01-07T09:30", "2026-01-07T10:02", "2026-01-09T15:40"):
-        assert over.due_until(at(now)) == at(last)
+        assert over.find_due_end(at(now)) == at(last)
     # Before that it is due as ever.
-    assert over.due_until(at("2026-01-07T07:10")) == replace(over, end=None).due_until(at("2026-01-07T07:10"))
+    assert over.find_due_end(at("2026-01-07T07:10")) == replace(over, end=None).find_due_end(at("2026-01-07T07:10"))
 
 
 def test_the_end_of_a_dag_is_that_of_its_serialized_form():

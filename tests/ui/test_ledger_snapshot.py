@@ -116,7 +116,7 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     for hour in range(3):
         interval = Interval(datetime(2026, 1, 1, hour, tzinfo=timezone.utc), datetime(2026, 1, 1, hour + 1, tzinfo=timezone.utc))
         state = State.PLANNED if hour == 2 else State.COMPLETE
-        ledger_name, reported = interval.ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
+        ledger_name, reported = interval.make_ledger_name("a.b"), {"completed_at": "2026-01-01T05:00:00Z"}
         assert parse_ledger_name(ledger_name) == ("a.b", interval.name)
         bounds = (interval.start_ms, interval.end_ms)
         moved = entry(ledger_name, 1, state, bounds)
@@ -133,7 +133,7 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     ]
     found = summarize_pipeline(pipeline)
     assert found.has_intervals
-    assert found.open.window.interval is not None
+    assert found.open.make_window.interval is not None
     assert found.problem == ""
 
 
@@ -146,17 +146,17 @@ def test_a_snapshot_decodes_again_when_a_record_was_added():
     snapshot = LedgerSnapshot()
     put(snapshot, make_window_record(entry("p", 1)), 1)
     pipeline: PipelineSnapshot = snapshot.pipelines["p"]
-    first = pipeline.memory()
-    assert pipeline.memory() is first
+    first = pipeline.decode_memory()
+    assert pipeline.decode_memory() is first
     put(snapshot, make_window_record(entry("p", 2)), 2)
-    assert sorted(pipeline.memory().entries) == [1, 2]
+    assert sorted(pipeline.decode_memory().entries) == [1, 2]
 
 
 def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
     snapshot = LedgerSnapshot()
     put(snapshot, make_window_record(entry("p", 1, State.PLANNED)), 1)
     found = summarize_pipeline(snapshot.pipelines["p"])
-    assert (found.last, found.open.window.number) == (None, 1)
+    assert (found.last, found.open.make_window.number) == (None, 1)
     assert found.read_position.offsets == {TopicPartition("t", 0): 1}
     # The last complete window gives the position, not the open window.
     put(snapshot, make_position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)
@@ -209,7 +209,7 @@ def test_of_many_intervals_and_splits_the_newest_are_stored_and_those_with_an_op
     for hour in range(MAX_WINDOWS + 3):
         interval = Interval(first + timedelta(hours=hour), first + timedelta(hours=hour + 1))
         state = State.PLANNED if hour == 1 else State.COMPLETE
-        put(snapshot, make_window_record(entry(interval.ledger_name("p"), 1, state)), hour)
+        put(snapshot, make_window_record(entry(interval.make_ledger_name("p"), 1, state)), hour)
     stored = snapshot.pipelines["p"].interval_names
     assert len(stored) == MAX_WINDOWS and stored[-2:] == (
         "20260101T040000Z-20260101T050000Z",

@@ -65,7 +65,7 @@ def behind(watch, pipeline, records, samples=1):
         with watch.lock:
             tracker = watch.lag_trackers.get(pipeline)
             lag = tracker.measured.lag if tracker and len(tracker.samples) >= samples else None
-        return tracker if lag and (records is None or lag.records() == records) else None
+        return tracker if lag and (records is None or lag.count_records() == records) else None
 
     return eventually(look)
 
@@ -84,7 +84,7 @@ def test_a_ledger_that_is_missing_appears_is_empty_and_fills(past, watch, kafka)
     eventually(lambda: tracker.verdict.status.value == "OK")
     assert complete(watch, "one", 4).cadence.period == pytest.approx(3600, abs=300)
     assert eventually(lambda: complete(watch, "two", 1).open).window.number == 2
-    assert watch.age(time.time()) < 60
+    assert watch.compute_age(time.time()) < 60
 
 
 def test_unreadable_records_hide_nothing_else(past, watch, kafka):
@@ -119,16 +119,16 @@ def test_while_the_broker_is_away_the_data_stays_with_its_age_and_it_comes_back(
     try:
         state, message = state_is(watch, "down")
         assert "kafka_default" in message
-        first = watch.age(time.time())
+        first = watch.compute_age(time.time())
         assert first > 1
         assert watch.summaries["steady"].last.window.number == 1 and watch.is_read
-        assert eventually(lambda: watch.age(time.time()) > first + 1)
+        assert eventually(lambda: watch.compute_age(time.time()) > first + 1)
     finally:
         kafka.resume()
     state_is(watch, "ok")
     move(past, watch, "steady")
     complete(watch, "steady", 2)
-    assert watch.age(time.time()) < 60
+    assert watch.compute_age(time.time()) < 60
 
 
 def test_a_ledger_that_is_deleted_and_created_again_is_read_from_its_beginning(past, watch, kafka):
@@ -161,7 +161,7 @@ def test_the_watch_ends_without_requests_and_continues_at_its_position(past, kaf
     eventually(lambda: not watcher.is_watching and not thread.is_alive())
     read = watch.snapshot.records
     past.move("dag.task", 2, ["watched"], 10, run="dag/r{n}/task", group="g-idle", ledger_topic=name.topic)
-    eventually(lambda: watcher.request_received() or watch.summaries["dag.task"].last.window.number == 3)
+    eventually(lambda: watcher.request_received() or watch.summaries["dag.task"].last.make_window.number == 3)
     # Only what has come meanwhile was read.
     assert read < watch.snapshot.records <= read + 6
     watcher.stop()
@@ -193,7 +193,7 @@ def test_of_data_intervals_only_those_that_are_due_count_as_lag(past, kafka, uni
         given = {"due": due, "all": replace(due, due_until=None), "none": replace(due, due_until=before_last - 3_600_000)}
         for _ in range(2):  # what was found is remembered
             found = monitor.measure(hook, given)
-            assert {name: measured.lag.records() for name, measured in found.items()} == {"due": 60, "all": 150, "none": 0}
+            assert {name: measured.lag.count_records() for name, measured in found.items()} == {"due": 60, "all": 150, "none": 0}
             assert found["due"].seconds == pytest.approx(2 * 3600, abs=120)
             assert (found["none"].seconds, found["none"].offsets[TopicPartition(topic, 0)].lso) == (0.0, 60)
 

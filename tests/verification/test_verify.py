@@ -198,13 +198,13 @@ def test_a_server_that_does_not_answer_is_asked_again(orders: Place, monkeypatch
     orders.connection.execute("DELETE FROM t WHERE id = 50")
     waits = []
 
-    def ended(side: DatabaseSide, session: Any, chunk: Any, sums: Any = DatabaseSide.sums) -> Any:
+    def ended(side: DatabaseSide, session: Any, chunk: Any, sums: Any = DatabaseSide.compute_sums) -> Any:
         if not waits:
             orders.connection.execute("SELECT pg_terminate_backend(%s)", [session.connection.info.backend_pid])
         return sums(side, session, chunk)
 
     monkeypatch.setattr(Work, "wait", lambda work, seconds: waits.append(seconds))
-    monkeypatch.setattr(DatabaseSide, "sums", ended)
+    monkeypatch.setattr(DatabaseSide, "compute_sums", ended)
     found = verify(orders, chunk_rows=300, parallel=1, on_difference="warn")
     assert named(found) == [{"kind": "missing", "key": {"id": 50}}] and found["source_rows"] == 1000
     assert waits == [1.0]

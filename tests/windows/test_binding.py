@@ -72,7 +72,7 @@ def test_a_place_is_compared_with_every_window_and_the_details_of_one_that_is_op
     found = Endpoint(changed(TABLE.place, place), changed(TABLE.details, details))
     assert [d.what for d in compare_locations(TABLE, found)] == next_one
     assert [d.what for d in compare_endpoints(TABLE, found)] == open_one
-    both, other = (Endpoint({"path": "p"}) | end.under("filter 1") for end in (TABLE, found))
+    both, other = (Endpoint({"path": "p"}) | end.add_prefix("filter 1") for end in (TABLE, found))
     assert [d.what for d in compare_endpoints(both, other)] == [f"filter 1 {what}" for what in open_one]
 
 

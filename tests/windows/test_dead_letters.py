@@ -52,7 +52,7 @@ def test_dead_letters_are_remembered_as_they_were(batches):
     for batch in made:
         for tp, runs in batch.offsets.items():
             ever[tp] |= list_run_offsets(runs)
-    assert dead.sent() == ever
+    assert dead.list_sent() == ever
     assert sum(part.records for part in dead.landed) == 2 * len(made)
 
 

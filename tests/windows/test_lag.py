@@ -93,17 +93,17 @@ def random_lag(rng):
 def test_the_total_is_the_sum_and_the_partition_is_the_worst_one(seed):
     found = random_lag(random.Random(seed))
     single = [s.records for s in found.partitions.values()]
-    assert found.records("total") == sum(single)
-    assert found.records("partition") == max(single)
+    assert found.count_records("total") == sum(single)
+    assert found.count_records("partition") == max(single)
     assert found.seconds == max(s.seconds for s in found.partitions.values())
-    assert (found.records() == 0) == all(not s.behind for s in found.partitions.values())
+    assert (found.count_records() == 0) == all(not s.behind for s in found.partitions.values())
 
 
 def test_the_age_of_a_record_without_a_timestamp_is_unknown_not_nought():
     unknown = lag(state(0, 5, head=0, seconds=None), state(0, 5, head=0, seconds=7.0))
     assert unknown.seconds is None
-    assert not Threshold(at_most_seconds=1e9).reached(unknown)
-    assert not Threshold(at_least_seconds=0).reached(unknown)
+    assert not Threshold(at_most_seconds=1e9).is_reached(unknown)
+    assert not Threshold(at_least_seconds=0).is_reached(unknown)
 
 
 # --- thresholds ---
@@ -114,21 +114,21 @@ def test_thresholds_agree_with_counting_by_hand(seed):
     rng = random.Random(seed)
     found, records, seconds = random_lag(rng), rng.randint(0, 60), rng.choice([0.0, 1.0, 1.5, 1000.0])
     single = [s.records for s in found.partitions.values()]
-    assert Threshold(at_most_records=records).reached(found) == (sum(single) <= records)
-    assert Threshold(at_most_records=records, per="partition").reached(found) == all(n <= records for n in single)
-    assert Threshold(at_least_records=records).reached(found) == (sum(single) >= records)
-    assert Threshold(at_least_records=records, per="partition").reached(found) == any(n >= records for n in single)
+    assert Threshold(at_most_records=records).is_reached(found) == (sum(single) <= records)
+    assert Threshold(at_most_records=records, per="partition").is_reached(found) == all(n <= records for n in single)
+    assert Threshold(at_least_records=records).is_reached(found) == (sum(single) >= records)
+    assert Threshold(at_least_records=records, per="partition").is_reached(found) == any(n >= records for n in single)
     ages = [s.seconds for s in found.partitions.values()]
-    assert Threshold(at_most_seconds=seconds).reached(found) == all(age <= seconds for age in ages)
-    assert Threshold(at_least_seconds=seconds).reached(found) == any(age >= seconds for age in ages)
+    assert Threshold(at_most_seconds=seconds).is_reached(found) == all(age <= seconds for age in ages)
+    assert Threshold(at_least_seconds=seconds).is_reached(found) == any(age >= seconds for age in ages)
 
 
 def test_at_most_needs_both_and_at_least_needs_one():
     many_and_young = lag(state(0, 100, head=0, seconds=1.0))
-    assert not Threshold(at_most_records=10, at_most_seconds=10).reached(many_and_young)
-    assert Threshold(at_most_records=100, at_most_seconds=10).reached(many_and_young)
-    assert Threshold(at_least_records=100, at_least_seconds=10).reached(many_and_young)
-    assert not Threshold(at_least_records=101, at_least_seconds=10).reached(many_and_young)
+    assert not Threshold(at_most_records=10, at_most_seconds=10).is_reached(many_and_young)
+    assert Threshold(at_most_records=100, at_most_seconds=10).is_reached(many_and_young)
+    assert Threshold(at_least_records=100, at_least_seconds=10).is_reached(many_and_young)
+    assert not Threshold(at_least_records=101, at_least_seconds=10).is_reached(many_and_young)
 
 
 def test_a_threshold_can_be_read():
@@ -342,14 +342,14 @@ def test_the_usual_period_is_the_longest_one_once_there_are_enough():
 
 def test_a_run_by_a_timetable_is_late_after_half_of_the_time_to_the_next_one():
     hourly = Timetabled(next_hour)
-    assert hourly.deadline(MONDAY + 300) == MONDAY + 1.5 * HOUR
+    assert hourly.compute_deadline(MONDAY + 300) == MONDAY + 1.5 * HOUR
     friday = MONDAY + 4 * 24 * HOUR + 9.1 * HOUR
     working_days = Timetabled(next_working_day)
     assert working_days.find_due_after(friday) == MONDAY + 7 * 24 * HOUR + 9 * HOUR, "no run is due at a weekend"
-    assert working_days.deadline(friday) == MONDAY + 7 * 24 * HOUR + 21 * HOUR
+    assert working_days.compute_deadline(friday) == MONDAY + 7 * 24 * HOUR + 21 * HOUR
     last = Timetabled(lambda instant: MONDAY if instant < MONDAY else None)
-    assert last.deadline(MONDAY - 100) == MONDAY + LATE_SECONDS
-    assert last.deadline(MONDAY) is None
+    assert last.compute_deadline(MONDAY - 100) == MONDAY + LATE_SECONDS
+    assert last.compute_deadline(MONDAY) is None
 
 
 def test_a_run_that_was_due_and_did_not_come_is_a_stop_that_says_so():

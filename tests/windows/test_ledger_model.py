@@ -458,7 +458,7 @@ def test_a_sink_that_takes_what_it_has_taken(model):
     def commit(self, window):
         ledger_model._ask("sink.append", window.pipeline, window.number, window.ranges)
 
-    patches = [patch.object(ModelSink, "applied", lambda *args: None), patch.object(ModelSink, "commit", commit)]
+    patches = [patch.object(ModelSink, "find_applied", lambda *args: None), patch.object(ModelSink, "commit", commit)]
     assert "doubled" in noticed(one_window(), {"A": ONE}, [ONE, LAST], patches=patches)
 
 
@@ -494,5 +494,5 @@ def test_offsets_that_others_have_are_not_looked_at_again_after_the_claim(model,
 
 def test_an_attempt_does_not_ask_whether_the_sink_has_its_window(model):
     """Harmless with a sink that compares: nothing is moved twice."""
-    with patch.object(ModelSink, "applied", lambda *args: None):
+    with patch.object(ModelSink, "find_applied", lambda *args: None):
         explore(taken_window(), {"A": ONE}, [ONE, LAST], records=0)

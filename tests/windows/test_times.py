@@ -37,14 +37,14 @@ def test_no_record_of_a_task_is_lost_and_the_histogram_stays_small(parts):
     assert together.records == sum(map(len, parts)) > 0
     assert len(together.counts) <= MAX_BUCKETS
     stamps = sorted(stamp for part in parts for stamp in part)
-    assert together.in_width(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
+    assert together.change_width(DAY).counts == Counter(stamp // together.width * together.width // DAY for stamp in stamps)
 
 
 @given(STAMPS, st.sampled_from([0.05, 0.5, 0.95]))
 def test_a_percentile_is_right_to_the_width_of_a_bucket(stamps, share):
     counted, found = sum_histograms([times(stamps)]), sorted(stamps)
     exact = found[max(-(-int(share * 100) * len(found) // 100) - 1, 0)]
-    assert abs(counted.percentile(share) - exact) <= counted.width
+    assert abs(counted.compute_percentile(share) - exact) <= counted.width
 
 
 def test_latency_is_from_the_timestamp_of_a_record_to_the_flush():

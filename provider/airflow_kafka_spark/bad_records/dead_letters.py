@@ -124,7 +124,7 @@ class SideOutputs:
             self.hook.create_topic(topic, 1, factor)
         for tries in range(1, TRIES + 1):
             # The topics' own limits, so that the client refuses a record that is too large; the ledger's record is sent, too.
-            largest = max([DEFAULT_LARGEST, *map(self.hook.largest_record, wanted)])
+            largest = max([DEFAULT_LARGEST, *map(self.hook.read_largest_record, wanted)])
             producer = ledger.fence_dead_letters(**{"message.max.bytes": largest})
             ledger.read_as_owner()
             known = find_kept_dead_letters(ledger)
@@ -147,7 +147,7 @@ class SideOutputs:
 
         if self.dead is None or not ledger.claimed.window.replay:
             return {}
-        sent, mine = (known.sent(), known.sent(ledger.claimed.window.replay)) if known else ({}, {})
+        sent, mine = (known.list_sent(), known.list_sent(ledger.claimed.window.replay)) if known else ({}, {})
         bad = {tp: list_run_offsets(runs) for tp, runs in collect_offsets(letters).items()}
         found = {tp: offsets & sent.get(tp, frozenset()) for tp, offsets in bad.items()}
         for tp, offsets in find_resent(ledger).items():
@@ -163,10 +163,10 @@ class SideOutputs:
 
         outputs = []
         if self.dead is not None:
-            left = drop_sent(letters, known.sent() if known else {})
-            outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.records))
+            left = drop_sent(letters, known.list_sent() if known else {})
+            outputs.append(_SideOutput(self.dead.name, left, self.dead.envelope.make_records))
         for topic in routes["to"].unique().to_pylist():
-            left = drop_sent(routes.filter(pc.equal(routes["to"], topic)), known.routed(topic=topic) if known else {})
+            left = drop_sent(routes.filter(pc.equal(routes["to"], topic)), known.list_routed(topic=topic) if known else {})
             outputs.append(_SideOutput(topic, left, lambda found: make_routed_records(found, self.pipeline), routed=True))
         return [output for output in outputs if output.letters.num_rows]
 
@@ -199,7 +199,7 @@ class SideOutputs:
                     landed = sender.flush()
                 except Exception as error:
                     known_as = ledger.translate(error, "sending", output.topic)
-                    refused = output.refused(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
+                    refused = output.find_refusal(known_as if isinstance(known_as, RightMissing) else error, self.hook.conn_id)
                     raise refused or error from None
                 routed = output.topic if output.routed else ""
                 topic_id = described[output.topic].topic_id
@@ -248,7 +248,7 @@ class _SideOutput:
     records: Callable[[pa.Table], pa.RecordBatch]
     routed: bool = False
 
-    def refused(self, error: Exception, conn_id: str) -> KafkaRefused | None:
+    def find_refusal(self, error: Exception, conn_id: str) -> KafkaRefused | None:
         """Return the exception for an error that refuses one of the records, or None if the error is not about records."""
         from airflow_kafka_spark.sinks.kafka.tasks.send import RETRY_HINT, describe_remedy
 
@@ -375,8 +375,8 @@ def _encode_letters(found: Mapping[int, BadRecord], hook: KafkaHook, epoch: int)
     first, letters = next(iter(found.values())), DeadLetterBuffer()
     wanted = OffsetRange(first.topic, first.partition, min(found), max(found) + 1)
     offsets = pa.array(sorted(found), pa.int64())
-    for records in KafkaSplitReader(hook.consumer_config(), wanted, with_headers=True, epoch=epoch):
+    for records in KafkaSplitReader(hook.make_consumer_config(), wanted, with_headers=True, epoch=epoch):
         at = pc.indices_nonzero(pc.is_in(records.offsets, offsets)).to_pylist()
         if at:
-            letters.add(make_dead_letters([found[records.offsets[index].as_py()] for index in at], records.originals(at)))
+            letters.add(make_dead_letters([found[records.offsets[index].as_py()] for index in at], records.get_originals(at)))
     return letters.to_bytes()

@@ -147,7 +147,7 @@ class ErrorOptions:
             f"\n  ... and {count - len(samples):,} more" if count > len(samples) else "",
         )
 
-    def dead_letters(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
+    def make_dead_letter_topic(self, hook: KafkaHook, pipeline: str, classes: Mapping[str, str]) -> DeadLetterTopic | None:
         """Return the dead letter topic; None without one.
 
         :param classes: the class of the format, transform or sink, by the stage at which a record failed.
@@ -182,7 +182,7 @@ def find_topic_problems(
         return [Problem(where, f"`{topic}` is read by this pipeline, or is its ledger", "Name another topic")]
     try:
         found = hook.describe_topics([topic], missing="omit")
-        policy = hook.topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
+        policy = hook.read_topic_config([topic])[topic].get("cleanup.policy", "") if found else ""
     except RightMissing as error:
         rights = f"Grant {error.user} Describe, Write and DescribeConfigs on topic `{topic}`, and Create where it is missing"
         return [Problem.of(where, error, rights)]
@@ -205,11 +205,11 @@ def refuse_forgotten(window: Window, known: DeadLetters | None, *, has_dead_lett
     :raises ValidationError: this attempt would not leave them out.
     """
     problems = []
-    if known and known.sent(window.replay) and not has_dead_letters:
+    if known and known.list_sent(window.replay) and not has_dead_letters:
         found = f"an earlier attempt at window {window} has sent bad records to topic `{known.topic}`"
         action = "Keep a dead letter topic until this window is complete"
         problems.append(Problem("errors_deadletterqueue_topic_name", found, action))
-    if known and known.routed(window.replay) and not has_routes:
+    if known and known.list_routed(window.replay) and not has_routes:
         found = f"an earlier attempt at window {window} has sent records elsewhere by a Filter with `to`"
         problems.append(Problem("transforms", found, "Keep such a Filter until this window is complete"))
     if problems:

@@ -240,7 +240,7 @@ def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
     intervals = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
     return (
         *(OpenWindow.of(entry) for entry in open_entries(memory)),
-        *(OpenWindow(s.interval.ledger_name(memory.pipeline), 1, s.run, "") for s in intervals),
+        *(OpenWindow(s.interval.make_ledger_name(memory.pipeline), 1, s.run, "") for s in intervals),
     )
 
 

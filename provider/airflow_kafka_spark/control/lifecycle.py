@@ -222,7 +222,9 @@ def forget(
             found = ledger.topic.read(pipeline)
             memory, change = found.memory, found.memory.next_change
             _check_forget(hook, memory, ledger_topic, group_id, delete_group, discard_open)
-            planned = {s.interval.ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED}
+            planned = {
+                s.interval.make_ledger_name(pipeline) for s in memory.intervals.recent.values() if s.state is State.PLANNED
+            }
             for name in sorted(planned - fenced):
                 opened.enter_context(ChangeLedger(hook, name, run, topic=ledger_topic))
             keys = list_live_keys(ledger.topic, found)
@@ -301,7 +303,7 @@ def _check_forget(
         refuse_open(memory)
         for state in memory.intervals.recent.values():
             if state.state is State.PLANNED:
-                raise WindowOpen(state.interval.ledger_name(memory.pipeline), state.run, "an earlier time")
+                raise WindowOpen(state.interval.make_ledger_name(memory.pipeline), state.run, "an earlier time")
     if not delete_group:
         return None
     group = group_id or (f"{ledger_topic}.{memory.pipeline}" if has_source(memory) else find_group(memory))
@@ -315,10 +317,10 @@ def list_live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = Tru
     """Return every key of the pipeline, and of its intervals, that has a value."""
     names = [
         found.memory.pipeline,
-        *(s.interval.ledger_name(found.memory.pipeline) for s in found.memory.intervals.recent.values()),
+        *(s.interval.make_ledger_name(found.memory.pipeline) for s in found.memory.intervals.recent.values()),
     ]
     prefixes = tuple(map(make_key_prefix, names))
-    records = topic.newest(found.partition, 0, prefixes, prefixes if wait else WAIT_FOR_NONE)
+    records = topic.read_newest(found.partition, 0, prefixes, prefixes if wait else WAIT_FOR_NONE)
     return sorted(record.key for record in records if record.value is not None)
 
 
@@ -476,15 +478,15 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
         raise PipelineUnknown(pipeline, ledger_topic)
     partition = topic.read_without_waiting(pipeline).partition
     tp = TopicPartition(ledger_topic, partition)
-    bounds = hook.offsets([tp])[tp]
+    bounds = hook.read_offsets([tp])[tp]
     if bounds.lso >= bounds.high:
         return Unblocked(pipeline, ledger_topic, partition, None, False, ("No transaction is open there",), dry_run)
-    transaction = find_first_open_transaction(LedgerSpan(hook.consumer_config(), tp, bounds.lso, bounds.high), bounds.lso)
+    transaction = find_first_open_transaction(LedgerSpan(hook.make_consumer_config(), tp, bounds.lso, bounds.high), bounds.lso)
     if dry_run:
         return Unblocked(pipeline, ledger_topic, partition, transaction, False, (), dry_run)
     why = topic.abort(transaction)
     deadline = time.monotonic() + MOVES_WITHIN
-    while not (ended := hook.offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
+    while not (ended := hook.read_offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
         time.sleep(0.1)
     by_hand = f"{abort_command(tp, bounds.lso)} does"
     warnings = () if ended else (why or "The brokers have lost it: fencing its producer does not end it", by_hand)

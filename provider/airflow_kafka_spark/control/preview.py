@@ -282,7 +282,7 @@ def read_range_samples(
     samples = {r.topic_partition: RangeSample() for r in ranges if not r.span}
     if not open_ranges:
         return samples
-    consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT), logger=ClientEvents())
+    consumer = confluent_kafka.Consumer(hook.make_consumer_config(**PROMPT), logger=ClientEvents())
     deadline = time.monotonic() + SAMPLE_SECONDS
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, r.start) for tp, r in open_ranges.items()])

@@ -115,7 +115,7 @@ def _find_interval_window(memory: Memory, name: str) -> Window:
             expected="a name like `20260101T000000Z-20260101T010000Z`",
             action="See its intervals",
         )
-    ledger_name = state.interval.ledger_name(memory.pipeline)
+    ledger_name = state.interval.make_ledger_name(memory.pipeline)
     refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
     bounds = (state.interval.start_ms, state.interval.end_ms)
     return Window(ledger_name, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
@@ -210,7 +210,7 @@ def resend_dead_letters(
         made = ChangeResult.of("resend", request, change)
         return replace(made, changed=False, sent_again=(), sent_of=interval or str(number), warnings=warnings)
 
-    before = memory.resends(number, interval)
+    before = memory.list_resends(number, interval)
     if not left.count:
         already = (f"They were sent again already: {before[-1].sentence}",)
         return make_result(before[-1], warnings=already)
@@ -225,12 +225,12 @@ def resend_dead_letters(
         _send_letters(producer, letters)
 
     topics = {part.topic for part in parts}
-    largest = max(hook.largest_record(topic) for topic in topics)
+    largest = max(hook.read_largest_record(topic) for topic in topics)
     beside = AccompanyingRecords("sending dead letters again", topics, produce, SECONDS, {"message.max.bytes": largest})
     own = (make_window_key(request.pipeline, number), make_dead_letters_key(request.pipeline, number))
     change, memory = request_change(hook, memory, request, decide, beside, () if interval else own)
     if change is None:
-        done = memory.resends(number, interval)
+        done = memory.list_resends(number, interval)
         said = (f"They were sent again meanwhile: {done[-1].sentence}",) if done else ()
         return make_result(done[-1] if done else None, warnings=said)
     result = make_result(change, warnings=_find_resend_warnings(left, letters))
@@ -271,7 +271,7 @@ def _find_window(
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
                 action="See its intervals; read the dead letter topic with a separate pipeline",
             )
-        memory, number = _read_interval(hook, state.interval.ledger_name(pipeline), ledger_topic, waits=waits), 1
+        memory, number = _read_interval(hook, state.interval.make_ledger_name(pipeline), ledger_topic, waits=waits), 1
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)
@@ -301,7 +301,7 @@ def _find_window(
             f"Window {interval or number} of pipeline `{pipeline}` has no dead letters", expected="a window with some"
         )
     if dead is None or not dead.landed:
-        landed = _find_unsent(landed, whole.resends(number, interval))
+        landed = _find_unsent(landed, whole.list_resends(number, interval))
         return entry, UnsentLetters(landed, sum(part.records for part in landed))
     absent = dead.find_absent((entry.report or {}).get("replay", 0), entry.window.replay)
     if not absent:

@@ -139,7 +139,7 @@ class Encoded:
 
 
 class Decoder(ABC):
-    """Decodes values inside a Spark task. Picklable; created by :meth:`Format.decoder`."""
+    """Decodes values inside a Spark task. Picklable; created by :meth:`Format.make_decoder`."""
 
     @abstractmethod
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
@@ -150,7 +150,7 @@ class Decoder(ABC):
 
 
 class Encoder(ABC):
-    """Encodes rows inside a Spark task. Picklable; created by :meth:`Format.encoder`."""
+    """Encodes rows inside a Spark task. Picklable; created by :meth:`Format.make_encoder`."""
 
     @abstractmethod
     def encode(self, rows: Mapping[str, pa.Array]) -> pa.Array:
@@ -198,7 +198,7 @@ class Format(metaclass=OptionsType):
         """Return the columns of this format."""
 
     @abstractmethod
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return the decoder for tasks."""
 
     # --- writing ---
@@ -220,8 +220,9 @@ class Format(metaclass=OptionsType):
         return [Problem(where, f"{type(self).__name__} does not write", "Use Json, String or Raw")]
 
     def encode(self, columns: Sequence[str]) -> Column:
-        """Return a Spark expression of type binary: one key or value per row, null for a row without one. :meth:`decoder` decodes
-        it to equal values.
+        """Return a Spark expression of type binary: one key or value per row, null for a row without one.
+
+        :meth:`make_decoder` decodes it to equal values.
 
         :param columns: the names of the columns to write, in order.
         """
@@ -245,7 +246,7 @@ class Format(metaclass=OptionsType):
         """
         raise NotImplementedError(f"{type(self).__name__} encodes in Spark")
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder of tasks that read without Spark; None if it could not guarantee the bytes that Spark writes.
 
         :param columns: names and kinds of the columns to write, in order.
@@ -272,7 +273,7 @@ class Format(metaclass=OptionsType):
         :param column: the name of the column.
         :param topic: the column with the topic of each row; None if all rows have the topic of this format.
         """
-        return self.encoder([(column, "binary")])
+        return self.make_encoder([(column, "binary")])
 
 
 class DeclaredFormat(Format):

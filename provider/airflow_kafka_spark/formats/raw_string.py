@@ -47,7 +47,7 @@ class Raw(Format):
 
         return pa.schema([pa.field(self.column, pa.binary())])
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder."""
         return RawDecoder(self)
 
@@ -59,7 +59,7 @@ class Raw(Format):
         """Return the column's bytes."""
         return make_spark_column(columns[0]).cast("binary")
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder of bytes and texts; None for other kinds."""
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 
@@ -104,7 +104,7 @@ class String(Format):
 
         return pa.schema([pa.field(self.column, pa.string())])
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder."""
         return StringDecoder(self)
 
@@ -122,7 +122,7 @@ class String(Format):
         name = codecs.lookup(self.encoding).name
         return text.cast("binary") if name == "utf-8" else F.encode(text, _WRITTEN[name])
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder for UTF-8, of kinds whose text does not depend on Spark's settings; None for others."""
         from airflow_kafka_spark.formats.tasks.text import TextEncoder
 

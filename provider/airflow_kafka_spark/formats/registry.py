@@ -340,7 +340,7 @@ class RegistryFormat(Format):
         for reference in schema.references or () if depth < _MAX_REFERENCE_DEPTH else ():
             name, of, number = str(reference.name), str(reference.subject), int(reference.version or 0)
             if name not in found:
-                found[name] = self._hook.version(of, number).text
+                found[name] = self._hook.get_version(of, number).text
                 self._collect_references(of, number, found, depth + 1)
 
     @cached_property
@@ -360,7 +360,7 @@ class RegistryFormat(Format):
 
         :raises SchemaUnusable: the subjects of several topics have different ones.
         """
-        chosen = tuple(self._hook.version(subject, self.reader_schema) for subject in self.subjects)
+        chosen = tuple(self._hook.get_version(subject, self.reader_schema) for subject in self.subjects)
         if any((c.text, c.references) != (chosen[0].text, chosen[0].references) for c in chosen):
             named = " and ".join(map(str, chosen[:2]))
             detail = "they are different, and all topics need equal columns"
@@ -371,7 +371,7 @@ class RegistryFormat(Format):
     def _list_all_versions(self) -> tuple[RegisteredSchema, ...]:
         """Return all schemas that records may have; the registry is asked for those that are new since the last call."""
         known: tuple[RegisteredSchema, ...] = self.__dict__.get("_known", ())
-        found = tuple(v for s in self.subjects for v in self._hook.versions(s, known))
+        found = tuple(v for s in self.subjects for v in self._hook.list_versions(s, known))
         self.__dict__["_known"] = found
         return found
 
@@ -403,7 +403,7 @@ class RegistryFormat(Format):
         """Return the mismatches that the names of the columns alone show, as :meth:`_find_mismatches` does."""
 
     @abstractmethod
-    def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> StructEncoder:
+    def _make_encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> StructEncoder:
         """Return the encoder of rows.
 
         :param header: the bytes before every value.
@@ -474,7 +474,7 @@ class RegistryFormat(Format):
         """Return the schema to write that does not depend on the columns, and its id if it is registered."""
         if not self.use_latest_version:
             return SchemaDocument(self._schema_text, (), OPTION_SCHEMA), None
-        latest = self._hook.version(self._make_subject_to_write(None), LATEST)
+        latest = self._hook.get_version(self._make_subject_to_write(None), LATEST)
         return self._load_document(latest), latest.id
 
     def _find_registration_problems(self, where: str, document: SchemaDocument) -> list[Problem]:
@@ -485,7 +485,7 @@ class RegistryFormat(Format):
         if self.auto_register_schemas is False:
             found = f"the schema of {document.name} is not registered for subject `{subject}`"
             return [Problem(f"{where}.schema", found, "Register it, or set `auto_register_schemas=True`")]
-        reasons = self._hook.incompatibilities(subject, document.text, self.kind, normalize)
+        reasons = self._hook.find_incompatibilities(subject, document.text, self.kind, normalize)
         if not reasons:
             return []
         explained = "; ".join(self._explain(reasons, subject, document))
@@ -538,8 +538,10 @@ class RegistryFormat(Format):
         if problems := self._find_column_problems(document, columns):
             raise ValidationError(problems)
         if not self.registry:
-            return self._encoder(document, columns, b"")
-        return self._encoder(document, columns, make_wire_header(self._get_registered_id(document) if number is None else number))
+            return self._make_encoder(document, columns, b"")
+        return self._make_encoder(
+            document, columns, make_wire_header(self._get_registered_id(document) if number is None else number)
+        )
 
     def _get_registered_id(self, document: SchemaDocument) -> int:
         """Return the id of a schema, which is registered if it is not yet.

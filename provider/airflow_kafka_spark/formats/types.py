@@ -184,12 +184,12 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
         twice but for their case, since neither Spark nor most databases distinguish these.
     """
     parser = _DdlParser(text)
-    if parser.word() == "struct" and parser.tokens[1].text == "<":
-        column_type = parser.data_type()
+    if parser.peek_word() == "struct" and parser.tokens[1].text == "<":
+        column_type = parser.parse_data_type()
         assert isinstance(column_type, Struct)
         columns = column_type.fields
     else:
-        columns = parser.columns(closing="")
+        columns = parser.parse_columns(closing="")
     if parser.token.kind != "end":
         parser.fail("`,` or the end of the schema")
     return columns
@@ -223,7 +223,7 @@ class _DdlParser:
     def token(self) -> _Token:
         return self.tokens[self.next]
 
-    def word(self) -> str:
+    def peek_word(self) -> str:
         """Return the current token in lower case if it is a word, else an empty string."""
         return self.token.text.lower() if self.token.kind == "word" else ""
 
@@ -243,12 +243,12 @@ class _DdlParser:
         self.next += found
         return found
 
-    def columns(self, closing: str) -> tuple[Column, ...]:
+    def parse_columns(self, closing: str) -> tuple[Column, ...]:
         columns: list[Column] = []
         seen: dict[str, str] = {}
         while True:
             at = self.token
-            column = self.column()
+            column = self.parse_column()
             other = seen.setdefault(column.name.casefold(), column.name)
             if len(seen) == len(columns):
                 self.fail(
@@ -263,16 +263,16 @@ class _DdlParser:
             self.take(closing, f"`,` or `{closing}`")
         return tuple(columns)
 
-    def column(self) -> Column:
+    def parse_column(self) -> Column:
         name = self.name()
         self.accept(":")
-        data_type = self.data_type()
+        data_type = self.parse_data_type()
         nullable, comment = True, ""
-        while self.word() in ("not", "comment"):
+        while self.peek_word() in ("not", "comment"):
             self.next += 1
             if self.tokens[self.next - 1].text.lower() == "comment":
                 comment = self.comment()
-            elif self.word() == "null":
+            elif self.peek_word() == "null":
                 self.next += 1
                 nullable = False
             else:
@@ -297,26 +297,26 @@ class _DdlParser:
         self.next += 1
         return re.sub(r"\\(.)", r"\1", text[1:-1].replace(text[0] * 2, text[0]), flags=re.S)
 
-    def data_type(self) -> DataType:
-        at, word = self.token, self.word()
+    def parse_data_type(self) -> DataType:
+        at, word = self.token, self.peek_word()
         if word in _PRIMITIVES:
             self.next += 1
             return Primitive(_PRIMITIVES[word])
         if word in ("array", "map", "struct"):
-            return self.nested(word)
+            return self.parse_nested(word)
         if word in _DECIMALS:
             self.next += 1
-            return self.decimal(at)
+            return self.parse_decimal(at)
         if word in ("string", "varchar", "char", "character"):
             self.next += 1
-            return Text() if word == "string" else Text(self.length())
+            return Text() if word == "string" else Text(self.parse_length())
         if not word:
             self.fail("a type")
         near = difflib.get_close_matches(word, [k.partition("(")[0].partition("<")[0] for k in _KNOWN], n=1)
         meant = _OTHER_NAMES.get(word) or next(iter(near), "")
         self.fail(f"a type{f' (perhaps `{meant}`?)' if meant else ''}: one of {', '.join(_KNOWN)}")
 
-    def nested(self, word: str) -> DataType:
+    def parse_nested(self, word: str) -> DataType:
         self.nesting += 1
         if self.nesting > _MAX_NESTING:
             self.fail(f"types nested at most {_MAX_NESTING} deep")
@@ -324,15 +324,15 @@ class _DdlParser:
         self.take("<", f"`<` after `{word}`")
         result: DataType
         if word == "array":
-            result = Array(self.data_type())
+            result = Array(self.parse_data_type())
             self.take(">")
         elif word == "map":
-            key = self.data_type()
+            key = self.parse_data_type()
             self.take(",")
-            result = Map(key, self.data_type())
+            result = Map(key, self.parse_data_type())
             self.take(">")
         else:
-            result = Struct(self.columns(closing=">"))
+            result = Struct(self.parse_columns(closing=">"))
         self.nesting -= 1
         return result
 
@@ -343,7 +343,7 @@ class _DdlParser:
         self.next += 1
         return int(token.text)
 
-    def length(self) -> int:
+    def parse_length(self) -> int:
         self.take("(", "`(` and the greatest length in characters")
         length = self.number("the greatest length in characters")
         if length < 1:
@@ -351,7 +351,7 @@ class _DdlParser:
         self.take(")")
         return length
 
-    def decimal(self, at: _Token) -> Decimal:
+    def parse_decimal(self, at: _Token) -> Decimal:
         precision, scale = 10, 0
         if self.accept("("):
             precision = self.number("the number of digits, 1 to 38")
@@ -398,7 +398,7 @@ def _parse_json_value(value: Any) -> DataType:
         return Struct(tuple(fields))
     if isinstance(value, str):
         parser = _DdlParser(value)
-        data_type = parser.data_type()
+        data_type = parser.parse_data_type()
         if parser.token.kind == "end":
             return data_type
     raise SchemaInvalid(str(value), 0, f"the type {value}", f"one of {', '.join(_KNOWN)}")

@@ -59,7 +59,7 @@ class PostgresServer:
     conninfo: str = field(repr=False)
     password: str = field(default="", repr=False)
 
-    def named(self, application_name: str) -> str:
+    def make_connection_string(self, application_name: str) -> str:
         """Return the connection string of libpq, for psycopg and for ADBC. It contains the password."""
         return f"{self.conninfo} application_name={_quote(application_name)}"
 
@@ -67,7 +67,7 @@ class PostgresServer:
         """Return ``text`` without the password, which libpq may quote in its errors."""
         return text.replace(self.password, "***") if self.password else text
 
-    def cause(self, error: BaseException) -> BaseException | None:
+    def get_safe_cause(self, error: BaseException) -> BaseException | None:
         """Return ``error`` if a traceback may show it; None if its text contains the password."""
         return None if self.password and self.password in str(error) else error
 

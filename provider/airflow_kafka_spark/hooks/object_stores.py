@@ -169,7 +169,7 @@ class S3Access:
             bucket, config=config, client_options=_make_client_config(self.endpoint), retry_config=_RETRIES
         )
 
-    def client(self) -> Any:
+    def make_client(self) -> Any:
         """Return a client of boto3, for uploads in parts that others complete."""
         import boto3  # type: ignore[import-not-found]
         from botocore.config import Config  # type: ignore[import-not-found]
@@ -188,7 +188,7 @@ class S3Access:
         )
         return boto3.client("s3", config=config, **{name: value for name, value in named.items() if value})
 
-    def filesystem(self) -> pyarrow.fs.FileSystem:
+    def make_filesystem(self) -> pyarrow.fs.FileSystem:
         """Return the file system of Arrow."""
         import pyarrow.fs
 

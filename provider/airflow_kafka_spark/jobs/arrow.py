@@ -57,7 +57,7 @@ class Builder:
     def get_type_of(self, at: int) -> pa.DataType:
         return self._nodes[at].type
 
-    def constant(self, at: int) -> Any:
+    def find_constant(self, at: int) -> Any:
         """Return the value of a literal; None for any other node."""
         node = self._nodes[at]
         return node.data if node.kind == LITERAL else None
@@ -67,28 +67,28 @@ class Builder:
         node = self._nodes[at]
         return self.is_column(node.args[0], name) if node.kind == KEPT else node.kind == COLUMN and node.data == name
 
-    def depth_of(self, at: int) -> int:
+    def find_depth(self, at: int) -> int:
         """Return the depth to which the expressions of a node are nested."""
         return self._depths[at]
 
     # --- expressions ---
 
-    def column(self, name: str, kind: pa.DataType) -> int:
+    def make_column(self, name: str, kind: pa.DataType) -> int:
         return self._add(Node(COLUMN, kind, (), name))
 
-    def literal(self, value: object, kind: pa.DataType) -> int:
+    def make_literal(self, value: object, kind: pa.DataType) -> int:
         return self._add(Node(LITERAL, kind, (), value))
 
-    def unknown(self, what: str) -> int:
-        """Return the node of an expression without a function in Arrow. :meth:`program` fails for a program that needs it."""
+    def make_unknown(self, what: str) -> int:
+        """Return the node of an expression without a function in Arrow. :meth:`make_program` fails if it is needed."""
         return self._add(Node(_UNKNOWN, pa.null(), (), what))
 
-    def struct(self, names: Sequence[str], values: Sequence[int]) -> int:
+    def make_struct(self, names: Sequence[str], values: Sequence[int]) -> int:
         """Return a struct that is not null."""
         kind = pa.struct([pa.field(name, self.get_type_of(value)) for name, value in zip(names, values, strict=True)])
-        return self._add(Node(STRUCT, kind, (*values, self.literal(False, _BOOLEAN))))
+        return self._add(Node(STRUCT, kind, (*values, self.make_literal(False, _BOOLEAN))))
 
-    def field(self, at: int, number: int) -> int:
+    def make_field(self, at: int, number: int) -> int:
         """Return a field of a struct; null if the struct is null."""
         node = self._nodes[at]
         if node.kind == _UNKNOWN:
@@ -96,32 +96,32 @@ class Builder:
         kind = node.type.field(number).type
         if node.kind == STRUCT:
             value, null = node.args[number], node.args[-1]
-            return self.case([(null, self.literal(None, kind))], value)
+            return self.make_case([(null, self.make_literal(None, kind))], value)
         if node.kind == LITERAL and node.data is None:
-            return self.literal(None, kind)
+            return self.make_literal(None, kind)
         if node.kind == CASE:
             *pairs, last = node.args
-            branches = [(c, self.field(v, number)) for c, v in zip(pairs[::2], pairs[1::2], strict=True)]
-            return self.case(branches, self.field(last, number))
+            branches = [(c, self.make_field(v, number)) for c, v in zip(pairs[::2], pairs[1::2], strict=True)]
+            return self.make_case(branches, self.make_field(last, number))
         if node.kind == KEPT:
-            return self.kept(self.field(node.args[0], number), node.data)
+            return self.make_kept(self.make_field(node.args[0], number), node.data)
         return self._add(Node(FIELD, kind, (at,), number))
 
     def is_null(self, at: int) -> int:
         node = self._nodes[at]
         if node.kind == LITERAL:
-            return self.literal(node.data is None, _BOOLEAN)
+            return self.make_literal(node.data is None, _BOOLEAN)
         if node.kind == STRUCT:
             return node.args[-1]
         if node.kind == CASE:
             *pairs, last = node.args
             branches = [(c, self.is_null(v)) for c, v in zip(pairs[::2], pairs[1::2], strict=True)]
-            return self.case(branches, self.is_null(last))
+            return self.make_case(branches, self.is_null(last))
         if node.kind == KEPT:
-            return self.kept(self.is_null(node.args[0]), node.data)
+            return self.make_kept(self.is_null(node.args[0]), node.data)
         return self.call("is_null", _BOOLEAN, at)
 
-    def case(self, branches: Sequence[tuple[int, int]], otherwise: int) -> int:
+    def make_case(self, branches: Sequence[tuple[int, int]], otherwise: int) -> int:
         """Return the value of the first condition that is true, else the last value."""
         kept: list[tuple[int, int]] = []
         for condition, value in branches:
@@ -137,11 +137,11 @@ class Builder:
             return otherwise
         return self._add(Node(CASE, self.get_type_of(otherwise), (*(at for pair in kept for at in pair), otherwise)))
 
-    def coalesced(self, values: Sequence[int]) -> int:
+    def make_coalesce(self, values: Sequence[int]) -> int:
         """Return the first value that is not null."""
         *before, last = values
         for value in reversed(before):
-            last = self.case([(self.is_null(value), last)], value)
+            last = self.make_case([(self.is_null(value), last)], value)
         return last
 
     def call(self, function: str, kind: pa.DataType, *args: int) -> int:
@@ -152,18 +152,18 @@ class Builder:
     # --- filters ---
 
     def filter(self, condition: int) -> int:
-        """Keep only the rows for which a condition is true, from here on. Return the filter's number, for :meth:`kept`."""
+        """Keep only the rows for which a condition is true, from here on. Return the filter's number, for :meth:`make_kept`."""
         self._filters.append(condition)
         return len(self._filters) - 1
 
-    def kept(self, at: int, number: int) -> int:
+    def make_kept(self, at: int, number: int) -> int:
         """Return the rows of an earlier node that a filter has kept."""
         node = self._nodes[at]
         return at if node.kind == LITERAL else self._add(Node(KEPT, node.type, (at,), number))
 
     # --- the end ---
 
-    def whole(self, at: int, kind: pa.DataType) -> int:
+    def make_whole(self, at: int, kind: pa.DataType) -> int:
         """Return a node that leaves the program, with its structs built.
 
         :param kind: its type, including the fields of structs that are never null.
@@ -173,15 +173,15 @@ class Builder:
             return at
         if node.kind == KEPT and self._nodes[node.args[0]].kind in (COLUMN, FIELD):
             return at
-        fields = [self.whole(self.field(at, number), kind.field(number).type) for number in range(kind.num_fields)]
+        fields = [self.make_whole(self.make_field(at, number), kind.field(number).type) for number in range(kind.num_fields)]
         return self._add(Node(STRUCT, kind, (*fields, self.is_null(at))))
 
-    def program(self, outputs: Sequence[tuple[str, int]]) -> Program:
+    def make_program(self, outputs: Sequence[tuple[str, int]]) -> Program:
         """Return the program that computes only these columns.
 
         :raises Unknown: a needed expression is not translated.
         """
-        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).without_outputs(())
+        program = Program(tuple(self._nodes), tuple(outputs), tuple(self._filters)).drop_outputs(())
         for node in program.nodes:
             if node.kind == _UNKNOWN:
                 raise Unknown(node.data)
@@ -488,7 +488,7 @@ class Expression:
         try:
             return self._translate_node(at)
         except Unknown as reason:
-            return self._builder.unknown(str(reason))
+            return self._builder.make_unknown(str(reason))
 
     # `_node` finds these methods by the names of Spark's expressions.
 
@@ -497,17 +497,17 @@ class Expression:
 
     def _Literal(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         kind = convert_type(tree["dataType"])
-        return self._builder.literal(parse_value(tree["value"], kind), kind)
+        return self._builder.make_literal(parse_value(tree["value"], kind), kind)
 
     def _GetStructField(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.field(self._translate_node(at + 1), tree["ordinal"])
+        return self._builder.make_field(self._translate_node(at + 1), tree["ordinal"])
 
     def _CreateNamedStruct(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         children = self._list_children(at)
         if any(get_short_class_name(self._trees[child]) != "Literal" for child in children[::2]):
             raise Unknown("CreateNamedStruct with names that are computed")
         names = [str(self._trees[child]["value"]) for child in children[::2]]
-        return self._builder.struct(names, [self._find_node(child) for child in children[1::2]])
+        return self._builder.make_struct(names, [self._find_node(child) for child in children[1::2]])
 
     def _IsNull(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._builder.is_null(self._translate_node(at + 1))
@@ -520,8 +520,8 @@ class Expression:
         pairs = zip(children[::2], children[1::2], strict=False)
         branches = [(self._translate_node(condition), self._keep_if(condition, value)) for condition, value in pairs]
         if len(children) % 2:
-            return self._builder.case(branches, self._translate_node(children[-1]))
-        return self._builder.case(branches, self._builder.literal(None, self._builder.get_type_of(branches[0][1])))
+            return self._builder.make_case(branches, self._translate_node(children[-1]))
+        return self._builder.make_case(branches, self._builder.make_literal(None, self._builder.get_type_of(branches[0][1])))
 
     def _keep_if(self, condition: int, value: int) -> int:
         """Return a value if a condition is true, else null."""
@@ -534,10 +534,10 @@ class Expression:
 
     def _If(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         condition, value, otherwise = map(self._translate_node, self._list_children(at))
-        return self._builder.case([(condition, value)], otherwise)
+        return self._builder.make_case([(condition, value)], otherwise)
 
     def _Coalesce(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._builder.coalesced([self._translate_node(child) for child in self._list_children(at)])
+        return self._builder.make_coalesce([self._translate_node(child) for child in self._list_children(at)])
 
     def _Concat(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         made = [self._translate_node(child) for child in self._list_children(at)]
@@ -574,7 +574,7 @@ class Expression:
 
     def _Left(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         text, count = map(self._translate_node, self._list_children(at))
-        return self._take_part(at, text, self._builder.literal(1, _INT), count)
+        return self._take_part(at, text, self._builder.make_literal(1, _INT), count)
 
     def _take_part(self, at: int, text: int, start: int, count: int) -> int:
         first, length = self._read_constant(start), self._read_constant(count)
@@ -653,7 +653,7 @@ class Expression:
         kind, name = self._builder.get_type_of(value), str(self._read_constant(unit)).lower()
         if kind not in kinds or name not in units:
             raise Unknown(f"the beginning of {name!r} of {kind}")
-        return self._builder.call("beginning_of", kind, value, self._builder.literal(_UNITS[name], TEXT))
+        return self._builder.call("beginning_of", kind, value, self._builder.make_literal(_UNITS[name], TEXT))
 
     def _of_days(self, at: int, function: str) -> int:
         values = [self._translate_node(child) for child in self._list_children(at)]
@@ -792,7 +792,7 @@ class Expression:
         if self._trees[at + 1]["class"] == f"{EXPRESSIONS}MonotonicallyIncreasingID":
             last = self._list_children(at)[1]
             if self._read_constant(self._translate_node(last)) == 0:
-                return self._builder.literal(True, _BOOLEAN)
+                return self._builder.make_literal(True, _BOOLEAN)
         return self._compare(at, "greater_or_equal")
 
     def _Cast(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
@@ -800,10 +800,10 @@ class Expression:
         had = self._builder.get_type_of(value)
         if had == wanted:
             return value
-        if self._builder.is_null(value) == self._builder.literal(True, _BOOLEAN):
-            return self._builder.literal(None, wanted)
+        if self._builder.is_null(value) == self._builder.make_literal(True, _BOOLEAN):
+            return self._builder.make_literal(None, wanted)
         if (number := convert_whole_literal(self._read_constant(value), wanted)) is not None:
-            return self._builder.literal(number, wanted)
+            return self._builder.make_literal(number, wanted)
         function = find_cast(had, wanted, lambda: self._find_mode(at))
         if function is None:
             raise Unknown(f"Cast of {had} to {wanted}")
@@ -819,7 +819,7 @@ class Expression:
         return convert_type(json.loads(self._shown().apply(at).dataType().json()))
 
     def _read_constant(self, node: int) -> Any:
-        return self._builder.constant(node)
+        return self._builder.find_constant(node)
 
 
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical."
@@ -863,10 +863,10 @@ def _make_program(frame: DataFrame, schema: pa.Schema) -> Program:
     for at in range(len(levels) - 2, -1, -1):
         known = _add_level(builder, levels[at], known, lambda at=at: plan.apply(at))  # type: ignore[misc]
     types = to_arrow_schema(frame.schema)
-    outputs = [(column.name, builder.whole(column.node, types.field(column.name).type)) for column in known.values()]
-    if any(builder.depth_of(at) > _DEEPEST for _, at in outputs):
+    outputs = [(column.name, builder.make_whole(column.node, types.field(column.name).type)) for column in known.values()]
+    if any(builder.find_depth(at) > _DEEPEST for _, at in outputs):
         raise Unknown(f"expressions nested more than {_DEEPEST} deep")
-    return builder.program(outputs)
+    return builder.make_program(outputs)
 
 
 def _get_plan(frame: DataFrame) -> Any:
@@ -884,7 +884,7 @@ def _make_leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) ->
         raise Unknown(get_short_class_name(level))
     columns = [output[0] for output in level["output"]]
     return {
-        parse_number(c): LevelColumn(c["name"], lambda c=c: builder.column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
+        parse_number(c): LevelColumn(c["name"], lambda c=c: builder.make_column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
         for c in columns
     }
 
@@ -903,7 +903,7 @@ def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, 
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))
         number = builder.filter(condition.node())
         return {
-            key: LevelColumn(column.name, lambda column=column: builder.kept(column.node, number))  # type: ignore[misc]
+            key: LevelColumn(column.name, lambda column=column: builder.make_kept(column.node, number))  # type: ignore[misc]
             for key, column in known.items()
         }
     raise Unknown(get_short_class_name(level))

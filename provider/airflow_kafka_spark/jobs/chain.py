@@ -97,7 +97,7 @@ class ChainPlan:
         """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
         chain."""
         missing = set(ORIGINAL.values()).difference(read.schema.names)
-        return self.program and self.program.without_outputs(missing)
+        return self.program and self.program.drop_outputs(missing)
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class SinkChain:
         letters = ("key", "value", "headers", "timestamp") if kept else ()
         asked = tuple(name for name, _ in self.metadata if name in ("key", "value", "timestampType"))
         return RecordLayout(
-            self.value.decoder(),
+            self.value.make_decoder(),
             self.value.get_arrow_schema(),
-            self.key.decoder() if self.key else None,
+            self.key.make_decoder() if self.key else None,
             self.key.get_arrow_schema() if self.key else None,
             tuple(dict.fromkeys([*letters, *asked])),
         )
@@ -288,14 +288,14 @@ class TopicChain:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
         return self.chain.make_partial_read_task(read, columns)
 
-    def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
-        """Return the sorting and encoding of the records of :meth:`records` in tasks."""
+    def make_sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+        """Return the sorting and encoding of the records of :meth:`make_records` in tasks."""
         from airflow_kafka_spark.jobs.tasks.publish import Sorting
 
         topics = self.topics if "topic" in formats else None
         return Sorting(encoder, reading.tolerance, self.chain.null_values, topics, self.pipeline)
 
-    def records(self, frame: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
+    def make_records(self, frame: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
         """Return the frame of the records that are published, with the columns that distinguish good records from bad ones, and
         the parts that the transforms may have changed, with their formats if they have one.
 
@@ -366,10 +366,12 @@ class SourceChain:
         """
         from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
 
-        if problems := find_struct_problems(self.records(rows, keep=False).schema, self.sink.value_writer, self.sink.key_writer):
+        if problems := find_struct_problems(
+            self.make_records(rows, keep=False).schema, self.sink.value_writer, self.sink.key_writer
+        ):
             raise ValidationError(problems)
 
-    def records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
+    def make_records(self, rows: DataFrame, *, keep: bool) -> DataFrame:
         """Return the frame that tasks publish: keys and values in binary, or as structs if tasks encode them, and the columns
         that the account needs.
 
@@ -420,7 +422,7 @@ class SourceChain:
             columns.append(F.col(MADE + "headers").alias("headers"))
         return made.select(*columns)
 
-    def task(
+    def make_task(
         self, records: DataFrame, publisher: Publisher | None, left: tuple[int, ...], tolerance: Tolerance | None
     ) -> PublishTask:
         """Return the task that publishes the records, or only counts them.

@@ -109,10 +109,10 @@ class PublishJob(ABC):
         self._doing = "counted" if publisher is None else "published"
         task = self._make_reading_task(publisher)
         if task is not None:
-            with self.spark.without_sql() as spark, self._watch.over(spark):
+            with self.spark.open_without_sql() as spark, self._watch.report_progress(spark):
                 results = self._collect(run_per_split(spark, task, self.split_count))
         else:
-            with self._session() as session, self._watch.over(session):
+            with self._open_session() as session, self._watch.report_progress(session):
                 results = self._collect(self._frame(session, publisher))
         return [decode_facts(text) for text in results]
 
@@ -129,7 +129,7 @@ class PublishJob(ABC):
         """Return the task that reads a split by itself; None if Spark's SQL has to take part. This is decided only here."""
 
     @abstractmethod
-    def _session(self) -> AbstractContextManager[SparkSession]:
+    def _open_session(self) -> AbstractContextManager[SparkSession]:
         """Open the session in which a job with SQL runs."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class TopicJob(PublishJob):
         return len(self.left)
 
     @contextmanager
-    def _session(self) -> Iterator[SparkSession]:
+    def _open_session(self) -> Iterator[SparkSession]:
         with self.spark.session() as session, use_sql_settings(session, SETTINGS):
             yield session
 
@@ -204,7 +204,7 @@ class TopicJob(PublishJob):
         # One row for each task: the number of its split.
         numbers = session.range(0, self.split_count, 1, self.split_count)
         records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
-        changed, formats = self.change.records(records, in_tasks=False)
+        changed, formats = self.change.make_records(records, in_tasks=False)
         task = PublishTask(publisher, read.splits, self._make_sorting(changed.schema, formats, reading))
         return changed.mapInArrow(cast(Any, task), "result string")
 
@@ -218,7 +218,7 @@ class TopicJob(PublishJob):
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
         encoder = KeyValueEncoder(make_struct_encoders(records, formats.get("value"), formats.get("key")))
-        return self.change.sorting(encoder, formats, reading)
+        return self.change.make_sorting(encoder, formats, reading)
 
     def _make_reading(self, publisher: Publisher | None) -> Reading:
         if self.reading.tolerance is not None and publisher is None:
@@ -244,7 +244,7 @@ class TopicPlan:
     def make_program_for(self, read: ReadTask) -> Program | None:
         """Return the program for a task that also reads, without the columns that it does not carry; None if Spark computes the
         change."""
-        return self.program and self.program.without_outputs(set(ORIGINAL.values()).difference(read.schema.names))
+        return self.program and self.program.drop_outputs(set(ORIGINAL.values()).difference(read.schema.names))
 
 
 def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicPlan:
@@ -271,13 +271,13 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     # With all columns that a job may carry.
     read = change.read_task((), Reading(tolerance=Tolerance()))
     empty = session.createDataFrame([], from_arrow_schema(read.schema))
-    changed, formats = change.records(empty, in_tasks=True)
+    changed, formats = change.make_records(empty, in_tasks=True)
     columns = changed.schema
     problems = [p for part in ("value", "key") for p in _find_type_problems(part, columns[part].dataType)]
     if problems := problems or find_struct_problems(columns, formats.get("value"), formats.get("key")):
         raise ValidationError(problems)
     try:
-        _ = change.records(empty, in_tasks=False)[0].schema
+        _ = change.make_records(empty, in_tasks=False)[0].schema
     except AnalysisException as error:
         found = f"the columns cannot be written in its format. {describe_sql_refusal(error)}"
         raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
@@ -349,13 +349,13 @@ class SqlProjection:
         """Return the whole task, because the columns of a value are decoded together."""
         return read
 
-    def sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
-        """Return the sorting and encoding of the records of :meth:`records` in tasks."""
+    def make_sorting(self, encoder: KeyValueEncoder, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
+        """Return the sorting and encoding of the records of :meth:`make_records` in tasks."""
         from airflow_kafka_spark.jobs.tasks.publish import Sorting
 
         return Sorting(encoder, reading.tolerance)
 
-    def records(self, rows: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
+    def make_records(self, rows: DataFrame, *, in_tasks: bool) -> tuple[DataFrame, Mapping[str, Format | None]]:
         """Return a split's rows as records, and the formats of the parts that change. The last row is unchanged.
 
         :param rows: the rows that tasks read.
@@ -469,7 +469,7 @@ class SourceJob(PublishJob):
         can_be_bad = self.chain is not None or self.sink.may_refuse or self.source.may_be_unreadable
         return super().count() if can_be_bad else []
 
-    def _session(self) -> AbstractContextManager[SparkSession]:
+    def _open_session(self) -> AbstractContextManager[SparkSession]:
         return open_session_for(self.spark, self.source)
 
     def _collect(self, results: RDD[str] | DataFrame) -> list[str]:
@@ -483,8 +483,8 @@ class SourceJob(PublishJob):
     def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         if publisher is None or self.read_with == "spark" or self.chain is not None:
             return None
-        reader = self.source.reader(self._bounds, self.sink.columns)
-        encoder = reader if isinstance(reader, str) else self.sink.encoder(reader.columns)
+        reader = self.source.make_reader(self._bounds, self.sink.columns)
+        encoder = reader if isinstance(reader, str) else self.sink.make_encoder(reader.columns)
         if isinstance(reader, str) or isinstance(encoder, str):
             if self.read_with == "task":
                 found = f"tasks cannot read {self.source.uri} by themselves: {encoder}"
@@ -506,10 +506,10 @@ class SourceJob(PublishJob):
         policy = publisher.bad_record_policy if publisher is not None else None
         tolerance = Tolerance(keep=policy.topic is not None) if policy is not None else None
         if self.chain is not None:
-            records = self.chain.records(rows, keep=tolerance is not None and tolerance.keep)
-            task = self.chain.task(records, publisher, self.left, tolerance)
+            records = self.chain.make_records(rows, keep=tolerance is not None and tolerance.keep)
+            task = self.chain.make_task(records, publisher, self.left, tolerance)
         else:
-            records = self.sink.records(rows)
+            records = self.sink.make_records(rows)
             encoders = make_struct_encoders(
                 records.schema, self.sink.value_writer, self.sink.key_writer if self.sink.key_columns else None
             )

@@ -86,7 +86,7 @@ class Watch:
     _is_cancelled: bool = field(default=False, repr=False)
 
     @contextmanager
-    def over(self, spark: SparkContext | SparkSession) -> Iterator[None]:
+    def report_progress(self, spark: SparkContext | SparkSession) -> Iterator[None]:
         """Log and report the progress of the job that runs inside of this context, and let :meth:`cancel` reach it.
 
         :param spark: the context or the session of the job.

@@ -108,10 +108,10 @@ class RowJob(SinkJob):
         read = ReadTask(splits, self.layout, self.reading)
         task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
         if self.reads_with_spark:
-            with self.spark.session(jars=self._jars()) as session, self._watch.over(session):
+            with self.spark.session(jars=self._jars()) as session, self._watch.report_progress(session):
                 rows = collect(self._make_kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         else:
-            with self.spark.without_sql() as spark, self._watch.over(spark):
+            with self.spark.open_without_sql() as spark, self._watch.report_progress(spark):
                 rows = collect(run_per_split(spark, task, len(self.splits)), self.window)
         return self._complete([decode_result(row) for row in rows], task)
 
@@ -122,7 +122,7 @@ class RowJob(SinkJob):
 
     def _make_kafka_frame(self, session: SparkSession) -> DataFrame:
         """Return Spark's Kafka source over exactly the window's offsets: never a subscription, never "latest"."""
-        java = self.kafka.java_config(inline_files=not self.spark.is_local)
+        java = self.kafka.make_java_config(inline_files=not self.spark.is_local)
         options = {
             **SPARK_SOURCE,
             **{f"kafka.{name}": value for name, value in java.options.items()},
@@ -166,7 +166,7 @@ class ChainJob(SinkJob):
     others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        with self.spark.session() as session, use_sql_settings(session, SETTINGS), self._watch.over(session):
+        with self.spark.session() as session, use_sql_settings(session, SETTINGS), self._watch.report_progress(session):
             results = collect(self._results(session, writer), self.window)
         found = sorted((decode_result(text) for text in results), key=lambda result: result.index)
         if [result.index for result in found] != [split.index for split in self.splits]:

@@ -240,7 +240,7 @@ class Ledger:
     def _fence_as(self, transactional_id: str, *, compact: bool = True, **settings: str | int) -> Producer:
         from confluent_kafka import KafkaException
 
-        config = self.hook.producer_config(
+        config = self.hook.make_producer_config(
             **{
                 "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
                 "message.timeout.ms": TRANSACTION_SECONDS * 1000,
@@ -378,7 +378,7 @@ class Ledger:
         topic, key = self.topic, make_group_key(name)
 
         def there(partition: int) -> LedgerRecord | None:
-            records = topic.newest(partition, 0, (key,), (key,))
+            records = topic.read_newest(partition, 0, (key,), (key,))
             return next((record for record in records if record.key == key and record.value is not None), None)
 
         record = topic.find(name, there, lambda found: found is not None)
@@ -420,7 +420,7 @@ class Ledger:
         try:
             producer.begin_transaction()
             record = make_group_record(name, self.parent_pipeline)
-            produce_all(producer, self.topic.name, self.topic.partition_of(name), [record], TRANSACTION_SECONDS)
+            produce_all(producer, self.topic.name, self.topic.find_partition(name), [record], TRANSACTION_SECONDS)
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
             failure = self.translate(error, f"recording who uses `{name}`", producer=producer)
@@ -470,7 +470,7 @@ class Ledger:
         if len(value) <= SMALL_RECORD_BYTES:
             return
         try:
-            settings = self.hook.topic_config([self.topic.name])[self.topic.name]
+            settings = self.hook.read_topic_config([self.topic.name])[self.topic.name]
         except KafkaRefused:
             settings = {}
         largest = int(settings.get("max.message.bytes") or DEFAULT_LARGEST)
@@ -578,7 +578,7 @@ class Ledger:
         if isinstance(failure, Fenced):
             raise failure from None
         log.warning("Writing the plan of window %s failed (%s): reading the ledger, which may have it", entry.window, failure)
-        if self._fence_and_read().owned(entry.window.number, entry.attempt.token) is None:
+        if self._fence_and_read().find_owned(entry.window.number, entry.attempt.token) is None:
             raise failure from error
 
     @property
@@ -639,7 +639,7 @@ class Ledger:
 
         :raises Fenced: a newer attempt has claimed the window, or has completed it.
         """
-        mine = self.read().owned(self.claimed.window.number, self.claimed.attempt.token)
+        mine = self.read().find_owned(self.claimed.window.number, self.claimed.attempt.token)
         if mine is None or mine.state is not self.claimed.state:
             raise Fenced(self.pipeline, f"working on window {self.claimed.window.number}")
         return self.memory
@@ -669,7 +669,7 @@ class Ledger:
         own = (make_window_key(self.pipeline, claimed.window.number),)
         # Records before the claim are not needed here.
         found = self.topic.read_partition(self.pipeline, self._partition, max(claimed.offset, 0), wait_for=own).memory
-        if found.owned(claimed.window.number, claimed.attempt.token) is None:
+        if found.find_owned(claimed.window.number, claimed.attempt.token) is None:
             raise Fenced(self.pipeline, f"working on window {claimed.window.number}")
 
     def close(self, report: Mapping[str, Any], offsets: Mapping[TopicPartition, int]) -> None:
@@ -695,7 +695,7 @@ class Ledger:
                     raise failure from error
                 log.warning("Closing window %s failed (try %d of %d): %s", entry.window, tries, CLOSE_TRIES, failure)
             # The outcome is unknown. Fence before reading: only then can that transaction no longer be committed.
-            found = self._fence_and_read().owned(entry.window.number, entry.attempt.token)
+            found = self._fence_and_read().find_owned(entry.window.number, entry.attempt.token)
             if found is None:
                 raise Fenced(self.pipeline, "closing the window")
             if found.state is State.COMPLETE:
@@ -755,7 +755,7 @@ class Ledger:
         :param epochs: the leader epochs of the offsets, if known.
         """
         committed = [(tp, offset, metadata(tp.topic)) for tp, offset in sorted(offsets.items())]
-        send_offsets(producer, self.hook.consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)
+        send_offsets(producer, self.hook.make_consumer_config(), group_id, committed, TRANSACTION_SECONDS, epochs)
 
     # --- errors ---
 

@@ -70,14 +70,14 @@ class TopicBoundaries:
         archives = [archive for _, archive in self.archives if archive.first.topic_id == topic_id]
         return archives, [boundary for _, boundary in self.proposals if boundary.topic_id == topic_id]
 
-    def near(self, topic_id: str, instants: Iterable[int], lows: Mapping[int, int]) -> dict[int, Boundary]:
+    def find_near(self, topic_id: str, instants: Iterable[int], lows: Mapping[int, int]) -> dict[int, Boundary]:
         """Return settled boundaries by instant: all that are not archived, and the archived ones that affect these instants."""
         archives, proposals = self.of(topic_id)
         return resolve_proposals(
             [*select_near_boundaries(archives, (*instants, *(p.instant for p in proposals)), lows), *proposals]
         )
 
-    def settled(self, topic_id: str) -> dict[int, Boundary]:
+    def list_settled(self, topic_id: str) -> dict[int, Boundary]:
         """Return all settled boundaries, by instant. Every archive is decompressed."""
         archives, proposals = self.of(topic_id)
         return resolve_proposals([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
@@ -120,9 +120,9 @@ class Boundaries:
         self._proposals: dict[bytes, Boundary] = {}
         self._archives: dict[bytes, BoundaryArchive] = {}
 
-    def settled(self, topic: str, topic_id: str) -> dict[int, Boundary]:
+    def list_settled(self, topic: str, topic_id: str) -> dict[int, Boundary]:
         """Return all settled boundaries of a topic, by instant."""
-        return self._read(topic).settled(topic_id)
+        return self._read(topic).list_settled(topic_id)
 
     def decide(
         self,
@@ -153,7 +153,7 @@ class Boundaries:
         while True:
             current = read_log()
             kept = {topic: self._read(topic) for topic in topics}
-            known = {t: kept[t].near(current.topic_ids.get(t, ""), wanted, current.lows(t)) for t in topics}
+            known = {t: kept[t].find_near(current.topic_ids.get(t, ""), wanted, current.get_lows(t)) for t in topics}
             for topic in topics:
                 known[topic].update(self._find_removed(topic, wanted, known[topic], current))
             missing = {topic: [i for i in wanted if i not in known[topic]] for topic in topics}
@@ -205,7 +205,7 @@ class Boundaries:
                     continue
                 at = {tp.partition: ends[tp] if offset is None else offset for tp, offset in offsets.items()}
                 # Read again, so that records which were deleted before the answer are not taken for older than the instant.
-                lows = search.read_log().lows(topic)
+                lows = search.read_log().get_lows(topic)
                 topic_id = current.topic_ids.get(topic, "")
                 epochs = {tp.partition: epoch for tp in ends if (epoch := current.partitions[tp].epoch) >= 0}
                 found = InstantInLog(topic, topic_id, instant, at, lows, epochs)
@@ -219,7 +219,7 @@ class Boundaries:
 
         They are not written to the ledger: all that is known is that they lie below the first offset that is left.
         """
-        lows = current.lows(topic)
+        lows = current.get_lows(topic)
         horizon = find_last_expired_boundary(known, lows)
         if horizon is None:
             return {}
@@ -239,7 +239,7 @@ class Boundaries:
             proposals: list[tuple[bytes, Boundary]] = []
             archives: list[tuple[bytes, BoundaryArchive]] = []
             try:
-                for key, value, offset, _ in self.ledger.newest(partition, 0, prefixes, prefixes):
+                for key, value, offset, _ in self.ledger.read_newest(partition, 0, prefixes, prefixes):
                     # Each record has a key of its own, and may have been parsed by an earlier read.
                     if value and key.startswith(single):
                         if key not in self._proposals:
@@ -257,7 +257,7 @@ class Boundaries:
 
     def _write(self, proposals: Sequence[Boundary], kept: Mapping[str, TopicBoundaries]) -> None:
         """Write proposals without a transaction: the first one in the log is valid, and a second one changes nothing."""
-        producer = self._producer()
+        producer = self._make_producer()
         for boundary in proposals:
             record = LedgerRecord(*boundary_to_record(boundary, secrets.token_hex(8)))
             self._produce(producer, kept[boundary.topic].partition, [record], "writing boundaries")
@@ -270,7 +270,7 @@ class Boundaries:
         Every record that is written here is safe by itself: concurrent readers, and readers after a crash at any moment, find
         equal boundaries. An archive is in the log before the first record that it replaces is removed.
         """
-        topic_id, lows = current.topic_ids.get(topic, ""), current.lows(topic)
+        topic_id, lows = current.topic_ids.get(topic, ""), current.get_lows(topic)
         singles = [boundary for _, boundary in kept.proposals]
         found = find_removable_boundaries([archive for _, archive in kept.archives], singles, topic_id, lows)
         removed, gone = found.proposals[:MAX_PRUNED], found.archives
@@ -283,7 +283,7 @@ class Boundaries:
         if not keys:
             return
         try:
-            producer = self._producer()
+            producer = self._make_producer()
             if records:
                 self._produce(producer, kept.partition, records, "archiving old boundaries")
                 faults.reached("boundaries.archived")
@@ -298,13 +298,13 @@ class Boundaries:
         if archived:
             log.info("%s old boundaries of %s went into archives", f"{len(archived):,}", topic)
 
-    def _producer(self) -> Producer:
+    def _make_producer(self) -> Producer:
         """Return a producer that keeps the order of its records. Duplicates change nothing, and an idempotent producer would take
         half a second to start."""
         from confluent_kafka import Producer
 
         timeout = round(WRITE_SECONDS * 1000)
-        config = self.hook.producer_config(**{"message.timeout.ms": timeout, "linger.ms": 5, **IN_ORDER})
+        config = self.hook.make_producer_config(**{"message.timeout.ms": timeout, "linger.ms": 5, **IN_ORDER})
         config = {key: value for key, value in config.items() if not key.startswith("transaction")}
         return Producer(config, logger=ClientEvents())
 

@@ -151,7 +151,7 @@ def find_followed_intervals(
     found: dict[TopicPartition, tuple[Interval, int]] = {}
     for tp, there in committed.items():
         facts = _parse_facts(there.metadata) if there else {}
-        interval = Interval.named(str(facts.get("window", "")))
+        interval = Interval.from_name(str(facts.get("window", "")))
         is_other = facts.get("topic_id") and topic_ids.get(tp.topic) not in (None, "", facts["topic_id"])
         if there and interval is not None and facts.get("pipeline") == pipeline and not is_other:
             found[tp] = interval, there.offset

@@ -81,7 +81,7 @@ class IntervalLedger(Ledger):
         keep_windows: int = KEEP_WINDOWS,
         tries: Tries = Tries(),  # noqa: B008 - a frozen value
     ) -> None:
-        name = interval.ledger_name(pipeline)
+        name = interval.make_ledger_name(pipeline)
         super().__init__(hook, name, run, group_id=group_id, topic=topic, keep_windows=keep_windows, tries=tries)
         self.parent_pipeline = pipeline
         self.interval = interval
@@ -135,7 +135,7 @@ class IntervalLedger(Ledger):
         last = max(done, key=lambda state: state.interval, default=None)
         if last is None or last.forgotten:
             return None
-        name = last.interval.ledger_name(self.parent_pipeline)
+        name = last.interval.make_ledger_name(self.parent_pipeline)
         # The window was completed after the first record of its interval.
         there = self.topic.read_partition(name, self._partition, max(last.offset, 0), wait_for=WAIT_FOR_NONE)
         found = there.memory.entries.get(NUMBER)
@@ -336,7 +336,7 @@ class IntervalLedger(Ledger):
             if forgotten:
                 self.send(producer, forgotten)
             if moved:
-                self._send_offsets(producer, group_id, moved, self._metadata)
+                self._send_offsets(producer, group_id, moved, self._make_metadata)
             faults.reached("group.in_transaction")
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:
@@ -352,7 +352,7 @@ class IntervalLedger(Ledger):
             if state.forgotten and not self._is_asked_for(state):
                 candidates.append(state)
             if not state.forgotten:
-                lane = state.interval.ledger_name(self.parent_pipeline)
+                lane = state.interval.make_ledger_name(self.parent_pipeline)
                 keys = (make_window_key(lane, NUMBER), make_position_key(lane), make_dead_letters_key(lane, NUMBER))
                 records += [LedgerRecord(key, None) for key in keys]
                 records.append(make_interval_record(self.parent_pipeline, replace(state, forgotten=True)))
@@ -368,7 +368,7 @@ class IntervalLedger(Ledger):
         )
         return self._parent.replay_asked(replace(window, replay=state.replay)) is not None
 
-    def _metadata(self, topic: str) -> str:
+    def _make_metadata(self, topic: str) -> str:
         by_age = sorted(self._parent.intervals.spans, key=lambda k: k.offset)
         ids = {t: i for k in by_age for t, i in k.topic_ids.items()}
         # Intervals are read from the beginning of their partition.

@@ -88,7 +88,7 @@ def peek_spans(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]])
     fetch = max(FETCH_BYTES, min(1 << 20, MAX_FETCH_BYTES // len(spans)))
     events = ClientEvents(hook.config.get("error_cb"))
     settings = {"fetch.message.max.bytes": fetch, "queued.min.messages": 1, "error_cb": events.on_error}
-    consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
+    consumer = confluent_kafka.Consumer(hook.make_consumer_config(**PROMPT, **settings), logger=events)
     found: dict[TopicPartition, SpanSample] = {}
     began = time.monotonic()
     try:
@@ -106,7 +106,7 @@ def peek_spans(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]])
             if len(found) < len(spans) and time.monotonic() - began > hook.timeout:
                 missing = min(tp for tp in spans if tp not in found)
                 raise KafkaUnavailable(
-                    hook.conn_id, f"reading the next record of {missing}", events.reason(began)[1] or "no answer in time"
+                    hook.conn_id, f"reading the next record of {missing}", events.find_reason(began)[1] or "no answer in time"
                 )
     finally:
         consumer.close()
@@ -274,14 +274,14 @@ class LagMeter:
             raise ValidationError([Problem("group_id", problem, "Name its consumer group as well")])
         if memory is not None and memory.position.offsets:
             position = memory.position
-            if position.cluster_id and position.cluster_id != (found := hook.cluster_id()):
+            if position.cluster_id and position.cluster_id != (found := hook.read_cluster_id()):
                 raise ClusterChanged(position.cluster_id, found)
             at, ids_then = dict(position.offsets), position.topic_ids
         elif self.group_id:
             # Not stable: an offset in an open transaction is not committed yet, and its end is not awaited.
             at = {tp: c.offset if c else None for tp, c in hook.committed(self.group_id, partitions, stable=False).items()}
             active = hook.group_state(self.group_id).state in _ALIVE
-        states = compute_lags(at, ids_then, described, hook.offsets(partitions))
+        states = compute_lags(at, ids_then, described, hook.read_offsets(partitions))
         heads = self._next.find(hook, states.items(), ids)
         now = time.time()
         lags = {tp: add_record_age(state, heads.get((tp, state.start)), now) for tp, state in states.items()}

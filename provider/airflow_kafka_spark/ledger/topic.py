@@ -64,7 +64,7 @@ class OpenTransaction:
     partition: int
     offset: int
 
-    def ids(self, topic: str) -> tuple[str, ...]:
+    def list_ids(self, topic: str) -> tuple[str, ...]:
         """Return the transactional ids that the transaction may have.
 
         :param topic: the ledger topic.
@@ -144,7 +144,7 @@ def abort_transaction(config: Mapping[str, Any], topic: str, transaction: OpenTr
     """
     from confluent_kafka import KafkaException
 
-    for name in transaction.ids(topic):
+    for name in transaction.list_ids(topic):
         timeouts = {"transaction.timeout.ms": round(END_SECONDS * 1000), "message.timeout.ms": round(END_SECONDS * 1000)}
         try:
             make_fencing_producer({**config, **timeouts}, name, END_SECONDS, ClientEvents())
@@ -366,7 +366,7 @@ class LedgerTopic:
         self._set_identity(found[self.name].topic_id, found[self.name].partitions)
 
     def _check_settings(self, replicas: int) -> None:
-        settings = self.hook.topic_config([self.name])[self.name]
+        settings = self.hook.read_topic_config([self.name])[self.name]
         policy = settings.get("cleanup.policy", "")
         if policy != "compact":
             raise LedgerUnreadable(
@@ -387,7 +387,7 @@ class LedgerTopic:
                 retryable=False,
             )
         in_sync = int(settings.get("min.insync.replicas") or 1)
-        if min(replicas, in_sync) < 2 and (warning := may_lose_records(self.name, replicas, in_sync, self.hook.broker_count())):
+        if min(replicas, in_sync) < 2 and (warning := may_lose_records(self.name, replicas, in_sync, self.hook.count_brokers())):
             log.warning("%s", warning)
 
     def read(
@@ -441,7 +441,7 @@ class LedgerTopic:
         :param read: reads one partition.
         :param is_there: returns True if the partition contains records of the name.
         """
-        home = self.partition_of(name)
+        home = self.find_partition(name)
         found = read(home)
         others = [p for p in self.partitions if p != home]
         if is_there(found) or not others:
@@ -449,7 +449,7 @@ class LedgerTopic:
         with ThreadPoolExecutor(len(others)) as pool:
             return next((there for there in pool.map(read, others) if is_there(there)), found)
 
-    def partition_of(self, name: str) -> int:
+    def find_partition(self, name: str) -> int:
         """Return the partition for the first record of a name."""
         from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 
@@ -474,7 +474,7 @@ class LedgerTopic:
         """
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(make_key_prefix, names))
-        records = self.newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
+        records = self.read_newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
         read = self._read_before[partition, start, mine]
         try:
             memory = fold_records(pipeline, records, read.parsed)
@@ -484,7 +484,7 @@ class LedgerTopic:
         read.drop_parsed_values()
         return found
 
-    def newest(
+    def read_newest(
         self,
         partition: int,
         start: int,
@@ -501,14 +501,14 @@ class LedgerTopic:
         :param on_hidden: as for :class:`AwaitedRecords`.
         """
         tp = TopicPartition(self.name, partition)
-        bounds = self.hook.offsets([tp])[tp]
+        bounds = self.hook.read_offsets([tp])[tp]
         key, now = (partition, start, prefixes), time.monotonic()
         read = self._read_before.get(key)
         if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:
             read = self._read_before[key] = _Read(bounds.epoch, start if bounds.low <= start <= bounds.high else bounds.low, now)
         begin = max(read.past, bounds.low)
         if begin < bounds.high:
-            span = LedgerSpan(self.hook.consumer_config(**PROMPT, **FETCH_SETTINGS), tp, begin, bounds.high)
+            span = LedgerSpan(self.hook.make_consumer_config(**PROMPT, **FETCH_SETTINGS), tp, begin, bounds.high)
             awaited = AwaitedRecords(wait_for, on_hidden, self.abort)
             try:
                 for record in read_span(span, awaited, self.hook.consumers):
@@ -525,7 +525,7 @@ class LedgerTopic:
 
     def abort(self, transaction: OpenTransaction) -> str:
         """Abort a transaction. See :func:`~airflow_kafka_spark.ledger.topic.abort_transaction`."""
-        return abort_transaction(self.hook.producer_config(), self.name, transaction)
+        return abort_transaction(self.hook.make_producer_config(), self.name, transaction)
 
 
 @dataclass
@@ -551,7 +551,7 @@ class LedgerReader:
         if not described:
             return Memory(self.pipeline)
         # Taken before the read, so that records which are written meanwhile cause the next call to read again.
-        seen = (described[self.ledger_topic].topic_id, hook.offsets([self.ledger_topic]))
+        seen = (described[self.ledger_topic].topic_id, hook.read_offsets([self.ledger_topic]))
         if self._memory is None or seen != self._seen:
             if self._topic is None or self._topic.hook is not hook:
                 self._topic = LedgerTopic(hook, self.ledger_topic)
@@ -668,7 +668,7 @@ def read_span(
                     # A read_committed reader is at the last stable offset, which may be before `end`.
                     if message.offset() + (not at_end) >= end:
                         return
-                    waiting.reached(message.offset(), hidden=at_end and bool(awaited.keys))
+                    waiting.record(message.offset(), hidden=at_end and bool(awaited.keys))
                     if at_end and awaited.keys and not looked_ahead:
                         looked_ahead = True
                         if not _has_hidden_records(span.uncommitted_from(message.offset()), awaited):
@@ -692,7 +692,7 @@ class _StallTimer:
         self._held: OpenTransaction | None = None
         self._why_not = ""
 
-    def reached(self, offset: int, *, hidden: bool) -> None:
+    def record(self, offset: int, *, hidden: bool) -> None:
         """Record the offset that the reader has reached.
 
         :param hidden: True if the next record is not committed, or does not exist yet.

@@ -174,13 +174,13 @@ class WindowOperator(VisibleOperator):
     def open_ledger(self, run: Run) -> Ledger:
         """Return the pipeline's ledger (step 2). Entering it fences earlier attempts and reads it."""
 
-    def destinations(self) -> Endpoint:
+    def list_destinations(self) -> Endpoint:
         """Return the destinations of rows: the sink with its records of windows, the dead letter topic, and topics of routed
         records."""
-        aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.routes().values())))}
-        return self.sink.destination() | Endpoint(details=aside)
+        aside = {"dead_letters": self.errors.topic or "", "routes": ", ".join(sorted(set(self.list_routes().values())))}
+        return self.sink.find_destination() | Endpoint(details=aside)
 
-    def routes(self) -> dict[str, str]:
+    def list_routes(self) -> dict[str, str]:
         """Return the topics that transforms send records to, by the argument that names each."""
         if not self.transforms:
             return {}
@@ -188,7 +188,7 @@ class WindowOperator(VisibleOperator):
 
         return list_chain_routes(self.transforms)
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return the origin of rows, apart from the offsets that a window contains."""
         return Endpoint()
 
@@ -212,7 +212,7 @@ class WindowOperator(VisibleOperator):
         """Make sure that a planned window can still be read. Called before it is read, and again before the sink commits."""
 
     @abstractmethod
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the sink's own record of a window that it has committed in an earlier attempt; None without one."""
 
     @abstractmethod
@@ -390,7 +390,7 @@ class WindowOperator(VisibleOperator):
         :raises DestinationChanged: it was moved to another place than this run's.
         """
         if not self._destination_is_free:
-            bindings.refuse_other_destination(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+            bindings.refuse_other_destination(ledger.parent_pipeline, ledger.parent_memory, done, self.make_binding(run))
         self.log.info("Window %s of this run is complete already: nothing to do", done.window)
         if not is_paused:
             self.follow(ledger)
@@ -413,7 +413,7 @@ class WindowOperator(VisibleOperator):
             if problems := self.find_replay_problems():
                 raise ValidationError(problems)
         # The destination is checked first, because another sink has no record of the window.
-        bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.binding(run))
+        bindings.refuse_replay_elsewhere(ledger.parent_pipeline, ledger.parent_memory, done, self.make_binding(run))
         again = replace(done.window, replay=done.window.replay + 1)
         if problems := self._find_replay_problems(ledger, again):
             raise ValidationError(problems)
@@ -480,7 +480,7 @@ class WindowOperator(VisibleOperator):
     def _choose_next_window(self, ledger: Ledger, run: Run, done: WindowEntry | None) -> WindowEntry:
         """Return the open window, also that of another run; without one, the window that is moved again; else a new window, which
         is written to the ledger."""
-        unfinished, found = ledger.memory.open_entry, self.binding(run)
+        unfinished, found = ledger.memory.open_entry, self.make_binding(run)
         if unfinished is None and done is not None:
             self.log.info("Window %s is complete, and its task runs again: moving it once more", done.window)
             entry = ledger.replay(done)
@@ -525,9 +525,9 @@ class WindowOperator(VisibleOperator):
             )
         return entry
 
-    def binding(self, run: Run) -> Binding:
+    def make_binding(self, run: Run) -> Binding:
         """Return the task, the destination and the origin of this run's windows."""
-        return Binding(bindings.make_writer(run), self.destinations(), self.origin())
+        return Binding(bindings.make_writer(run), self.list_destinations(), self.find_origin())
 
     def _bind(self, ledger: Ledger, found: Binding) -> Binding:
         """Bind the pipeline to the task, the destination and the origin of this run.
@@ -546,7 +546,7 @@ class WindowOperator(VisibleOperator):
         with self._explain_errors(ledger):
             if window.is_empty:
                 report = Report(window, gaps=window.gaps)
-            elif (applied := self.applied(window)) is not None:
+            elif (applied := self.find_applied(window)) is not None:
                 self.log.info("The sink has committed window %s already: only the close is left", window)
                 report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
             else:
@@ -558,7 +558,7 @@ class WindowOperator(VisibleOperator):
         faults.reached("close.begin")
         self.progress.step("close")
         timings = watch.stop()
-        timings |= self.progress.parts_of_move(timings.get("move", 0.0), report)
+        timings |= self.progress.measure_parts_of_move(timings.get("move", 0.0), report)
         report = self.close(ledger, window, replace(report, timings=timings))
         faults.reached("close.committed")
         self.follow(ledger)
@@ -656,7 +656,7 @@ class WindowOperator(VisibleOperator):
             self.spark_options.conn_id, conf=self.spark_options.conf, app_name=f"airflow {self.dag_id}.{self.task_id}"
         )
 
-    def bootstrap_servers(self) -> str:
+    def get_bootstrap_servers(self) -> str:
         return str(self.kafka.config["bootstrap.servers"])
 
     def find_spark_problems(self) -> list[Problem]:
@@ -698,11 +698,11 @@ class WindowOperator(VisibleOperator):
 
     # --- helpers ---
 
-    def pipeline_name(self, run: Run) -> str:
+    def get_pipeline_name(self, run: Run) -> str:
         return self.pipeline or f"{run.dag_id}.{run.task_id}"
 
     def find_pipeline_problems(self, run: Run) -> list[Problem]:
-        name, problems = self.pipeline_name(run), self.ledger_options.find_problems()
+        name, problems = self.get_pipeline_name(run), self.ledger_options.find_problems()
         if run.map_index >= 0 and not self.pipeline:
             what, action = "a mapped task has no name of its own for each index", "Give each one a `pipeline=`, in `expand`"
             problems.append(Problem("pipeline", what, action))

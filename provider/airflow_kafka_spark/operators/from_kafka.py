@@ -219,7 +219,7 @@ class FromKafkaOperator(WindowOperator):
         problems = self.errors.find_problems() or self.errors.find_server_problems(
             self.kafka, self.list_reserved_topics(self.errors.topic)
         )
-        return [*problems, *find_route_problems(self.kafka, self.routes(), self.errors, self.list_reserved_topics)]
+        return [*problems, *find_route_problems(self.kafka, self.list_routes(), self.errors, self.list_reserved_topics)]
 
     def list_reserved_topics(self, topic: str | None) -> tuple[str, ...]:
         """Return the topics to which bad and routed records must not be sent: the topics that are read, and the ledger.
@@ -340,7 +340,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.attempt import Ledger
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
-        name = self.pipeline_name(run)
+        name = self.get_pipeline_name(run)
         options: dict[str, Any] = {
             "topic": self.ledger_topic,
             "keep_windows": self.ledger_options.keep_windows,
@@ -364,7 +364,7 @@ class FromKafkaOperator(WindowOperator):
         # Spark's own reader needs jars, which a session gets when it is started.
         if self.window_options.by_interval or self.read_options.read_with == "spark" or subscription.validate():
             return None
-        pipeline, group = self.pipeline_name(run), self.group_id
+        pipeline, group = self.get_pipeline_name(run), self.group_id
         # Airflow serves one thread at a time, so the connection is looked up here.
         config = self.kafka.config
 
@@ -380,13 +380,13 @@ class FromKafkaOperator(WindowOperator):
                 if memory.open_entry is not None:
                     return not memory.open_entry.window.is_empty
                 known = memory.position.offsets
-                return any(tp in known and found.lso > known[tp] for tp, found in kafka.offsets(topics).items())
+                return any(tp in known and found.lso > known[tp] for tp, found in kafka.read_offsets(topics).items())
 
         return foresee
 
     # --- 3. plan ---
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return the group of the pipeline. The topics are in the window's ranges."""
         return Endpoint(details={"group": self.group_id})
 
@@ -396,7 +396,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
-            window, known = self._intervals.window(ledger, run), list_known_topic_ids(ledger.parent_memory)
+            window, known = self._intervals.make_window(ledger, run), list_known_topic_ids(ledger.parent_memory)
             recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
             return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - known.keys())
         topics = self.resolve()
@@ -603,7 +603,7 @@ class FromKafkaOperator(WindowOperator):
         return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
 
     @abstractmethod
-    def splits(self, window: Window) -> tuple[Split, ...]:
+    def make_splits(self, window: Window) -> tuple[Split, ...]:
         """Return the splits of a window, one for each Spark task."""
 
     def find_lost_topics(self, window: Window) -> tuple[str, ...]:
@@ -724,7 +724,7 @@ class FromKafkaOperator(WindowOperator):
         topics = self.subscription.topics or self.resolve()
         return self.value.of_topics(topics, "value"), self.key.of_topics(topics, "key") if self.key else None
 
-    def layout(self) -> RowLayout:
+    def make_layout(self) -> RowLayout:
         """Return the conversion of records to rows."""
         from airflow_kafka_spark.jobs.tasks.layout import RowLayout
 
@@ -741,7 +741,7 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.jobs.tasks.read import Reading
 
         options = self.read_options
-        return Reading(self.kafka.consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
+        return Reading(self.kafka.make_consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
 
     def list_error_classes(self) -> dict[str, str]:
         """Return the class of the format or transform that refuses a bad record, by stage."""

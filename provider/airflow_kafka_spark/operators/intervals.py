@@ -75,7 +75,7 @@ class IntervalPlan:
     first: datetime | None
     pause: Callable[[float], object]
 
-    def window(self, ledger: IntervalLedger, run: Run) -> Window:
+    def make_window(self, ledger: IntervalLedger, run: Run) -> Window:
         """Return the window with the offsets between the two boundaries of the interval.
 
         :raises IntervalOverlaps: it shares instants with another one of the pipeline.
@@ -162,7 +162,7 @@ class IntervalPlan:
         begin = find_topic_start(topic, topic_id, interval, ledger.parent_memory.intervals.spans)
         if begin is None:
             log.info("Topic %s is new to pipeline %s: it begins at its first record", topic, ledger.parent_pipeline)
-            return Boundary(topic, topic_id, interval.start_ms, current.lows(topic))
+            return Boundary(topic, topic_id, interval.start_ms, current.get_lows(topic))
         if begin == interval.start:
             return usual
         log.info("Intervals since %s were planned without topic %s: the topic begins there", begin, topic)

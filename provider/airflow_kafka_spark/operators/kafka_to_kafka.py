@@ -360,7 +360,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             return [Problem("sink.topic", found, "Write to another topic")]
         if of_ledger := find_ledger_problems(self.sink, self.ledger_topic):
             return of_ledger
-        mixed = find_target_clashes(self.sink.topic, self.errors, self.routes())
+        mixed = find_target_clashes(self.sink.topic, self.errors, self.list_routes())
         if of_cluster := find_cluster_problems(self.sink, self.kafka_conn_id):
             return [*mixed, *of_cluster, Unchecked("sink.topic", "sink.conn_id")]
         problems = [*mixed, *self.sink.find_server_problems(self.kafka), *self._find_partition_problems()]
@@ -444,17 +444,17 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         check_readable(unpublished, self.read_compared_log(unpublished), self.read_options.data_loss)
         check_target(self.kafka, self.sink, window.target)
 
-    def splits(self, window: Window) -> tuple[Split, ...]:
+    def make_splits(self, window: Window) -> tuple[Split, ...]:
         return make_whole_splits(window, without=self.find_lost_topics(window))
 
     # --- 4. move, 5. commit ---
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return None: partitions are published one by one, and the ledger remembers each."""
         return None
 
     def move(self, window: Window, ledger: Ledger) -> Report:
-        splits = {split.index: split for split in self.splits(window)}
+        splits = {split.index: split for split in self.make_splits(window)}
 
         def publish(left: tuple[int, ...]) -> None:
             unpublished = self._find_unpublished(window, ledger, {index: splits[index].range for index in left})
@@ -509,7 +509,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         from airflow_kafka_spark.jobs.publish import TopicJob
         from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
-        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, self.list_error_classes())
+        letters = self.errors.make_dead_letter_topic(self.kafka, ledger.parent_pipeline, self.list_error_classes())
         # Dead letters are recorded in markers only: a split without a marker has sent none.
         tolerance = Tolerance(keep=letters is not None) if self.errors.tolerates else None
         job = TopicJob(
@@ -528,7 +528,9 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.check_results(window, rejected)
 
     def _make_publisher(self, ledger: Ledger, consumed: ConsumedOffsets, letters: DeadLetterTopic | None) -> Publisher:
-        made = add_routes(make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.routes().values())
+        made = add_routes(
+            make_publisher(self.kafka, self.sink, ledger, consumed), self.kafka, self.sink, self.list_routes().values()
+        )
         return add_dead_letters(made, self.kafka, self.sink, letters) if self.errors.tolerates else made
 
     def list_error_classes(self) -> dict[str, str]:
@@ -576,7 +578,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         columns = self._written
         written = self.sink.value_writer if columns is not None else None
         key_format = self.sink.key_writer if self.sink.key_columns else None
-        return SqlProjection(self.layout(), self.filter, columns, written, self.sink.key_columns, key_format)
+        return SqlProjection(self.make_layout(), self.filter, columns, written, self.sink.key_columns, key_format)
 
     @property
     def _chain(self) -> TopicChain:
@@ -587,7 +589,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         value, key = self.formats
         originals = (("key", "key"), ("value", "value"))
         chain = SinkChain(value, key, tuple(map(as_transform, self.transforms)), originals, self.null_values)
-        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.list_routes().values())))
         return TopicChain(
             chain,
             TopicRules(reserved, str(self.sink.topic), self.subscription),
@@ -603,7 +605,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         of_key = key.get_arrow_schema().names if key else []
         return [*value.get_arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]
 
-    def layout(self) -> RowLayout:
+    def make_layout(self) -> RowLayout:
         """Return the conversion of records to rows: the columns for SQL, and those that are carried past it."""
         from airflow_kafka_spark.jobs.tasks.layout import RowLayout
 

@@ -300,10 +300,10 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return found
 
     def _validate_sink(self, run: Run) -> list[Problem]:
-        return self.sink.validate(self.shape(run))
+        return self.sink.validate(self.make_shape(run))
 
     def _validate_routed(self, routed: RoutedSink, run: Run) -> list[Problem]:
-        return routed.find_problems(self._shape_of(routed, routed.pipeline(self.pipeline_name(run))))
+        return routed.find_problems(self._make_shape_of(routed, routed.make_pipeline_name(self.get_pipeline_name(run))))
 
     def find_routed_type_problems(self) -> list[Problem]:
         return [problem for routed in self._routed_sinks for problem in routed.type_problems]
@@ -336,7 +336,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if self.read_options.read_with != "spark" or not by_split:
             return []
         try:
-            config = self.kafka.topic_config(sorted(self.resolve()))
+            config = self.kafka.read_topic_config(sorted(self.resolve()))
         except KafkaSparkError:
             return []  # Missing topics and rights are problems of their own.
         unsafe = [name for name, settings in config.items() if settings.get("unclean.leader.election.enable") == "true"]
@@ -371,7 +371,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         found = super().find_window_replay_problems(replay)
         for routed, part in self._list_routed_replays(replay):
             # A filter may be newer than the window: its sink has no rows of it to replace.
-            if routed.sink.applied(replace(part, replay=0)) is not None:
+            if routed.sink.find_applied(replace(part, replay=0)) is not None:
                 found += routed.add_place(routed.sink.find_window_replay_problems(part))
         return found
 
@@ -379,7 +379,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """Yield the sinks of filters, and the replay under the name that each of them records; none for a window without
         records."""
         for routed in self._routed_sinks if not replay.is_empty else ():
-            yield routed, replace(replay, pipeline=routed.pipeline(replay.pipeline))
+            yield routed, replace(replay, pipeline=routed.make_pipeline_name(replay.pipeline))
 
     def find_null_value_problems(self) -> list[Problem]:
         behavior, where = self.record_options.behavior_on_null_values, "behavior_on_null_values"
@@ -395,11 +395,11 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- 3. plan ---
 
-    def destinations(self) -> Endpoint:
+    def list_destinations(self) -> Endpoint:
         """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
-        made = super().destinations()
+        made = super().list_destinations()
         for number, routed in enumerate(self._routed_sinks, 1):
-            made |= routed.sink.destination().under(f"{FILTER} {number}")
+            made |= routed.sink.find_destination().add_prefix(f"{FILTER} {number}")
         return made
 
     def refuse_lost_records(self, ledger: Ledger, found: Binding) -> None:
@@ -417,18 +417,18 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return
         if not since or get_current_milliseconds() - to_milliseconds(parse_iso(since)) > COMPARED_DAYS * 86_400_000:
             return
-        names = [(self.sink, window.pipeline), *((c.sink, c.pipeline(window.pipeline)) for c in self._routed_sinks)]
+        names = [(self.sink, window.pipeline), *((c.sink, c.make_pipeline_name(window.pipeline)) for c in self._routed_sinks)]
         for sink, name in names:
             if sink.has_lost(replace(window, pipeline=name)):
                 interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
                 raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 
     def record_of_sink(self, pipeline: str) -> Applied | None:
-        found = self.sink.last_applied(pipeline)
+        found = self.sink.find_last_applied(pipeline)
         # With a template, each window has its own target, and the record is of all of them.
         return replace(found, elsewhere="") if found is not None and self._destination_is_free else found
 
-    def splits(self, window: Window) -> tuple[Split, ...]:
+    def make_splits(self, window: Window) -> tuple[Split, ...]:
         read = self.read_options
         whole = read.read_with == "spark" or self.sink.whole_partitions
         span = max(window.span, 1) if whole else read.split_records or self.sink.split_records
@@ -436,17 +436,20 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- 4. move, 5. commit ---
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the record of the operator's own sink, which commits last. None if a ``rebind`` has given the window a sink of a
         filter that does not have its part yet."""
-        found = self.sink.applied(window)
+        found = self.sink.find_applied(window)
         if found is None or window.after != ELSEWHERE or window.binding is None:
             return found
         place = window.binding.destination.place
         for number, routed in enumerate(self._routed_sinks, 1):
             # A filter that was added while the window was open gets no record of the window.
             is_bound = any(fact.startswith(f"{FILTER} {number} ") for fact in place)
-            if is_bound and routed.sink.applied(replace(window, pipeline=routed.pipeline(window.pipeline))) is None:
+            if (
+                is_bound
+                and routed.sink.find_applied(replace(window, pipeline=routed.make_pipeline_name(window.pipeline))) is None
+            ):
                 return None
         return found
 
@@ -465,7 +468,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- the parts of a move ---
 
-    def job(
+    def make_job(
         self,
         window: Window,
         splits: tuple[Split, ...],
@@ -498,7 +501,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             splits=splits,
             reading=reading,
             kafka=self.kafka,
-            layout=self.layout(),
+            layout=self.make_layout(),
             read_with=self.read_options.read_with,
         )
 
@@ -507,13 +510,13 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
         :param pipeline: the pipeline's name.
         """
-        return [(routed, self._shape_of(routed, routed.pipeline(pipeline))) for routed in self._routed_sinks]
+        return [(routed, self._make_shape_of(routed, routed.make_pipeline_name(pipeline))) for routed in self._routed_sinks]
 
-    def dead_letters(self, pipeline: str) -> DeadLetterTopic | None:
+    def make_dead_letter_topic(self, pipeline: str) -> DeadLetterTopic | None:
         """Return the dead letter topic; None without one."""
         sinks = dict.fromkeys(f"{type(sink).__module__}.{type(sink).__name__}" for sink in self.sinks)
         classes = {**self.list_error_classes(), TASK_PUT: ", ".join(sinks)}
-        return self.errors.dead_letters(self.kafka, pipeline, classes)
+        return self.errors.make_dead_letter_topic(self.kafka, pipeline, classes)
 
     @property
     def null_values(self) -> NullValues:
@@ -523,30 +526,30 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return "delete"
         return "write" if self.value.decodes_null else "fail"
 
-    def shape(self, run: Run) -> Shape:
+    def make_shape(self, run: Run) -> Shape:
         """Return the rows that the sink gets in a run."""
-        return self.shape_for(self.pipeline_name(run))
+        return self.make_shape_for(self.get_pipeline_name(run))
 
-    def shape_for(self, pipeline: str) -> Shape:
+    def make_shape_for(self, pipeline: str) -> Shape:
         """Return the rows that the sink gets of a pipeline's windows."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        schema = self._schema(remove_routed_sinks(self._transforms), self.null_values)
+        schema = self._find_schema(remove_routed_sinks(self._transforms), self.null_values)
         # If other sinks take parts of the window, the rows that this sink refuses have to be known before they commit.
         asked = self.errors.tolerates or bool(self._routed_sinks)
         return Shape(pipeline, schema, has_tombstones=self.null_values == "delete", tolerates=asked)
 
-    def _shape_of(self, routed: RoutedSink, pipeline: str) -> Shape:
+    def _make_shape_of(self, routed: RoutedSink, pipeline: str) -> Shape:
         """Return the rows that another sink gets."""
         from airflow_kafka_spark.sinks.base import Shape
 
-        chain = routed.chain(remove_routed_sinks(self._transforms[: routed.index]))
-        schema = self._schema(chain, routed.null_values)
+        chain = routed.make_chain(remove_routed_sinks(self._transforms[: routed.index]))
+        schema = self._find_schema(chain, routed.null_values)
         return Shape(pipeline, schema, has_tombstones=routed.null_values == "delete", tolerates=True)
 
-    def _schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
+    def _find_schema(self, transforms: tuple[Transform, ...], null_values: NullValues) -> pa.Schema:
         """Return the columns of the result of transforms."""
-        return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.layout().schema
+        return self._chain(transforms, null_values).plan(self.spark).schema if self.transforms else self.make_layout().schema
 
     def _chain(self, transforms: tuple[Transform, ...], null_values: NullValues) -> SinkChain:
         """Return the plan of some transforms. Equal transforms are planned once, because Spark takes time to analyze them."""
@@ -580,7 +583,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
     def get_written_schema(self) -> pa.Schema | None:
         # The columns are known since the validation, so no server is asked for them.
         try:
-            return self.shape(self.run_now).schema if self.run_now is not None else None
+            return self.make_shape(self.run_now).schema if self.run_now is not None else None
         except Exception as error:
             self.log.debug("No columns for OpenLineage: %s", error)
             return None
@@ -636,21 +639,21 @@ class SinkMove:
         from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters, find_resent
         from airflow_kafka_spark.jobs.tasks.account import Tolerance
 
-        splits, shape = operator.splits(window), operator.shape_for(window.pipeline)
-        letters = operator.dead_letters(ledger.parent_pipeline)
+        splits, shape = operator.make_splits(window), operator.make_shape_for(window.pipeline)
+        letters = operator.make_dead_letter_topic(ledger.parent_pipeline)
         # A cheap check for an attempt that was suspended after the plan. The broker and the sink would refuse it anyway.
         ledger.verify()
         known, tolerance = find_known_dead_letters(ledger), None
         resent = find_resent(ledger) if window.replay else {}
         if operator.errors.tolerates:
-            sent = known.sent(window.replay) if known and letters else {}
+            sent = known.list_sent(window.replay) if known and letters else {}
             both = {tp: offsets | sent.get(tp, frozenset()) for tp, offsets in resent.items()}
             tolerance = Tolerance(letters is not None, {**sent, **both})
         elif resent:
             raise ValidationError([make_resent_problem(window, resent)])
         if known is not None:
             refuse_lost_topics(operator.kafka, window, known.list_topic_ids(window.replay))
-        refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.routes()))
+        refuse_forgotten(window, known, has_dead_letters=letters is not None, has_routes=bool(operator.list_routes()))
         refuse_removed_sinks(list_routed_sinks(operator.transforms), known, window)
         return cls(operator, window, ledger, splits, shape, letters, tolerance, known)
 
@@ -671,7 +674,7 @@ class SinkMove:
         return self._report(applied, others, writer.list_kept_ranges())
 
     def _begin_other_sinks(self, opened: ExitStack) -> RoutedSinks:
-        sent_before = self.known.routed(self.window.replay) if self.known else {}
+        sent_before = self.known.list_routed(self.window.replay) if self.known else {}
         others = RoutedSinks(opened, self.known, sent_before, partial(find_compacted_topics, self.operator.kafka))
         for routed, shape in self.operator.list_routed_sinks_and_shapes(self.window.pipeline):
             others.begin(routed, self.window, self.splits, shape)
@@ -681,10 +684,10 @@ class SinkMove:
         """Write all rows to a place that no reader sees, then the splits that the sink has deferred."""
         from airflow_kafka_spark.bad_records.dead_letters import replace_results
 
-        make = partial(self.operator.job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
+        make = partial(self.operator.make_job, self.window, shape=self.shape, tolerance=self.tolerance, left_out=others.left_out)
         results: list[SplitResult] = []
         if self.splits:
-            with self.operator.register_job(make(self.splits, others=others.outputs())) as job:
+            with self.operator.register_job(make(self.splits, others=others.make_outputs())) as job:
                 results = job.run(writer.split_writer())
         if others.parts and self.tolerance is None:
             # A split with a bad record was aborted in all sinks, so it has no account of theirs.
@@ -767,7 +770,7 @@ class SinkMove:
         found = writer.find_refused_records(self.results)
         refuse_rejected(found, operator.sink.uri, str(self.window), tolerated=tolerated)
         self.results = add_refused(self.results, found, self.splits, hook)
-        self.refused = others.refused(hook, tolerated=tolerated)
+        self.refused = others.find_refused(hook, tolerated=tolerated)
         if tolerated:
             by_split = operator.sink.guarantee.by_split
             operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)

@@ -142,8 +142,8 @@ def make_publisher(kafka: KafkaHook, sink: KafkaSink, ledger: Ledger, consumed: 
     from airflow_kafka_spark.sinks.kafka.tasks.publish import Publisher
 
     return Publisher(
-        config=sink.producer(kafka),
-        reading=kafka.consumer_config(),
+        config=sink.make_producer_config(kafka),
+        reading=kafka.make_consumer_config(),
         ledger=ledger.ledger_claim,
         prefix=ledger.split_prefix,
         topic=sink.topic,
@@ -197,7 +197,7 @@ def _add_topic(made: Publisher, kafka: KafkaHook, sink: KafkaSink, topic: str, r
     kafka.create_topic(topic, 1, replication_factor)
     config = dict(made.config)
     if "message.max.bytes" not in sink.producer_config:
-        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.largest_record(topic))
+        config["message.max.bytes"] = max(int(config.get("message.max.bytes", 0)), kafka.read_largest_record(topic))
     found = kafka.describe_topics([topic])[topic]
     return replace(made, config=config, topic_ids={**made.topic_ids, topic: found.topic_id}), len(found.partitions)
 

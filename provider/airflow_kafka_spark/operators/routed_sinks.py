@@ -74,19 +74,19 @@ class RoutedSink:
         """The treatment of a record without a value: a delete, or a row of nulls."""
         return "delete" if self.sink.takes_tombstones else "write"
 
-    def pipeline(self, pipeline: str) -> str:
+    def make_pipeline_name(self, pipeline: str) -> str:
         """Return the name under which the sink records the windows of a pipeline."""
         return f"{pipeline}{ROUTED}{self.name}"
 
-    def window(self, window: Window) -> Window:
+    def make_window(self, window: Window) -> Window:
         """Return the sink's window. Offsets that were moved while no filter routed to the sink are gaps in it.
 
         If the window before went to the same sinks, this sink has to have a record of it.
         """
-        name = self.pipeline(window.pipeline)
+        name = self.make_pipeline_name(window.pipeline)
         if window.after > 0:
             return replace(window, pipeline=name)
-        last, starts = self.sink.last_applied(name), {r.topic_partition: r.start for r in window.ranges}
+        last, starts = self.sink.find_last_applied(name), {r.topic_partition: r.start for r in window.ranges}
         # Offsets of a topic that was recreated since cannot be compared with those of the new topic.
         before = drop_recreated_topics(last, window).ranges if last and last.number < window.number else ()
         ends = {r.topic_partition: r.end for r in before}
@@ -94,7 +94,7 @@ class RoutedSink:
         # The filter may be newer than the windows before.
         return replace(window, pipeline=name, gaps=(*window.gaps, *holes))
 
-    def chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
+    def make_chain(self, before: Sequence[Transform]) -> tuple[Transform, ...]:
         """Return the transforms that make the sink's rows of records.
 
         :param before: the transforms before the filter.
@@ -218,7 +218,7 @@ class RoutedPart:
             here.add(OffsetSet.from_text(result.token[REFUSED]))
         self.results = results
 
-    def refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
+    def find_refused(self, hook: KafkaHook | None, compacted: CompactedTopics, *, tolerated: bool) -> SplitResult:
         """Return the account of the records that the sink refuses. Afterwards, the records of the sink are final.
 
         :param hook: as for :func:`~airflow_kafka_spark.bad_records.dead_letters.add_refused`.
@@ -307,14 +307,14 @@ class RoutedSinks:
     def begin(self, routed: RoutedSink, window: Window, splits: tuple[Split, ...], shape: Shape) -> None:
         """Begin a sink's part of a window, which fences earlier attempts at it."""
         known = {found.name: found for found in self.known.list_captured(window.replay)} if self.known else {}
-        pipeline, window = window.pipeline, routed.window(window)
+        pipeline, window = window.pipeline, routed.make_window(window)
         with _name_pipeline_in_errors(pipeline):
             writer = self.opened.enter_context(routed.sink.begin(window, splits, shape))
         # Looked up only now: from here on, no earlier attempt can commit.
-        applied = routed.sink.applied(window)
+        applied = routed.sink.find_applied(window)
         self.parts.append(RoutedPart(routed, pipeline, window, splits, shape, writer, applied, known.get(routed.name)))
 
-    def outputs(self) -> tuple[OtherSink, ...]:
+    def make_outputs(self) -> tuple[OtherSink, ...]:
         """Return the parts of the sinks that the tasks of the window's job need."""
         from airflow_kafka_spark.formats.base import CAPTURED
         from airflow_kafka_spark.jobs.tasks.write import CapturingWriter, OtherSink
@@ -347,7 +347,7 @@ class RoutedSinks:
 
     @property
     def decided(self) -> tuple[Captured, ...]:
-        """The counts and digests of the records for each sink, as :meth:`refused` has decided them."""
+        """The counts and digests of the records for each sink, as :meth:`find_refused` has decided them."""
         return tuple(part.decided for part in self.parts if part.decided is not None)
 
     def check(self, window: Window, results: Sequence[SplitResult]) -> None:
@@ -366,9 +366,9 @@ class RoutedSinks:
         if not self.count <= left_out <= self.count + self._before:
             raise CountMismatch(str(window), self.count, left_out)
 
-    def refused(self, hook: KafkaHook | None, *, tolerated: bool) -> list[SplitResult]:
+    def find_refused(self, hook: KafkaHook | None, *, tolerated: bool) -> list[SplitResult]:
         """Return the records that the sinks refuse: one account for each sink."""
-        return [part.refused(hook, self.compacted, tolerated=tolerated) for part in self.parts]
+        return [part.find_refused(hook, self.compacted, tolerated=tolerated) for part in self.parts]
 
     def commit(self) -> None:
         """Make all parts visible, each in one step."""

@@ -271,7 +271,7 @@ class SourceToKafkaOperator(WindowOperator):
         if not isinstance(self.source, RowSource):
             return None
         try:
-            return self.source.columns()
+            return self.source.find_columns()
         except Exception:
             if not of_source:
                 raise
@@ -312,7 +312,7 @@ class SourceToKafkaOperator(WindowOperator):
         return found
 
     def _find_error_problems(self) -> list[Problem]:
-        routes, taken = self.routes(), (self.ledger_topic,)
+        routes, taken = self.list_routes(), (self.ledger_topic,)
         mixed = find_target_clashes(getattr(self.sink, "topic", None), self.errors, routes, "rows")
         wrong = self.errors.find_problems() or self.errors.find_server_problems(self.kafka, taken)
         return [*mixed, *wrong, *find_route_problems(self.kafka, routes, self.errors, lambda topic: taken)]
@@ -329,7 +329,7 @@ class SourceToKafkaOperator(WindowOperator):
         # A group without consumers: the metadata of its offset is the short cut into the ledger.
         ledger = Ledger(
             self.kafka,
-            self.pipeline_name(run),
+            self.get_pipeline_name(run),
             run.id,
             group_id=self.own_group,
             topic=self.ledger_topic,
@@ -342,8 +342,8 @@ class SourceToKafkaOperator(WindowOperator):
 
     # --- 3. plan ---
 
-    def origin(self) -> Endpoint:
-        return self.source.origin()
+    def find_origin(self) -> Endpoint:
+        return self.source.find_origin()
 
     def describe_dataflow(self) -> Dataflow:
         return Dataflow(self.sinks, source=self.source, dead_letter_topic=self.errors.topic)
@@ -376,7 +376,7 @@ class SourceToKafkaOperator(WindowOperator):
             ranges=(),
             run=run.id,
             planned_at=format_utc_now(),
-            cluster_id=self.kafka.cluster_id(),
+            cluster_id=self.kafka.read_cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=SourcePlan(
                 frozen.splits,
@@ -399,14 +399,14 @@ class SourceToKafkaOperator(WindowOperator):
         """
         assert window.source is not None
         assert window.binding is not None
-        changed = compare_endpoints(window.binding.origin, self.source.origin())
+        changed = compare_endpoints(window.binding.origin, self.source.find_origin())
         if other := [difference for difference in changed if difference.what not in self.source.movable]:
             raise SourceChanged(ledger.parent_pipeline, f"window {window}", window.run, other, is_fixed=True)
         self.sink.ensure_topic(self.kafka)
         targets = self._list_target_topics()
         return replace(
             super().redirect_window(window, ledger),
-            cluster_id=self.kafka.cluster_id(),
+            cluster_id=self.kafka.read_cluster_id(),
             topic_ids={found.topic: found.topic_id for found in targets},
             source=replace(window.source, partitions={found.topic: found.partitions for found in targets}),
         )
@@ -418,7 +418,7 @@ class SourceToKafkaOperator(WindowOperator):
         if position is None or GIVEN_UP not in position:
             return position
         frozen = {name: value for name, value in position.items() if name != GIVEN_UP}
-        return self.source.position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
+        return self.source.compute_position_after(position[GIVEN_UP]["splits"], frozen, position[GIVEN_UP]["tokens"])
 
     def _refuse_other_cluster(self, known: str) -> None:
         """Refuse a ledger that was copied from another cluster. It does not say which records the topics of this cluster have.
@@ -426,7 +426,7 @@ class SourceToKafkaOperator(WindowOperator):
         :param known: id of the cluster that the ledger names; empty if unknown.
         :raises ClusterChanged: it names another cluster.
         """
-        if known not in ("", found := self.kafka.cluster_id()):
+        if known not in ("", found := self.kafka.read_cluster_id()):
             raise ClusterChanged(known, found, COPIED_LEDGER)
 
     def _refuse_lost(self, ledger: Ledger, targets: Sequence[TargetTopic]) -> None:
@@ -501,7 +501,7 @@ class SourceToKafkaOperator(WindowOperator):
         topics = [self.sink.topic] if self.sink.topic else sorted({tp.topic for tp in published})[:MAX_TARGETS]
         known = self.kafka.describe_topics(topics, missing="omit")
         targets = [TopicPartition(topic, 0) for topic in known if self.kafka.may_read(topic)]
-        return {target: found.lso for target, found in self.kafka.offsets(targets).items()} if targets else {}
+        return {target: found.lso for target, found in self.kafka.read_offsets(targets).items()} if targets else {}
 
     def _check_kinds(self, bounds: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that the columns of topic, partition and timestamp are texts, numbers and times. Reads no rows.
@@ -528,7 +528,7 @@ class SourceToKafkaOperator(WindowOperator):
 
         if self.source.fixed_kinds:
             return dict(self.source.fixed_kinds)
-        reader = self.source.reader(bounds, self.sink.columns)
+        reader = self.source.make_reader(bounds, self.sink.columns)
         if not isinstance(reader, str):
             return dict(reader.columns)
         with open_session_for(self.spark, self.source) as session:
@@ -555,7 +555,7 @@ class SourceToKafkaOperator(WindowOperator):
             rows = self.source.frame(session, bounds)
             if chain is not None:
                 chain.check(rows)
-            elif problems := find_struct_problems(sink.records(rows).schema, sink.value_writer, sink.key_writer):
+            elif problems := find_struct_problems(sink.make_records(rows).schema, sink.value_writer, sink.key_writer):
                 raise ValidationError(problems)
 
     def check(self, window: Window) -> None:
@@ -572,7 +572,7 @@ class SourceToKafkaOperator(WindowOperator):
 
     # --- 4. move, 5. commit ---
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return None: splits are published one by one, and the ledger remembers each."""
         return None
 
@@ -583,7 +583,7 @@ class SourceToKafkaOperator(WindowOperator):
         self.check(window)
         plan = window.source
         tokens = [marker.result.token if marker.result else {} for marker in markers]
-        ledger.move_source(self.source.position_after(plan.splits, plan.position, tokens))
+        ledger.move_source(self.source.compute_position_after(plan.splits, plan.position, tokens))
         report = sum_up_published(window, markers)
         if self.errors.tolerates and self.errors.most is None:  # else they were logged when they were counted
             self.errors.accept(window, list_accounts(markers))
@@ -620,18 +620,18 @@ class SourceToKafkaOperator(WindowOperator):
     def _chain(self) -> SourceChain | None:
         from airflow_kafka_spark.jobs.chain import SourceChain
 
-        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.routes().values())))
+        reserved = tuple(filter(None, (self.ledger_topic, self.errors.topic, *self.list_routes().values())))
         return SourceChain(tuple(self.transforms), self.sink, reserved) if self.transforms else None
 
     def _make_publisher(self, window: Window, ledger: Ledger) -> Publisher:
         from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import RowEnvelope
 
-        topics = self.routes().values()
+        topics = self.list_routes().values()
         made = add_routes(make_publisher(self.kafka, self.sink, ledger), self.kafka, self.sink, topics)
         if not self.errors.tolerates:
             return made
         classes = list_writer_classes(self.sink) | ({TRANSFORMATION: "airflow_kafka_spark.transforms"} if self.transforms else {})
-        letters = self.errors.dead_letters(self.kafka, ledger.parent_pipeline, classes)
+        letters = self.errors.make_dead_letter_topic(self.kafka, ledger.parent_pipeline, classes)
         if letters is not None:
             envelope = RowEnvelope(**vars(letters.envelope), source=self.source.uri, window=str(window))
             letters = replace(letters, envelope=envelope)

@@ -1,6 +1,6 @@
 """The contract of sinks, which write windows.
 
-The driver calls :meth:`Sink.validate`, :meth:`Sink.applied` (if the window is there already, the rest is skipped) and
+The driver calls :meth:`Sink.validate`, :meth:`Sink.find_applied` (if the window is there already, the rest is skipped) and
 :meth:`Sink.begin`, in this order. Spark's tasks then call the :class:`SplitWriter` of the :class:`WindowWriter`, perhaps several
 times for one split. At last the driver calls :meth:`WindowWriter.commit`. Until ``commit`` returns, a reader of the sink sees
 nothing of the window; afterwards all of it.
@@ -195,7 +195,7 @@ def make_unknown_window_problem(replay: Window, uri: str) -> Problem:
 def find_unknown_window_problems(sink: Sink, replay: Window) -> list[Problem]:
     """Return the problem of a replay in a sink that has no record of the window in this target; none if it has one."""
     first = replace(replay, replay=0, after=ELSEWHERE)
-    return [] if sink.applied(first) is not None else [make_unknown_window_problem(replay, sink.uri)]
+    return [] if sink.find_applied(first) is not None else [make_unknown_window_problem(replay, sink.uri)]
 
 
 def make_rewritten_window_problem(error: KafkaSparkError) -> Problem:
@@ -242,7 +242,7 @@ class Sink(metaclass=OptionsType):
         """The URI that identifies the target as an Airflow asset. Read at DAG parse, so it must not look up the connection."""
         return self.uri
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return the location to which the rows and the sink's record of windows are written, without credentials.
 
         An open window may only be written to the destination for which it was planned, so destinations are compared. May look up
@@ -317,14 +317,14 @@ class Sink(metaclass=OptionsType):
         return {}
 
     @abstractmethod
-    def last_applied(self, pipeline: str) -> Applied | None:
+    def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the newest window of this pipeline in the sink's own record, with the ids of its cluster and topics.
 
         A pipeline whose ledger is lost continues after this window if these ids have not changed.
         """
 
     @abstractmethod
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the sink's record of this window, or None if it is not applied. A replay counts as a window of its own.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
@@ -334,7 +334,7 @@ class Sink(metaclass=OptionsType):
     def has_lost(self, window: Window) -> bool:
         """Return True if the sink has lost its record of a window that was committed to it. A record that may have expired is not
         lost."""
-        return self.applied(window) is None
+        return self.find_applied(window) is None
 
     @abstractmethod
     def begin(self, window: Window, splits: Sequence[Split], shape: Shape) -> WindowWriter:

@@ -59,7 +59,7 @@ class FrozenWindow:
 
 
 class SplitReader(ABC):
-    """Reads splits inside a Spark task, without Spark. Picklable; made by :meth:`RowSource.reader`.
+    """Reads splits inside a Spark task, without Spark. Picklable; made by :meth:`RowSource.make_reader`.
 
     :ivar columns: names of the columns and the kinds of their values, in order.
     """
@@ -75,8 +75,8 @@ class SplitReader(ABC):
         :raises SourceRejected: the source refuses, or holds a value that cannot be published.
         """
 
-    def token(self, split: int) -> Mapping[str, Any]:
-        """Return the facts about a split that was read which :meth:`RowSource.position_after` needs (JSON).
+    def get_token(self, split: int) -> Mapping[str, Any]:
+        """Return the facts about a split that was read which :meth:`RowSource.compute_position_after` needs (JSON).
 
         The token is part of the split's marker, so it is the token of the task whose rows are published. Called once :meth:`read`
         is exhausted. Default: nothing.
@@ -91,7 +91,7 @@ class RowSource(metaclass=OptionsType):
 
     template_fields: ClassVar[Sequence[str]] = ()
     movable: ClassVar[frozenset[str]] = frozenset({SERVER})
-    """Facts of :meth:`origin` that a ``rebind`` may change while a window is open: the splits of the window are parts of the
+    """Facts of :meth:`find_origin` that a ``rebind`` may change while a window is open: the splits of the window are parts of the
     same rows afterwards. Default: the address of the server."""
     used_by: ClassVar[str] = "SourceToKafkaOperator"
     """The operators that take it, for messages."""
@@ -106,7 +106,7 @@ class RowSource(metaclass=OptionsType):
         """The URI of the source as an Airflow asset. Read at DAG parse, so it must not look up the connection."""
         return self.uri
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return the location from which rows are read, without credentials. An open window is read only from the location where
         it was frozen.
 
@@ -122,7 +122,7 @@ class RowSource(metaclass=OptionsType):
         """Return the name of the object that only one pipeline may read, because reading advances it (a replication slot). Empty
         (default): any number of pipelines may read the source.
 
-        :param origin: the result of :meth:`origin`.
+        :param origin: the result of :meth:`find_origin`.
         """
         return ""
 
@@ -156,7 +156,7 @@ class RowSource(metaclass=OptionsType):
         """
 
     @abstractmethod
-    def columns(self) -> tuple[str, ...] | None:
+    def find_columns(self) -> tuple[str, ...] | None:
         """Return the names of the rows' columns, in order; None if only Spark can find them.
 
         Called only if :meth:`validate` has found nothing.
@@ -177,7 +177,7 @@ class RowSource(metaclass=OptionsType):
         """The columns whose values carry their schema, as Connect's JSON converter writes them; default none."""
         return ()
 
-    def position_after(
+    def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the source's position after a window whose splits are published; default: the frozen position.
@@ -186,7 +186,7 @@ class RowSource(metaclass=OptionsType):
 
         :param splits: of the window.
         :param position: of the window's :class:`FrozenWindow`.
-        :param tokens: per split, its reader's token (:meth:`SplitReader.token`). For a split that was given up unpublished,
+        :param tokens: per split, its reader's token (:meth:`SplitReader.get_token`). For a split that was given up unpublished,
             ``if_given_up`` of its bounds; by default nothing.
         """
         return position
@@ -217,7 +217,7 @@ class RowSource(metaclass=OptionsType):
         """
         return None
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return the reader with which tasks read these splits by themselves, much faster than through Spark; or the reason why
         only Spark can read them, as a clause.
 

@@ -59,7 +59,7 @@ class RecordSchema:
         """Return the type of a part."""
         return self.schema[part].dataType
 
-    def fields(self, part: str, option: str) -> dict[str, DataType]:
+    def list_fields(self, part: str, option: str) -> dict[str, DataType]:
         """Return the fields of the key or value, in order.
 
         :param option: the transform's option that needs them, for the message.
@@ -80,7 +80,7 @@ class RecordSchema:
 
         :raises ValidationError: it is no struct; or some fields are missing, all of which are named.
         """
-        fields = self.fields(part, option)
+        fields = self.list_fields(part, option)
         listed = quote_names(fields) or "none"
         problems = [
             Problem(option, f"the {part} has no field `{name}`; its fields are {listed}", "Correct the name")

@@ -94,7 +94,7 @@ class Flatten(KeyOrValueTransform):
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
-        flat = list(self._flatten(whole, record.fields(self.of, "of"), ""))
+        flat = list(self._flatten(whole, record.list_fields(self.of, "of"), ""))
         require_unique("delimiter", (name for name, _ in flat), "Choose another delimiter, or rename a field before")
         return {self.of: rebuild_struct(whole, dict(flat))}
 
@@ -186,7 +186,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
             if spec.endswith("!"):
                 missing = whole.isNotNull() & new[name].isNull()
                 errors.append(F.when(missing, F.lit(f"found a record without a {option}, expected one for `{name}`")))
-        fields = record.fields(self.of, "of")
+        fields = record.list_fields(self.of, "of")
         action = "Choose another name, or drop the field before with ReplaceField(exclude=...)"
         require_unique("of", [*fields, *names.values()], action)
         made = rebuild_struct(whole, {n: whole.getField(n) for n in fields} | new)
@@ -230,7 +230,7 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
     def changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
-        fields = record.fields(self.of, "of")
+        fields = record.list_fields(self.of, "of")
         include, exclude, renames = (
             parse_names(self.include or ()),
             parse_names(self.exclude or ()),

@@ -62,7 +62,7 @@ class DagSchedule:
             found.append(self.next_run)
         return min(found, default=None)
 
-    def due_until(self, now: float) -> float | None:
+    def find_due_end(self, now: float) -> float | None:
         """Return the end of the last data interval whose run is due; None if the runs have no data intervals.
 
         After the DAG's end no interval is due.
@@ -257,7 +257,7 @@ class Catalog:
     def ledgers(self) -> tuple[LedgerName, ...]:
         return tuple(sorted({task.ledger for task in self.tasks}))
 
-    def by_pipeline(self) -> dict[tuple[LedgerName, str], tuple[PipelineTask, ...]]:
+    def group_by_pipeline(self) -> dict[tuple[LedgerName, str], tuple[PipelineTask, ...]]:
         """Return the tasks of each pipeline. More than one task of a pipeline is a mistake of the user, which the pages show."""
         found: dict[tuple[LedgerName, str], tuple[PipelineTask, ...]] = {}
         for task in self.tasks:

@@ -191,13 +191,13 @@ def list_pipelines(
     offset: int = 0,
 ) -> PlainJSONResponse:
     """Return the list of pipelines."""
-    return PlainJSONResponse(view.listing(ListQuery(q, status, dag_id, task_id, sort, limit, offset), run_id))
+    return PlainJSONResponse(view.make_listing(ListQuery(q, status, dag_id, task_id, sort, limit, offset), run_id))
 
 
 @router.get("/pipeline")
 def get_pipeline(view: UserViewDep, ledger: str, name: Annotated[str, Query(alias="pipeline")]) -> PlainJSONResponse:
     """Return one pipeline."""
-    return PlainJSONResponse(view.detail(ledger, name))
+    return PlainJSONResponse(view.make_detail(ledger, name))
 
 
 @router.get("/windows")
@@ -212,7 +212,7 @@ def list_windows(
     map_index: int | None = None,
 ) -> PlainJSONResponse:
     """Return older windows of a pipeline, or the windows of one run."""
-    return PlainJSONResponse(view.windows(ledger, name, before, limit, (run_id, task_id, map_index)))
+    return PlainJSONResponse(view.list_windows(ledger, name, before, limit, (run_id, task_id, map_index)))
 
 
 @router.get("/windows.csv")
@@ -316,7 +316,7 @@ def handle_action(
     if not view.access.may_edit(item.dag_ids):
         dags = ", ".join(item.dag_ids) or "all DAGs"
         raise RequestRefused(403, f"You may not edit {dags}", action="Ask for the permission to edit the pipeline's DAG")
-    running = any(state.state in RUNNING for state in view.airflow(item.running_tasks).states.values())
+    running = any(state.state in RUNNING for state in view.read_airflow_state(item.running_tasks).states.values())
     # The group of the DAG file is used only if no report names one. Otherwise the preview and the change might differ.
     reported_group = item.summary.report("group_id") if item.summary else None
     group = None if reported_group or not item.tasks else item.tasks[0].group

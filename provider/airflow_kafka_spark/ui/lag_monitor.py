@@ -77,7 +77,7 @@ class LagMeasurement:
         if self.lag is None:
             return None
         ages = [s.seconds for s in self.lag.partitions.values() if s.seconds is not None and (s.behind or not self.estimated)]
-        return max(ages, default=None if self.lag.records() else 0.0)
+        return max(ages, default=None if self.lag.count_records() else 0.0)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class LagMonitor:
         described = self._describe(hook, topics)
         self._ask_groups(hook, {name: positions[name] for name in names}, set(first), described)
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
-        offsets = hook.offsets(partitions) if partitions else {}
+        offsets = hook.read_offsets(partitions) if partitions else {}
         answers = _Round(described, offsets, self._ask_due_ends(hook, positions.values(), described))
         states = {name: self._measure_partitions(positions[name], answers) for name in names}
         ids = {name: topic.topic_id for name, topic in described.items()}
@@ -195,7 +195,7 @@ class LagMonitor:
         for topic_id, tp, until in wanted - self._due_ends.keys():
             asked.setdefault(until, []).append((topic_id, tp))
         for until, partitions in asked.items():
-            found = hook.offsets_for_times([tp for _, tp in partitions], until)
+            found = hook.find_offsets_for_times([tp for _, tp in partitions], until)
             for topic_id, tp in partitions:
                 if (end := found[tp]) is not None:
                     self._due_ends[topic_id, tp, until] = end

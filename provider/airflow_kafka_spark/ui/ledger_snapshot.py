@@ -180,7 +180,7 @@ class PipelineSnapshot:
         """Return the numbers of the windows that are planned and not complete."""
         return tuple(number for number, raw in self._window_records.items() if raw.is_open)
 
-    def memory(self, newest: int = MAX_WINDOWS) -> Memory:
+    def decode_memory(self, newest: int = MAX_WINDOWS) -> Memory:
         """Return the decoded state of the pipeline, with its newest windows and all open ones.
 
         :param newest: number of newest windows. Default: all that are stored.
@@ -389,7 +389,7 @@ def get_entry_name(entry: WindowEntry) -> str:
 def summarize_pipeline(snapshot: PipelineSnapshot) -> PipelineSummary:
     """Return the summary of a pipeline. A record that cannot be read is reported in ``problem``; this function never raises."""
     try:
-        memory = snapshot.memory(SUMMARY_WINDOWS)
+        memory = snapshot.decode_memory(SUMMARY_WINDOWS)
         intervals = snapshot.list_newest_interval_memories(SUMMARY_WINDOWS) if snapshot.interval_names else []
         return _make_summary(snapshot.pipeline, memory, intervals)
     except NewerVersion as error:

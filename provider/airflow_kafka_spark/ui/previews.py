@@ -268,7 +268,7 @@ class RecordReader:
         described = hook.describe_topics([tp.topic], missing="omit").get(tp.topic)
         if described is None or tp.partition not in described.partitions:
             raise RequestRefused(404, f"There is no partition {tp.topic}-{tp.partition}", action="Choose another one")
-        bounds = hook.offsets([tp])[tp]
+        bounds = hook.read_offsets([tp])[tp]
         wanted = bounds.lso if self.offset is None else self.offset
         start = max(bounds.low, min(wanted - self.limit // 2, bounds.lso - self.limit))
         end = min(bounds.lso, start + self.limit)
@@ -309,7 +309,7 @@ def decode_columns(
         # The Json of a sink has no schema: the columns of its rows decide.
         return [_decode_object(value) for value in values], ""
     try:
-        decoder = make_format(described).of_topics((topic,), part).decoder()
+        decoder = make_format(described).of_topics((topic,), part).make_decoder()
         found = decoder.decode(values)
     except (KafkaSparkError, ValueError, ImportError) as error:
         return nothing, redact_text(f"The {part}s are shown as bytes: {error}")

@@ -149,7 +149,7 @@ def make_pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access,
         "sink": sink,
         "sink_name": format_endpoint(_find_published_uri(sink, report("published")), first.sink if first else ""),
         "guarantee": report("guarantee") or None,
-        "lag_records": lag.records() if lag else None,
+        "lag_records": lag.count_records() if lag else None,
         "lag_seconds": measured.seconds if measured and lag else None,
         "lag_age": round(now - measured.at, 1) if measured else None,
         "log_bytes_behind": report("source_bytes_behind"),
@@ -517,7 +517,7 @@ def describe_ledger(watch: LedgerWatch, pipelines: int, now: float) -> JsonObjec
     :param now: seconds since the epoch.
     """
     state, message = watch.state
-    age = watch.age(now)
+    age = watch.compute_age(now)
     return {
         "ledger": str(watch.name),
         "connection": watch.name.connection,
@@ -585,7 +585,10 @@ def list_stored_windows(snapshot: PipelineSnapshot) -> list[WindowView]:
 
     :raises ValueError: a record cannot be decoded.
     """
-    memories: Iterable[Memory] = [snapshot.memory(), *(snapshot.get_interval_memory(name) for name in snapshot.interval_names)]
+    memories: Iterable[Memory] = [
+        snapshot.decode_memory(),
+        *(snapshot.get_interval_memory(name) for name in snapshot.interval_names),
+    ]
     found = [WindowView(entry, memory.dead.get(number)) for memory in memories for number, entry in memory.entries.items()]
     return sorted(found, key=lambda w: w.order, reverse=True)
 
@@ -832,7 +835,7 @@ class UserView:
 
     # --- all pipelines ---
 
-    def items(self) -> list[PipelineItem]:
+    def list_items(self) -> list[PipelineItem]:
         """Return all pipelines that the user may see."""
         found = []
         tasks = dict(self.watcher.by_pipeline)
@@ -849,28 +852,28 @@ class UserView:
         ]
         return [item for item in found if self.access.may_see(item.dag_ids)]
 
-    def listing(self, query: ListQuery, run_id: str = "") -> JsonObject:
+    def make_listing(self, query: ListQuery, run_id: str = "") -> JsonObject:
         """Return the page of all pipelines.
 
         :param run_id: only pipelines with windows that this run planned. Default: any run.
         """
-        items = self.items()
+        items = self.list_items()
         wanted = [item for item in items if is_of_task(item, query)]
         if run_id:
             wanted = [item for item in wanted if self._is_of_run(item, query, run_id)]
-        airflow = self.airflow({task for item in wanted for task in item.running_tasks})
+        airflow = self.read_airflow_state({task for item in wanted for task in item.running_tasks})
         now = time.time()
         answer = list_page([make_pipeline_row(item, airflow, self.access, now) for item in wanted], query)
-        return {**answer, "ledgers": self.ledgers(items, now)}
+        return {**answer, "ledgers": self.list_ledgers(items, now)}
 
-    def ledgers(self, items: Iterable[PipelineItem], now: float) -> list[JsonObject]:
+    def list_ledgers(self, items: Iterable[PipelineItem], now: float) -> list[JsonObject]:
         """Return all ledgers, with the number of their pipelines among ``items``."""
         counts: dict[LedgerName, int] = {}
         for item in items:
             counts[item.ledger] = counts.get(item.ledger, 0) + 1
         return [describe_ledger(watch, counts.get(name, 0), now) for name, watch in self.watcher.ledgers.items()]
 
-    def airflow(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
+    def read_airflow_state(self, wanted: Iterable[TaskInstanceKey]) -> AirflowState:
         """Return the states of these task instances, and of all DAGs."""
         return AirflowState(read_task_states(self.session, list(wanted)), self.paused, self.watcher.catalog.failed)
 
@@ -909,16 +912,16 @@ class UserView:
             found = replace(found, stored_configuration=read_configuration(self.session, found.summary.owner))
         return found, watch
 
-    def detail(self, ledger: str, pipeline: str) -> JsonObject:
+    def make_detail(self, ledger: str, pipeline: str) -> JsonObject:
         """Return the page of a pipeline."""
         item, watch = self.find(ledger, pipeline)
         watch.mark_interest(pipeline)
         windows, snapshot, problem = self._windows(watch, pipeline)
         with watch.lock:
-            memory = snapshot.memory() if snapshot and not problem else None
+            memory = snapshot.decode_memory() if snapshot and not problem else None
             samples = list(watch.lag_trackers[pipeline].samples) if pipeline in watch.lag_trackers else []
         shown = windows[:50]
-        airflow = self.airflow({*item.running_tasks, *(w.task for w in shown if w.task)})
+        airflow = self.read_airflow_state({*item.running_tasks, *(w.task for w in shown if w.task)})
         now = time.time()
         total, complete = snapshot.intervals if snapshot else (0, 0)
         holes = find_missing_intervals(memory.intervals.spans) if memory else ()
@@ -950,7 +953,7 @@ class UserView:
             raise RequestRefused(409, problem)
         return windows
 
-    def windows(self, ledger: str, pipeline: str, before: str, limit: int, of: tuple[str, str, int | None]) -> JsonObject:
+    def list_windows(self, ledger: str, pipeline: str, before: str, limit: int, of: tuple[str, str, int | None]) -> JsonObject:
         """Return windows of a pipeline, the newest first.
 
         :param before: number or interval of a window; only windows that follow it in this order. "" for the newest ones.
@@ -963,7 +966,7 @@ class UserView:
             raise RequestRefused(409, problem)
         mine = [w for w in windows if w.is_of(*of)] if any(part not in ("", None) for part in of) else windows
         shown = list_windows_before(mine, before)[: min(max(limit, 1), 200)]
-        airflow = self.airflow({w.task for w in shown if w.task})
+        airflow = self.read_airflow_state({w.task for w in shown if w.task})
         total = len(mine) if mine is not windows else snapshot.windows_total if snapshot else 0
         return {"windows": [describe_window(w, airflow) for w in shown], "total": total}
 

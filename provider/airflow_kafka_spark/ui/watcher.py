@@ -175,7 +175,7 @@ class LedgerWatch:
         """Return True if the ledger was read to its end, or does not exist, so that its pipelines are known."""
         return self.as_of is not None or self._state == "missing"
 
-    def age(self, now: float) -> float | None:
+    def compute_age(self, now: float) -> float | None:
         """Return the age of the data in seconds; None if the ledger was never read to its end.
 
         :param now: seconds since the epoch.
@@ -342,7 +342,7 @@ class LedgerWatch:
         if not (position.offsets or (position.by_group and position.group)):
             return None
         schedule = self.schedule_of(summary.pipeline) if position.by_group else None
-        due_until = schedule.due_until(time.time()) if schedule else None
+        due_until = schedule.find_due_end(time.time()) if schedule else None
         return position if due_until is None else replace(position, due_until=int(due_until * 1000))
 
     def _find_cadence(self, summary: PipelineSummary) -> Cadence | None:
@@ -365,7 +365,7 @@ class LedgerWatch:
         tracker.verdict = tracker.judge(measured.lag, summary.past)
         if measured.problem and tracker.verdict.status is Status.OK:
             tracker.verdict = Verdict(Status.STOP, measured.problem)
-        tracker.samples.append(LagSample(measured.at, measured.lag.records(), measured.seconds))
+        tracker.samples.append(LagSample(measured.at, measured.lag.count_records(), measured.seconds))
 
 
 class _LedgerConsumer:
@@ -380,7 +380,7 @@ class _LedgerConsumer:
         self._hook, self._topic = hook, topic
         self._events = ClientEvents(hook.config.get("error_cb"))
         settings = {**CONSUMER, "error_cb": self._events.on_error}
-        self._consumer = confluent_kafka.Consumer(hook.consumer_config(**settings), logger=self._events)
+        self._consumer = confluent_kafka.Consumer(hook.make_consumer_config(**settings), logger=self._events)
         begin = confluent_kafka.OFFSET_BEGINNING
         starts = [confluent_kafka.TopicPartition(topic, p, positions.get(p, begin)) for p in partitions]
         self._consumer.assign(starts)
@@ -522,7 +522,7 @@ class Watcher:
     def _refresh(self) -> None:
         try:
             self.catalog = self.catalog_of(self._reader)
-            self.by_pipeline = self.catalog.by_pipeline()
+            self.by_pipeline = self.catalog.group_by_pipeline()
             self.problem = None
         except Exception:
             # The database may be unavailable for a while: the previous catalog is shown meanwhile.

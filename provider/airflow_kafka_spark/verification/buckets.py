@@ -53,11 +53,11 @@ class Buckets:
             return None
         return key_checksum % self.count
 
-    def only(self, chosen: Iterable[int]) -> Buckets:
+    def select(self, chosen: Iterable[int]) -> Buckets:
         """Return the given buckets of this division."""
         return Buckets(self.count, self.count, frozenset(chosen))
 
-    def divided(self, chosen: Iterable[int]) -> Buckets:
+    def divide(self, chosen: Iterable[int]) -> Buckets:
         """Return a finer division of these buckets."""
         return Buckets(self.count * DIVISION, self.count, frozenset(chosen))
 
@@ -71,7 +71,7 @@ class BucketSide(Protocol):
     def estimate_row_count(self) -> int:
         """Return the approximate number of rows; 0 if it is unknown."""
 
-    def pieces(self) -> Iterator[Any]:
+    def read_pieces(self) -> Iterator[Any]:
         """Yield the pieces of the table, each row in exactly one."""
 
     def sum_buckets(self, piece: Any, buckets: Buckets) -> BucketSums:
@@ -121,7 +121,7 @@ class BucketComparison:
 
     def find_differing(self, buckets: Buckets, chosen: Set[int]) -> frozenset[int]:
         """Return the chosen buckets that still differ."""
-        some = buckets.only(chosen)
+        some = buckets.select(chosen)
         return _find_differing(self._compute_sums(self.source, some), self._compute_sums(self.sink, some))
 
     def name_differences(self, buckets: Buckets, chosen: frozenset[int], findings: Findings) -> int:
@@ -130,7 +130,7 @@ class BucketComparison:
         :return: the number of buckets that differ and whose rows were not read, because there are too many.
         """
         while chosen:
-            some = buckets.divided(chosen) if len(chosen) <= DIVIDED_BUCKETS else buckets.only(chosen)
+            some = buckets.divide(chosen) if len(chosen) <= DIVIDED_BUCKETS else buckets.select(chosen)
             source, sink = self._compute_sums(self.source, some), self._compute_sums(self.sink, some)
             buckets, chosen = some, _find_differing(source, sink)
             sizes = {number: max(_get_size(source, number), _get_size(sink, number)) for number in chosen}
@@ -148,13 +148,13 @@ class BucketComparison:
             taken = [left.pop()]
             while left and sum(map(sizes.__getitem__, taken)) + sizes[left[-1]] <= ROUND_ROWS:
                 taken.append(left.pop())
-            some = buckets.only(taken)
+            some = buckets.select(taken)
             findings.compare(self._read_rows(self.source, some), self._read_rows(self.sink, some))
         return len(left)
 
     def _compute_sums(self, side: BucketSide, buckets: Buckets, progress: ProgressLog | None = None) -> BucketSums:
         total: BucketSums = {}
-        for _, found in self.work.map_concurrently(lambda piece: side.sum_buckets(piece, buckets), side.pieces()):
+        for _, found in self.work.map_concurrently(lambda piece: side.sum_buckets(piece, buckets), side.read_pieces()):
             for number, sums in found.items():
                 add_sums(total, number, sums)
             if progress is not None:
@@ -162,7 +162,7 @@ class BucketComparison:
         return total
 
     def _read_rows(self, side: BucketSide, buckets: Buckets) -> Iterator[CanonicalRow]:
-        for _, rows in self.work.map_concurrently(lambda piece: side.read_bucket_rows(piece, buckets), side.pieces()):
+        for _, rows in self.work.map_concurrently(lambda piece: side.read_bucket_rows(piece, buckets), side.read_pieces()):
             yield from rows
 
 

@@ -31,34 +31,34 @@ class CanonicalSql(ABC):
     """Builds SQL expressions in the dialect of a database. ``c`` is always the expression of a column."""
 
     @abstractmethod
-    def family(self, column: SourceColumn) -> Family:
+    def find_family(self, column: SourceColumn) -> Family:
         """Return the family of a column's type."""
 
     @abstractmethod
-    def form(self, family: Family, form: Form, c: str) -> str | None:
+    def make_form(self, family: Family, form: Form, c: str) -> str | None:
         """Return the expression of a value's form, which is a text; None if the database cannot compute it."""
 
     @abstractmethod
-    def plain(self, form: Form, c: str) -> str:
+    def make_plain(self, form: Form, c: str) -> str:
         """Return the expression that reads a value for :func:`~airflow_kafka_spark.verification.forms.to_form`."""
 
     @abstractmethod
-    def checksum(self, values: Sequence[tuple[Form, str]]) -> str:
+    def make_checksum(self, values: Sequence[tuple[Form, str]]) -> str:
         """Return the expression for a row's checksum.
 
-        :param values: per column its form and the expression of :meth:`form`.
+        :param values: per column its form and the expression of :meth:`make_form`.
         """
 
     @abstractmethod
-    def key_to_neutral(self, family: Family, text: str) -> str:
+    def convert_key_to_neutral(self, family: Family, text: str) -> str:
         """Return a key value of this dialect in the notation that both databases understand."""
 
-    def key_column(self, column: SourceColumn) -> SourceColumn:
+    def make_key_column(self, column: SourceColumn) -> SourceColumn:
         """Return a column of the key. Its literals may be values of the other side."""
         return column
 
     @abstractmethod
-    def key_from_neutral(self, family: Family, text: str) -> str:
+    def convert_key_from_neutral(self, family: Family, text: str) -> str:
         """Return a key value as a literal of this dialect."""
 
 
@@ -102,11 +102,11 @@ class PostgresCanonicalSql(CanonicalSql):
 
     trims: bool
 
-    def family(self, column: SourceColumn) -> Family:
+    def find_family(self, column: SourceColumn) -> Family:
         base = column.literal or column.type
         return "array" if base.endswith("[]") else _POSTGRES_FAMILIES.get(base, "other")
 
-    def form(self, family: Family, form: Form, c: str) -> str | None:
+    def make_form(self, family: Family, form: Form, c: str) -> str | None:
         if form == "json":
             return None
         if form in ("integer", "decimal"):
@@ -142,10 +142,10 @@ class PostgresCanonicalSql(CanonicalSql):
             return f"CAST(trim_scale({c}) AS text)"
         return _remove_zeros(f"CAST({c} AS text)")
 
-    def plain(self, form: Form, c: str) -> str:
+    def make_plain(self, form: Form, c: str) -> str:
         return f"CAST({c} AS text)"
 
-    def checksum(self, values: Sequence[tuple[Form, str]]) -> str:
+    def make_checksum(self, values: Sequence[tuple[Form, str]]) -> str:
         parts = [f"octet_length({text}) || ':' || {text}" if form in FREE_FORMS else text for form, text in values]
         # concat() ignores NULL, and accepts at most 100 arguments.
         groups = [", '|', ".join(parts[first : first + 40]) for first in range(0, len(parts), 40)]
@@ -153,20 +153,20 @@ class PostgresCanonicalSql(CanonicalSql):
         row = row if len(groups) == 1 else f"concat({row})"
         return f"CAST(CAST('x' || left(md5({row}), {CHECKSUM_DIGITS}) AS bit({CHECKSUM_DIGITS * 4})) AS bigint)"
 
-    def key_to_neutral(self, family: Family, text: str) -> str:
+    def convert_key_to_neutral(self, family: Family, text: str) -> str:
         if family == "binary":
             return text.removeprefix("\\x")
         return text.removesuffix("+00") if family == "zoned" else text
 
-    def key_from_neutral(self, family: Family, text: str) -> str:
+    def convert_key_from_neutral(self, family: Family, text: str) -> str:
         if family == "integer":
             # No row has a key beyond the largest integer.
             return str(min(int(text), _LARGEST))
         return f"\\x{text}" if family == "binary" else text
 
-    def key_column(self, column: SourceColumn) -> SourceColumn:
+    def make_key_column(self, column: SourceColumn) -> SourceColumn:
         # A literal of the column's own type would fail on a larger number of the other side.
-        return replace(column, literal="bigint") if self.family(column) == "integer" else column
+        return replace(column, literal="bigint") if self.find_family(column) == "integer" else column
 
 
 def _remove_zeros(text: str) -> str:
@@ -193,11 +193,11 @@ _MYSQL_FAMILIES: dict[str, Family] = {
 
 
 class MysqlCanonicalSql(CanonicalSql):
-    def family(self, column: SourceColumn) -> Family:
+    def find_family(self, column: SourceColumn) -> Family:
         found = re.match(r"[a-z0-9]+", column.type)
         return _MYSQL_FAMILIES.get(found[0] if found else "", "other")
 
-    def form(self, family: Family, form: Form, c: str) -> str | None:
+    def make_form(self, family: Family, form: Form, c: str) -> str | None:
         if form in ("single", "double", "json", "jsonb"):
             return None
         if form in ("integer", "decimal"):
@@ -218,11 +218,11 @@ class MysqlCanonicalSql(CanonicalSql):
         }
         return expressions.get(form, text if family == "text" else f"CAST({c} AS CHAR)")
 
-    def plain(self, form: Form, c: str) -> str:
+    def make_plain(self, form: Form, c: str) -> str:
         # Without the addition, a float would be written with six digits.
         return f"CAST({c} AS CHAR)" if form == "json" else f"({c} + 0e0)"
 
-    def checksum(self, values: Sequence[tuple[Form, str]]) -> str:
+    def make_checksum(self, values: Sequence[tuple[Form, str]]) -> str:
         # Bytes, because texts of different collations cannot be joined.
         parts = [
             f"CONCAT(LENGTH({text}), ':', CAST({text} AS BINARY))" if form in FREE_FORMS else f"CAST({text} AS BINARY)"
@@ -231,10 +231,10 @@ class MysqlCanonicalSql(CanonicalSql):
         row = ", '|', ".join(f"COALESCE({part}, '')" for part in parts)
         return f"CAST(CONV(LEFT(MD5(CONCAT({row})), {CHECKSUM_DIGITS}), 16, 10) AS UNSIGNED)"
 
-    def key_to_neutral(self, family: Family, text: str) -> str:
+    def convert_key_to_neutral(self, family: Family, text: str) -> str:
         return text.lower() if family == "binary" else text
 
-    def key_from_neutral(self, family: Family, text: str) -> str:
+    def convert_key_from_neutral(self, family: Family, text: str) -> str:
         return text
 
 
@@ -325,29 +325,29 @@ class DatabaseSide:
         if self.is_indexed:
             session.prefer_indexes()
         row = f"SELECT {order.sql} FROM {self.make_rows_clause(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
-        found = session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
+        found = session.fetch_rows(f"SELECT {order.texts} FROM ({row}) AS __end")
         if not found:
             return None
-        families = [self.sql.family(column) for column in order.columns]
-        return tuple(self.sql.key_to_neutral(family, text) for family, text in zip(families, found[0], strict=True))
+        families = [self.sql.find_family(column) for column in order.columns]
+        return tuple(self.sql.convert_key_to_neutral(family, text) for family, text in zip(families, found[0], strict=True))
 
-    def sums(self, session: DatabaseSession, chunk: Chunk) -> Sums:
+    def compute_sums(self, session: DatabaseSession, chunk: Chunk) -> Sums:
         """Return the number of rows of a chunk and the sum of their checksums. The database adds up if it supports all forms."""
         if self._knows_forms(session):
-            ((rows, total),) = session.rows(self._make_sums_statement(session, chunk))
+            ((rows, total),) = session.fetch_rows(self._make_sums_statement(session, chunk))
             return Sums(int(rows), int(total))
         rows = total = 0
-        for row in self.rows(session, chunk):
+        for row in self.read_rows(session, chunk):
             rows, total = rows + 1, total + compute_row_checksum(row, self.forms)
         return Sums(rows, total)
 
-    def rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
+    def read_rows(self, session: DatabaseSession, chunk: Chunk) -> Iterator[CanonicalRow]:
         """Return the rows of a chunk, with each value in its form."""
         return self._read(session, self.make_rows_clause(session, chunk))
 
     def _read(self, session: DatabaseSession, rows: str) -> Iterator[CanonicalRow]:
         raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._make_expressions(session)) if known is None]
-        for found in session.stream(self._make_rows_statement(session, rows)):
+        for found in session.stream_rows(self._make_rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
             for n, form in raw:
                 row[n] = to_form(form, row[n])
@@ -360,7 +360,7 @@ class DatabaseSide:
         with self.session("asking for the number of rows") as session:
             return self.estimate_rows(session)
 
-    def pieces(self) -> Iterator[Chunk]:
+    def read_pieces(self) -> Iterator[Chunk]:
         after: SplitKey | None = None
         while self.is_indexed:
             with self.session("cutting a piece") as session:
@@ -378,7 +378,7 @@ class DatabaseSide:
             if self._knows_forms(session):
                 return self._query_bucket_sums(session, piece, buckets)
             total: BucketSums = {}
-            for row in self.rows(session, piece):
+            for row in self.read_rows(session, piece):
                 number = buckets.of(compute_row_checksum(row[: self.key], self.forms[: self.key]))
                 if number is not None:
                     add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
@@ -388,7 +388,7 @@ class DatabaseSide:
         key, checksum = self._make_checksum(session, self.key), self._make_checksum(session, len(self.forms))
         rows = self._make_bucket_clause(session, piece, buckets)
         each = f"SELECT {key} % {buckets.count} AS bucket, {checksum} AS checksum FROM {rows}"
-        found = session.rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
+        found = session.fetch_rows(f"SELECT bucket, count(*), sum(checksum) FROM ({each}) AS rows_of_buckets GROUP BY bucket")
         return {int(number): Sums(int(count), int(total)) for number, count, total in found}
 
     def read_bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
@@ -415,7 +415,7 @@ class DatabaseSide:
         :raises SourceRejected: the condition is wrong, or a right is missing.
         """
         with self.session("trying the statement") as session:
-            session.rows(f"EXPLAIN {self._make_rows_statement(session, self.make_rows_clause(session, Chunk()))}")
+            session.fetch_rows(f"EXPLAIN {self._make_rows_statement(session, self.make_rows_clause(session, Chunk()))}")
 
     def _make_sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
         checksum = self._make_checksum(session, len(self.forms))
@@ -424,7 +424,7 @@ class DatabaseSide:
     def _make_checksum(self, session: DatabaseSession, columns: int) -> str:
         """Return the expression for the checksum of the first columns. The database supports their forms."""
         known = [(form, str(value)) for form, (value, _) in zip(self.forms, self._make_expressions(session), strict=True)]
-        return self.sql.checksum(known[:columns])
+        return self.sql.make_checksum(known[:columns])
 
     def _make_rows_statement(self, session: DatabaseSession, rows: str) -> str:
         return f"SELECT {', '.join(known or plain for known, plain in self._make_expressions(session))} FROM {rows}"
@@ -437,11 +437,11 @@ class DatabaseSide:
         found = []
         for column, form in zip(self.columns, self.forms, strict=True):
             name = session.dialect.quote(column.name)
-            found.append((self.sql.form(self.sql.family(column), form, name), self.sql.plain(form, name)))
+            found.append((self.sql.make_form(self.sql.find_family(column), form, name), self.sql.make_plain(form, name)))
         return found
 
     def _order(self, session: DatabaseSession) -> SplitOrder:
-        columns = tuple(self.sql.key_column(column) for column in self.columns[: self.key])
+        columns = tuple(self.sql.make_key_column(column) for column in self.columns[: self.key])
         return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
 
     def make_rows_clause(self, session: DatabaseSession, chunk: Chunk, *further: str) -> str:
@@ -455,9 +455,12 @@ class DatabaseSide:
             conditions.append(order.make_null_condition() or "1 = 0")
         else:
             conditions += order.make_not_null_condition()
-            conditions += [order.after(self._convert_key(order, chunk.after))] if chunk.after is not None else []
-            conditions += [order.up_to(self._convert_key(order, chunk.upto))] if chunk.upto is not None else []
+            conditions += [order.make_after_condition(self._convert_key(order, chunk.after))] if chunk.after is not None else []
+            conditions += [order.make_up_to_condition(self._convert_key(order, chunk.upto))] if chunk.upto is not None else []
         return self.relation.sql + (f" WHERE {' AND '.join(f'({c})' for c in conditions)}" if conditions else "")
 
     def _convert_key(self, order: SplitOrder, key: Sequence[str]) -> list[str]:
-        return [self.sql.key_from_neutral(self.sql.family(column), text) for column, text in zip(order.columns, key, strict=True)]
+        return [
+            self.sql.convert_key_from_neutral(self.sql.find_family(column), text)
+            for column, text in zip(order.columns, key, strict=True)
+        ]

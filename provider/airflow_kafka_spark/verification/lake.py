@@ -160,7 +160,7 @@ class LakeTable:
     def columns(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
-    def comparable(self, name: str) -> Comparable | None:
+    def find_column(self, name: str) -> Comparable | None:
         """Return a column; None if there is none."""
         if name not in self.schema.names:
             return None
@@ -194,11 +194,11 @@ class LakeSide:
         :raises SinkUnavailable: the condition is wrong, or the store did not answer.
         """
         with _errors(self.sink, "trying the condition"):
-            for piece in self.pieces():
+            for piece in self.read_pieces():
                 next(piece(), None)
                 return
 
-    def pieces(self) -> Iterator[Piece]:
+    def read_pieces(self) -> Iterator[Piece]:
         doing = "listing its files"
         with _errors(self.sink, doing):
             if isinstance(self.sink, DeltaSink):
@@ -266,7 +266,7 @@ class LakeSide:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import IcebergFile
 
         with sink.open() as lake:
-            table = lake.loaded(doing)
+            table = lake.load_newest(doing)
             snapshot = table.snapshot_by_name(sink.branch)
             if snapshot is None:
                 return
@@ -290,7 +290,7 @@ def _read_file(file: TableFile, columns: Sequence[str], condition: pc.Expression
     """Yield the rows of a data file that meet a condition; None: all rows."""
     import pyarrow as pa
 
-    for batch in file.batches(columns):
+    for batch in file.read_batches(columns):
         if condition is None:
             yield batch
         else:
@@ -335,13 +335,13 @@ def _load_files(sink: FilesSink) -> tuple[pa.Schema, Sequence[Callable[[], ds.Fr
         found = pyarrow.fs.FileSelector(base, recursive=True)
     else:
         table = open_manifests(sink)
-        base = table.store.full(DATA)
+        base = table.store.make_full_path(DATA)
         paths = [file["path"] for record in table.list_visible_records() for file in record.files]
         if not table.store.location.is_local:
             opened = [partial(_open_object, table.store, hive, path) for path in paths]
             schemas = [one().physical_schema for one in (opened if sink.auto_evolve else opened[:1])]
             return (pa.unify_schemas([*schemas, partitions], promote_options="permissive"), opened) if opened else None
-        found = [table.store.full(path) for path in paths]
+        found = [table.store.make_full_path(path) for path in paths]
     given = ds.FileSystemFactoryOptions(partition_base_dir=base, partitioning=hive, selector_ignore_prefixes=[".", "_"])
     factory = ds.FileSystemDatasetFactory(pyarrow.fs.LocalFileSystem(), found, ds.ParquetFileFormat(), given)
     files = factory.finish(factory.inspect(promote_options="permissive", fragments=None if sink.auto_evolve else 1))

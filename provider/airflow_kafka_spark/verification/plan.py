@@ -83,7 +83,7 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
         named = {"columns": options.columns, "exclude_columns": options.exclude_columns}
         waiting = [Unchecked(where, problems[0].where) for where, value in named.items() if value]
         return None, [*problems, *waiting]
-    database = source.database()
+    database = source.find_database()
     with database.session("reading the catalog") as session:
         ours = DatabaseTable.of(database, session, source)
         problems = [*_find_encoding_problems("source", session)]
@@ -115,7 +115,7 @@ def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, li
     problems = [_make_sink_problem(problem) for problem in problems if not problem.where.startswith("source column ")]
     if problems:
         return None, problems
-    database = table.database()
+    database = table.find_database()
     with database.session("reading the catalog") as session:
         return DatabaseTable.of(database, session, table), list(_find_encoding_problems("sink", session))
 
@@ -158,12 +158,12 @@ class DatabaseTable:
         """True if the server is PostgreSQL."""
         return self.database.scheme == "postgres"
 
-    def comparable(self, name: str) -> Comparable | None:
+    def find_column(self, name: str) -> Comparable | None:
         """Return a column; None if there is none."""
         column = self.relation.columns.get(name)
-        return None if column is None else Comparable(name, self.sql.family(column), column.type)
+        return None if column is None else Comparable(name, self.sql.find_family(column), column.type)
 
-    def side(self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int) -> DatabaseSide:
+    def make_side(self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int) -> DatabaseSide:
         """Return the table with the columns that are compared."""
         columns = tuple(self.relation.columns[name] for name in names)
         return DatabaseSide(self.database, self.relation, columns, forms, key, where, self.sql, piece_rows)
@@ -173,7 +173,7 @@ def make_canonical_sql(database: SourceDatabase, session: DatabaseSession) -> Ca
     """Return the expressions of a database."""
     if database.scheme != "postgres":
         return MysqlCanonicalSql()
-    ((version,),) = session.rows("SELECT current_setting('server_version_num')")
+    ((version,),) = session.fetch_rows("SELECT current_setting('server_version_num')")
     return PostgresCanonicalSql(trims=int(version) >= 130_000)
 
 
@@ -199,12 +199,12 @@ class _Planning:
             return None, problems
         names, others, forms = [a for a, _, _ in pairs], [b for _, b, _ in pairs], tuple(form for _, _, form in pairs)
         size = self.options.chunk_rows
-        source = self.ours.side(names, forms, len(key), self.options.where, size)
+        source = self.ours.make_side(names, forms, len(key), self.options.where, size)
         sink: DatabaseSide | LakeSide
         if isinstance(self.theirs, LakeTable):
             sink = LakeSide(self.theirs.sink, tuple(others), forms, len(key), self.options.sink_where)
         else:
-            sink = self.theirs.side(others, forms, len(key), self.options.sink_where, size)
+            sink = self.theirs.make_side(others, forms, len(key), self.options.sink_where, size)
         for where, side in (("where", source), ("sink_where", sink)):
             try:
                 side.explain()
@@ -234,7 +234,7 @@ class _Planning:
         in_postgres = self.ours.is_postgres and isinstance(self.theirs, DatabaseTable) and self.theirs.is_postgres
         for name in names:
             other = self.options.columns.get(name, name)
-            a, b = self.ours.comparable(name), self.theirs.comparable(other)
+            a, b = self.ours.find_column(name), self.theirs.find_column(other)
             if a is None:
                 continue
             if b is None:
@@ -257,7 +257,7 @@ class _Planning:
     def _compare_orders(self, source: DatabaseSide, sink: DatabaseSide) -> Iterator[bool]:
         for n, form in enumerate(source.forms[: source.key]):
             pair = source.columns[n], sink.columns[n]
-            families = source.sql.family(pair[0]), sink.sql.family(pair[1])
+            families = source.sql.find_family(pair[0]), sink.sql.find_family(pair[1])
             is_same_server = source.database.scheme == sink.database.scheme
             if form in RANGE_FORMS:
                 # Each side has to accept the other side's values as literals. PostgreSQL accepts no fraction as an integer.

@@ -91,7 +91,7 @@ class RangeComparison:
         """
         with self.source.session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
-        for chunk, (source, sink) in self.work.map_concurrently(self.both, self._list_chunks(state)):
+        for chunk, (source, sink) in self.work.map_concurrently(self.compute_sums, self._list_chunks(state)):
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
@@ -121,16 +121,16 @@ class RangeComparison:
         with side.session("cutting a chunk") as session:
             return side.end_of(session, chunk, size)
 
-    def both(self, chunk: Chunk) -> tuple[Sums, Sums]:
+    def compute_sums(self, chunk: Chunk) -> tuple[Sums, Sums]:
         """Return the sums of a chunk in the source and in the sink."""
         with self.source.session("adding up a chunk of the source") as session:
-            source = self.source.sums(session, chunk)
+            source = self.source.compute_sums(session, chunk)
         with self.sink.session("adding up a chunk of the sink") as session:
-            return source, self.sink.sums(session, chunk)
+            return source, self.sink.compute_sums(session, chunk)
 
     def find_differing(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks that still differ."""
-        return [chunk for chunk, (source, sink) in self.work.map_concurrently(self.both, chunks) if source != sink]
+        return [chunk for chunk, (source, sink) in self.work.map_concurrently(self.compute_sums, chunks) if source != sink]
 
     def name_differences(self, chunks: list[Chunk], findings: Findings) -> None:
         """Find the rows that differ in these chunks."""
@@ -138,7 +138,7 @@ class RangeComparison:
             self._name(chunk, findings)
 
     def _name(self, chunk: Chunk, findings: Findings) -> None:
-        source, sink = self.work.run_with_retries(lambda: self.both(chunk))
+        source, sink = self.work.run_with_retries(lambda: self.compute_sums(chunk))
         if source == sink:
             return
         larger, rows = (self.source, source.rows) if source.rows >= sink.rows else (self.sink, sink.rows)
@@ -152,7 +152,7 @@ class RangeComparison:
 
     def _read(self, chunk: Chunk, findings: Findings) -> None:
         with self.source.session("reading a chunk of the source") as session:
-            source = list(self.source.rows(session, chunk))
+            source = list(self.source.read_rows(session, chunk))
         with self.sink.session("reading a chunk of the sink") as session:
-            sink = list(self.sink.rows(session, chunk))
+            sink = list(self.sink.read_rows(session, chunk))
         findings.compare(source, sink)

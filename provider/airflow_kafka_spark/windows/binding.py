@@ -54,7 +54,7 @@ class Endpoint:
         """Return all facts that have a value, for messages."""
         return {what: value for what, value in {**self.place, **self.details}.items() if value}
 
-    def under(self, name: str) -> Endpoint:
+    def add_prefix(self, name: str) -> Endpoint:
         """Return this endpoint with a prefix before the name of each fact, so that it can be merged with other endpoints.
 
         :param name: the prefix.

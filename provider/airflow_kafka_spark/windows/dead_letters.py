@@ -199,14 +199,14 @@ class DeadLetters:
     captured: tuple[Captured, ...] = ()
     skipped: tuple[tuple[int, int], ...] = ()
 
-    def sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
+    def list_sent(self, replay: int | None = None) -> dict[TopicPartition, frozenset[int]]:
         """Return the offsets of the records that are dead letters.
 
         :param replay: the replay that has left them out, whether it sent them or found them sent; None (default) for all.
         """
         return _list_offsets_by_partition(b for b in self.batches if not b.routed and replay in (None, b.replay))
 
-    def routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
+    def list_routed(self, replay: int | None = None, topic: str | None = None) -> dict[TopicPartition, frozenset[int]]:
         """Return the offsets of the records that were routed to other topics.
 
         :param replay: the replay that sent them; None (default) for all.
@@ -247,9 +247,9 @@ class DeadLetters:
         :param last: the newest replay. Those after ``first`` were given up, so that either may be in the sink: only records that
             all of them have left out are certainly absent.
         """
-        found = self.sent(first)
+        found = self.list_sent(first)
         for replay in range(first + 1, last + 1):
-            left_out = self.sent(replay)
+            left_out = self.list_sent(replay)
             found = {tp: offsets & left_out.get(tp, frozenset()) for tp, offsets in found.items()}
         return {tp: offsets for tp, offsets in found.items() if offsets}
 
@@ -273,7 +273,7 @@ class DeadLetters:
 
     def count_rejected(self, replay: int) -> int:
         """Return the number of bad records that this replay leaves out."""
-        return sum(map(len, self.sent(replay).values())) + self.count_skipped(replay)
+        return sum(map(len, self.list_sent(replay).values())) + self.count_skipped(replay)
 
     def with_skipped(self, replay: int, count: int) -> DeadLetters:
         """Return a copy with the number of bad records that were left out. It replaces the count of the previous attempt."""

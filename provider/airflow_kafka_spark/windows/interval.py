@@ -55,7 +55,7 @@ class Interval:
         return cls(to_instant(start), to_instant(end))
 
     @classmethod
-    def named(cls, name: str) -> Interval | None:
+    def from_name(cls, name: str) -> Interval | None:
         """Return the interval with this :attr:`name`; None if the text is not the name of an interval."""
         found = _NAME.match(name)
         if found is None:
@@ -80,7 +80,7 @@ class Interval:
         """Return ``20260101T000000Z-20260101T010000Z``. Names sort as the intervals do and are valid in every file system."""
         return f"{_format_basic(self.start)}-{_format_basic(self.end)}"
 
-    def ledger_name(self, pipeline: str) -> str:
+    def make_ledger_name(self, pipeline: str) -> str:
         """Return the name under which the ledger and the sink know this interval of a pipeline."""
         return f"{pipeline}.{self.name}"
 

@@ -98,7 +98,7 @@ class Intervals(Mapping[str, IntervalState]):
     def __getitem__(self, name: str) -> IntervalState:
         if name in self.recent:
             return self.recent[name]
-        interval = Interval.named(name)
+        interval = Interval.from_name(name)
         for archive in self.archives:
             if interval is not None and archive.may_hold(interval) and name in archive.intervals:
                 return archive.intervals[name]

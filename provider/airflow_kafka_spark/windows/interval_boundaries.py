@@ -279,7 +279,7 @@ class BoundaryArchive:
     def _instants(self) -> list[int]:
         return [boundary.instant for boundary in self.boundaries]
 
-    def near(self, instant: int) -> Iterator[Boundary]:
+    def find_near(self, instant: int) -> Iterator[Boundary]:
         """Yield the boundary of an instant, if the archive has it, and its neighbours in the archive.
 
         The archive is decompressed only if the instant lies within it.
@@ -292,7 +292,7 @@ class BoundaryArchive:
             below, above = bisect_left(self._instants, instant), bisect_right(self._instants, instant)
             yield from self.boundaries[max(below - 1, 0) : above + 1]
 
-    def last_expired(self, lows: Mapping[int, int]) -> Boundary | None:
+    def find_last_expired(self, lows: Mapping[int, int]) -> Boundary | None:
         """Return the last boundary before which no record is left; None without such a boundary."""
         if _is_gone(self.last, lows):
             return self.last
@@ -314,12 +314,12 @@ def select_near_boundaries(
     archives = tuple(archives)
     found: dict[int, Boundary] = {}
     for instant in sorted(set(instants)):
-        near = [boundary for archive in archives for boundary in archive.near(instant)]
+        near = [boundary for archive in archives for boundary in archive.find_near(instant)]
         below = max((b for b in near if b.instant < instant), key=lambda b: b.instant, default=None)
         above = min((b for b in near if b.instant > instant), key=lambda b: b.instant, default=None)
         same = next((b for b in near if b.instant == instant), None)
         found |= {b.instant: b for b in (below, same, above) if b is not None}
-    gone = [boundary for archive in archives if (boundary := archive.last_expired(lows)) is not None]
+    gone = [boundary for archive in archives if (boundary := archive.find_last_expired(lows)) is not None]
     if gone:
         last = max(gone, key=lambda b: b.instant)
         found[last.instant] = last

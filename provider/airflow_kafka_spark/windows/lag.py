@@ -33,7 +33,7 @@ class Cadence(Protocol):
         """Return the time at which the first run after ``since`` is due; None if no run is planned."""
         ...
 
-    def deadline(self, since: float) -> float | None:
+    def compute_deadline(self, since: float) -> float | None:
         """Return the time until which a consumer that was last active at ``since`` may be silent; None for no limit."""
         ...
 
@@ -50,7 +50,7 @@ class Periodic:
     def find_due_after(self, since: float) -> float | None:
         return since + self.period
 
-    def deadline(self, since: float) -> float | None:
+    def compute_deadline(self, since: float) -> float | None:
         return since + PERIODS * self.period
 
 
@@ -66,7 +66,7 @@ class Timetabled:
     def find_due_after(self, since: float) -> float | None:
         return self.next_run(since)
 
-    def deadline(self, since: float) -> float | None:
+    def compute_deadline(self, since: float) -> float | None:
         due = self.next_run(since)
         if due is None:
             return None
@@ -82,7 +82,7 @@ class Unscheduled:
     def find_due_after(self, since: float) -> float | None:
         return None
 
-    def deadline(self, since: float) -> float | None:
+    def compute_deadline(self, since: float) -> float | None:
         return None
 
 
@@ -252,7 +252,7 @@ class Lag:
     now: float
     active: bool = False
 
-    def records(self, per: Per = "total") -> int:
+    def count_records(self, per: Per = "total") -> int:
         """Return the sum over the partitions, or the largest number of one partition."""
         every = [state.records for state in self.partitions.values()]
         return sum(every) if per == "total" else max(every, default=0)
@@ -273,8 +273,10 @@ class Lag:
     def line(self) -> str:
         """The lag as one line for a log."""
         seconds = self.seconds
-        age = "" if not self.records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
-        return f"{self.of} is {self.records():,} records behind{age} ({len(self.partitions)} partitions)"
+        age = (
+            "" if not self.count_records() else f", the oldest {'of unknown age' if seconds is None else f'{seconds:,.1f} s old'}"
+        )
+        return f"{self.of} is {self.count_records():,} records behind{age} ({len(self.partitions)} partitions)"
 
 
 @dataclass(frozen=True)
@@ -295,9 +297,9 @@ class Threshold:
     at_least_seconds: float | None = None
     per: Per = "total"
 
-    def reached(self, lag: Lag) -> bool:
+    def is_reached(self, lag: Lag) -> bool:
         """Return True if the lag meets the threshold. A record without a timestamp meets no limit of age."""
-        records, seconds = lag.records(self.per), lag.seconds
+        records, seconds = lag.count_records(self.per), lag.seconds
         at_most = [
             limit is None or (value is not None and value <= limit)
             for limit, value in ((self.at_most_records, records), (self.at_most_seconds, seconds))
@@ -391,7 +393,7 @@ def judge_partition(history: Sequence[Observation], cadence: Cadence | None = No
 
 def _is_late(cadence: Cadence | None, since: float, now: float) -> bool:
     """Return True if the first run that was due after ``since`` is late."""
-    deadline = cadence.deadline(since) if cadence is not None else None
+    deadline = cadence.compute_deadline(since) if cadence is not None else None
     return deadline is not None and now > deadline
 
 

@@ -231,7 +231,7 @@ class Memory:
         """Return the COMPLETE window that this run planned; None if the ledger holds no such window."""
         return next((e for e in self.entries.values() if e.window.run == run and e.state is State.COMPLETE), None)
 
-    def owned(self, number: int, token: str) -> WindowEntry | None:
+    def find_owned(self, number: int, token: str) -> WindowEntry | None:
         """Return the window ``number`` if its newest attempt has this token, whether complete or not; otherwise None."""
         entry = self.entries.get(number)
         return entry if entry is not None and entry.attempt.token == token else None
@@ -277,7 +277,7 @@ class Memory:
         found = [c for c in self.controls.values() if c.action == "resend"]
         return tuple(c for c in found if c.name or c.window in self.entries)
 
-    def resends(self, window: int, name: str) -> tuple[Change, ...]:
+    def list_resends(self, window: int, name: str) -> tuple[Change, ...]:
         """Return the changes that have sent the dead letters of a window again, the oldest first.
 
         :param window: number of the window.
@@ -291,7 +291,7 @@ class Memory:
         are in other windows, so a replay of this one leaves them out."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
         found: dict[TopicPartition, frozenset[int]] = {}
-        for change in self.resends(window.number, name):
+        for change in self.list_resends(window.number, name):
             for tp, runs in change.resent.items():
                 found[tp] = found.get(tp, frozenset()) | list_run_offsets(runs)
         return found

@@ -63,7 +63,7 @@ class Log:
     partitions: Mapping[TopicPartition, PartitionLog]
     diverged: Mapping[TopicPartition, int] = field(default_factory=dict)
 
-    def lows(self, topic: str) -> dict[int, int]:
+    def get_lows(self, topic: str) -> dict[int, int]:
         """Return the first offset that is left in each partition of a topic."""
         return {tp.partition: there.low for tp, there in self.partitions.items() if tp.topic == topic}
 

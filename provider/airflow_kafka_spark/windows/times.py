@@ -78,19 +78,19 @@ class TimestampHistogram:
     def records(self) -> int:
         return sum(self.counts.values())
 
-    def in_width(self, width: int) -> TimestampHistogram:
+    def change_width(self, width: int) -> TimestampHistogram:
         """Return these counts in buckets of another width, a multiple of the present one."""
         counts: dict[int, int] = {}
         for bucket, count in self.counts.items():
             counts[bucket * self.width // width] = counts.get(bucket * self.width // width, 0) + count
         return TimestampHistogram(width, counts)
 
-    def plus(self, other: TimestampHistogram) -> TimestampHistogram:
+    def add(self, other: TimestampHistogram) -> TimestampHistogram:
         """Return the sum of two counts, in at most :data:`MAX_BUCKETS` buckets."""
         width = max(self.width, other.width)
         one, two = (
-            (self.in_width(width) if self.width < width else self),
-            (other.in_width(width) if other.width < width else other),
+            (self.change_width(width) if self.width < width else self),
+            (other.change_width(width) if other.width < width else other),
         )
         counts = dict(one.counts)
         for bucket, count in two.counts.items():
@@ -99,10 +99,10 @@ class TimestampHistogram:
         for wider in (w for w in WIDTHS if w > width):
             if len(both.counts) <= MAX_BUCKETS:
                 break
-            both = both.in_width(wider)
+            both = both.change_width(wider)
         return both
 
-    def percentile(self, share: float) -> int:
+    def compute_percentile(self, share: float) -> int:
         """Return a percentile of the timestamps, as the middle of its bucket.
 
         :param share: the share of records that are not later, from 0 to 1.
@@ -125,7 +125,7 @@ def sum_histograms(parts: Iterable[TimestampHistogram]) -> TimestampHistogram:
     """Return the sum of several counts."""
     both = TimestampHistogram()
     for part in parts:
-        both = both.plus(part)
+        both = both.add(part)
     return both
 
 
@@ -155,7 +155,7 @@ def summarize_latency(times: TimestampHistogram, oldest: int | None, newest: int
         return None
     low, high = (flushed - newest) / 1000, (flushed - oldest) / 1000
     # The latest records have the smallest latency. The middle of a bucket may lie outside of [oldest, newest].
-    p50, p95 = (min(max((flushed - times.percentile(share)) / 1000, low), high) for share in (0.5, 0.05))
+    p50, p95 = (min(max((flushed - times.compute_percentile(share)) / 1000, low), high) for share in (0.5, 0.05))
     return Latency(low, p50, p95, high)
 
 
@@ -201,7 +201,7 @@ def summarize_consumption(
     :param bucket: width of the upstream's buckets in milliseconds.
     :param upstream: number of records by any instant of their bucket, in milliseconds since the epoch.
     """
-    wide = times.in_width(next(w for w in WIDTHS if w >= max(times.width, bucket)))
+    wide = times.change_width(next(w for w in WIDTHS if w >= max(times.width, bucket)))
     counted: dict[int, int] | None = None
     if upstream is not None:
         counted = {}

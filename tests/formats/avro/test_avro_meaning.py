@@ -35,7 +35,7 @@ def logical(type_: str, name: str, **more: Any) -> dict[str, Any]:
 
 def decode(schema: Any, values: list[bytes | None], reader: Any = None) -> tuple[list[Any], dict[int, str]]:
     """Return the rows and the bad records, which are equal in both decoders."""
-    made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
+    made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").make_decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)
     decoded, row_wise = fast.decode(values), made.decode_row_wise(values)
@@ -356,7 +356,7 @@ def test_what_a_reader_cannot_take_is_bad(writer: Any, reader: Any, reason: str)
 def test_a_type_that_is_no_record_is_one_column() -> None:
     made = Avro('"string"', column="key")
     assert made.get_arrow_schema() == pa.schema([pa.field("key", pa.string(), nullable=False)])
-    assert made.decoder().decode([b"\x02a", None]).batch.to_pylist() == [{"key": "a"}, {"key": None}]
+    assert made.make_decoder().decode([b"\x02a", None]).batch.to_pylist() == [{"key": "a"}, {"key": None}]
 
 
 # --- schemas that are refused --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ SOME = settings(max_examples=examples(30), derandomize=True, deadline=None, supp
 
 def decoders(schema: dict, reader: dict | None = None) -> tuple[AvroDecoder, AvroDecoder]:
     """Return a decoder that uses the fast path if possible, and one for reference results."""
-    made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").decoder()
+    made = Avro(json.dumps(schema), reader_schema=json.dumps(reader) if reader else "latest").make_decoder()
     assert isinstance(made, AvroDecoder)
     fast = AvroDecoder(made._reader, made._writers, False, few=0)
     return fast, made

@@ -75,7 +75,7 @@ def test_every_value_that_is_read_is_written_as_fastavro_wrote_it_and_read_again
     made = RandomAvro(seed)
     schema = made.record()
     values = [encoded(bare(schema), made.value(schema)) for _ in range(20)]
-    decoder = Avro(json.dumps(schema)).decoder()
+    decoder = Avro(json.dumps(schema)).make_decoder()
     rows = decoder.decode(values).batch
     for start, stop in ((0, 20), (7, 20), (3, 4), (0, 0)):
         part = rows.slice(start, stop - start)
@@ -90,7 +90,9 @@ def test_every_value_that_is_read_is_written_as_fastavro_wrote_it_and_read_again
 def test_a_value_that_is_read_is_written_as_it_was(name: str) -> None:
     type_, written, _ = GOOD[name]
     values = [encoded(field(type_), {"x": written})] * 3
-    assert encode(field(type_), Avro(json.dumps(field(type_))).decoder().decode(values).batch) == values or "union of" in name
+    assert (
+        encode(field(type_), Avro(json.dumps(field(type_))).make_decoder().decode(values).batch) == values or "union of" in name
+    )
 
 
 TYPES = (
@@ -132,7 +134,7 @@ def test_columns_of_every_type_with_a_schema_made_of_them_are_read_again_and_by_
     text = derive_record(parse_ddl(TYPES), "shop.Order")
     made = batch(TYPES, *rows)
     values = encode(json.loads(text), made, TYPES)
-    decoded = Avro(text).decoder().decode(values)
+    decoded = Avro(text).make_decoder().decode(values)
     assert decoded.bad == () and repr(decoded.batch.to_pylist()) == repr(made.to_pylist())
     parsed = fastavro.parse_schema(json.loads(text))
     found: list[dict[str, Any]] = [fastavro.schemaless_reader(io.BytesIO(v), parsed, None) for v in values]  # type: ignore[misc]

@@ -67,7 +67,7 @@ def disagreement(format: Csv, values: Sequence[bytes | None]) -> str:
 
 def decode(format: Csv, *values: bytes) -> tuple[list[dict[str, Any]], dict[int, str]]:
     assert disagreement(format, values) == ""
-    decoded = format.decoder().decode(values)
+    decoded = format.make_decoder().decode(values)
     return decoded.batch.to_pylist(), dict(decoded.bad)
 
 
@@ -272,7 +272,7 @@ def test_both_ways_agree_on_random_pieces() -> None:
         values = [b"".join(chance.choices(PIECES, k=chance.randrange(7))) for _ in range(chance.randint(1, 4))]
         format = chance.choice(formats)
         assert disagreement(format, values) == ""
-        good += len(values) - len(format.decoder().decode(values).bad)
+        good += len(values) - len(format.make_decoder().decode(values).bad)
     assert good > 200
 
 
@@ -293,7 +293,7 @@ def test_rows_are_those_of_pythons_csv() -> None:
 
 def test_ordinary_records_go_the_fast_way_and_a_bad_one_spoils_little() -> None:
     values = [f'{n},"customer {n % 97}",{n}.50,2026-11-05T07:08:09Z'.encode() for n in range(MANY)]
-    decoder = CASES["csv"].format.decoder()
+    decoder = CASES["csv"].format.make_decoder()
     assert isinstance(decoder, CsvDecoder)
     assert decoder.decode(values).batch.column("id").to_pylist() == list(range(MANY))
     assert decoder.row_wise_count == 0
@@ -339,7 +339,7 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def by_task(format: Csv, batch: pa.RecordBatch) -> list[bytes]:
-    encoder = format.encoder([(name, kind) for name, _, kind in COLUMNS])
+    encoder = format.make_encoder([(name, kind) for name, _, kind in COLUMNS])
     assert encoder is not None
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     decimals = {name: columns[name].cast(pa.string()) for name in ("n", "fine")}
@@ -354,7 +354,7 @@ def by_task(format: Csv, batch: pa.RecordBatch) -> list[bytes]:
 @given(ROWS, st.sampled_from(FORMATS))
 def test_what_a_task_writes_is_read_again(rows: list[dict[str, Any]], format: Csv) -> None:
     batch = batch_of(rows)
-    decoded = format.decoder().decode(by_task(format, batch))
+    decoded = format.make_decoder().decode(by_task(format, batch))
     assert decoded.bad == ()
     assert decoded.batch.to_pylist() == batch.to_pylist()
 
@@ -376,9 +376,9 @@ def test_spark_writes_the_same_as_a_task(spark: SparkSession) -> None:
         assert format.find_encoding_problems("value", names) == []
         written = found.column(f"f{n}").to_pylist()
         assert written == by_task(format, batch)
-        assert format.decoder().decode(written).batch.to_pylist() == batch.to_pylist()
+        assert format.make_decoder().decode(written).batch.to_pylist() == batch.to_pylist()
     own = Csv(DDL, timestamp_format="dd.MM.yyyy, HH:mm:ss.SSSSSS")
-    assert own.encoder([("at", "zoned")]) is None
+    assert own.make_encoder([("at", "zoned")]) is None
     (line, *_) = frame.select(own.encode(["at", "text"]).alias("v")).toArrow().column("v").to_pylist()
     assert line.startswith(b'"02.01.2026, 03:04:05.000006","a""')
     with pytest.raises(Exception, match="a field of CSV holds no array"):

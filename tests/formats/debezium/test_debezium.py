@@ -95,7 +95,7 @@ Write = Callable[[dict[str, Any]], bytes]
 
 def decode(format: Format, *values: bytes | None) -> Decoded:
     """Return rows; events that are no rows become rows of nulls."""
-    decoded = format.decoder().decode(values)
+    decoded = format.make_decoder().decode(values)
     gone = {at for at, _ in decoded.bad} | set(decoded.left_out)
     gone |= {at for at, dead in enumerate(decoded.deleted.to_pylist()) if dead} if decoded.deleted else set()
     for at in gone:
@@ -233,7 +233,7 @@ def test_a_value_that_the_log_does_not_hold_is_never_written() -> None:
 
 def test_plain_json_names_the_format_that_reads_an_event_in_connects_envelope() -> None:
     value = json.dumps({"schema": {"type": "struct"}, "payload": CREATE}).encode()
-    ((_, reason),) = Debezium(Json(CUSTOMERS)).decoder().decode([value]).bad
+    ((_, reason),) = Debezium(Json(CUSTOMERS)).make_decoder().decode([value]).bad
     assert reason.endswith("it looks like Connect's envelope, which Debezium(JsonEnvelope(...)) reads")
 
 
@@ -297,8 +297,8 @@ class Events(Format):
     def get_arrow_schema(self) -> pa.Schema:
         return self.json.get_arrow_schema()
 
-    def decoder(self) -> Decoder:
-        return self.json.decoder()
+    def make_decoder(self) -> Decoder:
+        return self.json.make_decoder()
 
     json = Json("before struct<id:int>, after struct<id:int NOT NULL>, op string, source struct<ts_ms:bigint>")
 
@@ -417,7 +417,7 @@ def test_events_among_others_keep_their_places() -> None:
     chance, compared = random.Random(3), 0
     events = [CREATE, UPDATE, READ, DELETE, MESSAGE, TRUNCATE, *BROKEN]
     for format, write in ((Json, plain), (JsonEnvelope, with_schema)):
-        decoder = Debezium(format(CUSTOMERS), "rewrite", ("op",)).decoder()
+        decoder = Debezium(format(CUSTOMERS), "rewrite", ("op",)).make_decoder()
         assert isinstance(decoder, DebeziumDecoder)
         for _ in range(20):
             values = [None if chance.random() < 0.1 else write(chance.choice(events)) for _ in range(40)]

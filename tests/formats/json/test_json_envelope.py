@@ -209,7 +209,7 @@ def test_defaults_of_parts_replace_missing_values_and_one_that_does_not_fit_is_r
     with_debezium = Debezium(JsonEnvelope("id bigint NOT NULL, n int", replace_null_with_default=True))
     row = struct(id="int64", n={"type": "int32", "default": 3})
     event = record(struct(before=row, after=row, op="string"), {"before": None, "after": {"id": 1, "n": None}, "op": "c"})
-    assert with_debezium.decoder().decode([event]).batch.to_pylist() == [{"id": 1, "n": 3}]
+    assert with_debezium.make_decoder().decode([event]).batch.to_pylist() == [{"id": 1, "n": 3}]
     assert [p.where for p in JsonEnvelope("id int", replace_null_with_default="yes").validate("value")] == [  # type: ignore[arg-type]
         "value.replace_null_with_default"
     ]
@@ -329,7 +329,7 @@ def test_what_is_no_envelope(value: bytes, expected: str) -> None:
 
 def test_the_schema_is_read_once_and_payloads_go_the_fast_way() -> None:
     values = [record(ORDERS, {"id": n, "customer": "c", "amount": unscaled(n), "placed_at": PLACED}) for n in range(MANY)]
-    decoder = CASES["envelope"].format.decoder()
+    decoder = CASES["envelope"].format.make_decoder()
     assert isinstance(decoder, EnvelopeDecoder)
     assert decoder.decode(values).batch.column("id").to_pylist() == list(range(MANY))
     (plan,) = decoder._plans.values()
@@ -367,7 +367,7 @@ ROW = st.fixed_dictionaries(
 
 
 def by_task(format: JsonEnvelope, batch: pa.RecordBatch) -> list[bytes]:
-    encoder = format.encoder([(name, kind) for name, _, kind in COLUMNS])
+    encoder = format.make_encoder([(name, kind) for name, _, kind in COLUMNS])
     assert encoder is not None
     return encoder.encode(dict(zip(batch.schema.names, batch.columns, strict=True))).to_pylist()
 
@@ -377,7 +377,7 @@ def by_task(format: JsonEnvelope, batch: pa.RecordBatch) -> list[bytes]:
 def test_what_a_task_writes_is_read_again(rows: list[dict[str, Any]]) -> None:
     format = JsonEnvelope(DDL, timestamps="micros")
     batch = pa.RecordBatch.from_pylist(rows, schema=format.get_arrow_schema())
-    decoded = format.decoder().decode(by_task(format, batch))
+    decoded = format.make_decoder().decode(by_task(format, batch))
     assert decoded.bad == () and decoded.batch.to_pylist() == batch.to_pylist()
 
 
@@ -405,7 +405,7 @@ def test_the_written_schema_is_connects() -> None:
 
 def test_microseconds_are_not_cut_off() -> None:
     format = JsonEnvelope("at timestamp")
-    encoder = format.encoder([("at", "zoned")])
+    encoder = format.make_encoder([("at", "zoned")])
     assert encoder is not None
     with pytest.raises(ValueError, match="`at` holds microseconds"):
         encoder.encode({"at": pa.array([1], pa.timestamp("us", "UTC"))})
@@ -428,14 +428,14 @@ def test_spark_writes_the_same_as_a_task_and_more_types(spark: SparkSession) -> 
         assert format.find_encoding_problems("value", names) == []
         written = found.column(f"f{n}").to_pylist()
         assert written == by_task(format, batch)
-        assert format.decoder().decode(written).batch.to_pylist() == batch.to_pylist()
+        assert format.make_decoder().decode(written).batch.to_pylist() == batch.to_pylist()
     more = JsonEnvelope("n decimal(12,3), s struct<d:date,l:array<timestamp>>, m map<string,decimal(3,1)>, i int, f double")
     one = spark.sql(
         "SELECT 1.5BD AS n, named_struct('d', DATE'2026-11-05', 'l', array(TIMESTAMP'2026-11-05 07:08:09Z', NULL)) AS s,"
         " map('k', 2.5BD) AS m, 7L AS i, double('NaN') AS f"
     )
     (value,) = one.select(more.encode(["n", "s", "m", "i", "f"]).alias("v")).toArrow().column("v").to_pylist()
-    decoded = more.decoder().decode([value])
+    decoded = more.make_decoder().decode([value])
     assert decoded.bad == ()
     (row,) = decoded.batch.to_pylist()
     assert row["n"] == D("1.500") and row["m"] == [("k", D("2.5"))] and row["i"] == 7 and str(row["f"]) == "nan"
@@ -446,6 +446,9 @@ def test_what_cannot_be_written_is_a_problem() -> None:
     (problem,) = JsonEnvelope("a int").find_encoding_problems("value", ["a", "b"])
     assert problem.where == "value.schema" and "`b` is not in it" in problem.what
     assert [p.where for p in JsonEnvelope("a int", timestamps="nanos").validate("value")] == ["value.timestamps"]  # type: ignore[arg-type]
-    assert JsonEnvelope("a decimal(3,1)").encoder([("a", "decimal")]) is None
-    assert JsonEnvelope("a int").encoder([("a", "text")]) is None and JsonEnvelope("a int").encoder([("b", "integer")]) is None
+    assert JsonEnvelope("a decimal(3,1)").make_encoder([("a", "decimal")]) is None
+    assert (
+        JsonEnvelope("a int").make_encoder([("a", "text")]) is None
+        and JsonEnvelope("a int").make_encoder([("b", "integer")]) is None
+    )
     assert Json("a int").get_arrow_schema() == JsonEnvelope("a int").get_arrow_schema()

@@ -317,7 +317,7 @@ def test_the_comparison_sees_signs_nans_and_types() -> None:
     ids=str,
 )
 def test_ordinary_records_go_the_fast_way(change: dict[str, object]) -> None:
-    decoder = Json(ORDERS).decoder()
+    decoder = Json(ORDERS).make_decoder()
     assert isinstance(decoder, JsonDecoder)
     values = [order(n, **change) for n in range(MANY)]
     decoded = decoder.decode(values)

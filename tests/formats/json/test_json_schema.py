@@ -142,7 +142,7 @@ def test_connects_own_words_say_the_types_of_columns() -> None:
     kinds = [str(f.type) for f in format.get_arrow_schema()]
     assert kinds == ["int16", "float", "date32[day]", "timestamp[us, tz=UTC]", "binary", "decimal128(38, 2)", "decimal128(5, 1)"]
     text = b'{"small":-1,"real":0.1,"day":20000,"at":1700000000123,"raw":"AP8=","price":"BNI=","exact":-1.5}'
-    (row,) = format.decoder().decode([text]).batch.to_pylist()
+    (row,) = format.make_decoder().decode([text]).batch.to_pylist()
     at = datetime.datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
     assert list(row.values())[2:] == [datetime.date(2024, 10, 4), at, b"\0\xff", Decimal("12.34"), Decimal("-1.5")]
     columns = "small smallint, real float, day date, at timestamp, raw binary, price decimal(38,2), exact decimal(5,1)"
@@ -174,7 +174,7 @@ def test_a_schema_is_read_as_connects_converter_registers_it() -> None:
     op = {"type": "string", "connect.index": 3}
     events = {"type": "object", "title": "s.t.Envelope", "connect.version": 1, "properties": {"after": after, "op": op}}
     text = b'{"after":{"id":1,"name":null,"day":1,"at":7,"coarse":7,"fine":7000},"op":"c"}'
-    decoded = Debezium(JsonSchema(schema=events)).decoder().decode([text])
+    decoded = Debezium(JsonSchema(schema=events)).make_decoder().decode([text])
     start = datetime.datetime(1970, 1, 1)
     fine, coarse = start.replace(microsecond=7), start.replace(microsecond=7000)
     (found,) = decoded.batch.to_pylist()
@@ -231,7 +231,7 @@ def test_a_decimal_in_base64_is_of_the_scale_that_is_said_whatever_scale_its_col
     format = JsonSchema(schema={"type": "object", "properties": {"a": base64_decimal(scale)}})
     assert [str(f.type) for f in list_sql_columns(format._fields)] == [kind]
     value = b'{"a":"%s"}' % text.encode()
-    found = format.decoder().decode([value])
+    found = format.make_decoder().decode([value])
     assert found.bad == () and found.batch.to_pylist() == [{"a": Decimal(expected)}]
     assert written(format, found.batch.to_pylist(), f"a {kind}") == [value]
 
@@ -279,7 +279,7 @@ def test_a_number_means_what_its_version_says_though_other_properties_of_it_cann
 
 def test_what_cannot_be_checked_is_bad_and_never_raises() -> None:
     properties = {"a": {"type": "number", "multipleOf": 0.5}, "b": {"type": "string", "pattern": r"^\p{L}+$"}}
-    decoder = JsonSchema(schema={"type": "object", "properties": properties}, check_values=True).decoder()
+    decoder = JsonSchema(schema={"type": "object", "properties": properties}, check_values=True).make_decoder()
     values = [b'{"a":NaN}', b'{"b":"x"}', b'{"c":' + b"1" * 5000 + b"}", b'{"a":1.5}']
     found = decoder.decode(values)
     assert [at for at, _ in found.bad] == [0, 1, 2]
@@ -328,7 +328,7 @@ def test_a_schema_made_of_columns_gives_their_values_back_and_validates_them() -
     assert format.validate("value") == []
     nulls = {**dict.fromkeys(ROW), "a": 1, "n": [], "p": []}
     values = written(format, [ROW, nulls], MADE)
-    found = format.decoder().decode(values)
+    found = format.make_decoder().decode(values)
     assert (found.batch.to_pylist(), found.bad) == ([ROW, nulls], ())
     schema = json.loads(format._schema_text)
     jsonschema.Draft7Validator.check_schema(schema)
@@ -355,7 +355,7 @@ def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str,
     ddl = "d bigint, f double, e float, h string, i binary, j date, k timestamp, l decimal(38,6), m array<int>"
     format = JsonSchema(schema=ddl)
     values = written(format, rows, ddl)
-    found = format.decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
+    found = format.make_decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
     assert found.batch.num_rows == 2 * len(rows)
     for row, back in zip(rows, found.batch.to_pylist()[: len(rows)], strict=True):
         assert row == back

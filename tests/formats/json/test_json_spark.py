@@ -85,7 +85,7 @@ def said(spark: SparkSession) -> Said:
 def test_follows_spark_for_every_good_value_but_the_documented_ones(said: Said) -> None:
     differences = {}
     for data_type, text, _ in (case for case in GOOD if case[0] != "varchar(3)"):
-        decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
+        decoded = Json(f"a {data_type}").make_decoder().decode([f'{{"a":{text}}}'.encode()])
         ours = decoded.batch.to_pylist()[0]["a"]
         if repr(ours) != repr(said[data_type, text]):
             differences[data_type, text] = said[data_type, text]
@@ -95,7 +95,7 @@ def test_follows_spark_for_every_good_value_but_the_documented_ones(said: Said) 
 @pytest.mark.parametrize(("data_type", "text", "spark_says"), SILENT, ids=[f"{t}={v}" for t, v, _ in SILENT])
 def test_refuses_what_spark_changes_silently(said: Said, data_type: str, text: str, spark_says: str) -> None:
     assert str(said[data_type, text]) == spark_says
-    decoded = Json(f"a {data_type}").decoder().decode([f'{{"a":{text}}}'.encode()])
+    decoded = Json(f"a {data_type}").make_decoder().decode([f'{{"a":{text}}}'.encode()])
     assert [at for at, _ in decoded.bad] == [0]
 
 
@@ -110,7 +110,7 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None
         with pytest.raises(SchemaInvalid):
             parse_ddl(schema)
     else:
-        assert parse_ddl(schema) == _parse_json_value(wanted).fields
+        assert parse_ddl(schema) == _parse_json_value(wanted).list_fields
 
 
 def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spark: SparkSession) -> None:
@@ -147,7 +147,7 @@ def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spar
     )  # fmt: skip
     rows = pa.Table.from_pylist([some() for _ in range(500)], schema)
     wanted = [bytes(row[0]) for row in spark.createDataFrame(rows).select(Json().encode(schema.names)).collect()]
-    encoder = Json().encoder([(name, "other") for name in schema.names])
+    encoder = Json().make_encoder([(name, "other") for name in schema.names])
     assert encoder is not None
     (batch,) = rows.combine_chunks().to_batches()
     found = encoder.encode(dict(zip(schema.names, batch.columns, strict=True))).to_pylist()

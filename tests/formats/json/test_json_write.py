@@ -42,7 +42,7 @@ def random_row(chance: random.Random) -> dict[str, Any]:
 
 def written(rows: list[dict[str, Any]], start: int = 0) -> list[bytes]:
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).slice(start)
-    encoder = Json().encoder(KINDS)
+    encoder = Json().make_encoder(KINDS)
     assert encoder is not None
     return encoder.encode(dict(zip(SCHEMA.names, batch.columns, strict=True))).to_pylist()
 
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_again():
     """Of any part of a batch, by the format itself."""
     chance, compared = random.Random(20261121), 0
     schema = "id bigint, yes boolean, text string, raw binary, at timestamp, local timestamp_ntz, day date"
-    decoder = Json(schema).decoder()
+    decoder = Json(schema).make_decoder()
     for start in range(40):
         rows = [random_row(chance) for _ in range(start + 25)]
         decoded = decoder.decode(written(rows, start))
@@ -95,10 +95,10 @@ def test_all_at_once():
     ],
 )  # fmt: skip
 def test_one_column_is_its_text(kind, column, expected):
-    encoder = String().encoder([("a", kind)])
+    encoder = String().make_encoder([("a", kind)])
     assert encoder is not None and encoder.encode({"a": column}).to_pylist() == expected
 
 
 def test_bytes_stay_bytes():
-    encoder = Raw().encoder([("a", "binary")])
+    encoder = Raw().make_encoder([("a", "binary")])
     assert encoder is not None and encoder.encode({"a": pa.array([b"\xff", None])}).to_pylist() == [b"\xff", None]

@@ -79,7 +79,7 @@ def files_of(text: str, *references: tuple[str, str]) -> bytes:
 
 
 def decoded(format: Protobuf, *values: bytes | None) -> tuple[list[dict[str, Any]], tuple[tuple[int, str], ...]]:
-    found = format.decoder().decode(values)
+    found = format.make_decoder().decode(values)
     return found.batch.to_pylist(), found.bad
 
 
@@ -224,7 +224,7 @@ def test_random_rows_come_back_and_damaged_ones_never_raise(rows: list[dict[str,
     names = [name for name in FULL if rows and name in rows[0]]
     schema = pa.schema([format.get_arrow_schema().field(name) for name in names])
     values = written(format, rows, schema) if rows else []
-    found = format.decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
+    found = format.make_decoder().decode([*values, *(v[: len(v) // 2] + damage for v in values)])
     assert found.batch.num_rows == 2 * len(rows)
     for row, back in zip(rows, found.batch.to_pylist()[: len(rows)], strict=True):
         # Python tells +0 from -0 nowhere but in its text.
@@ -571,7 +571,7 @@ def test_two_members_of_a_oneof_are_never_written_as_one() -> None:
     text = 'syntax = "proto3"; message M { oneof c { string s = 1; I i = 2; } optional int32 o = 3; message I { int32 n = 1; } }'
     schema = pa.schema([("s", pa.string()), ("i", pa.struct([("n", pa.int32())])), ("o", pa.int32())])
     good = [{"s": "x", "i": None, "o": 1}, {"s": None, "i": {"n": 1}, "o": 0}, {"s": None, "i": None, "o": None}]
-    found = Protobuf(schema=text).decoder().decode(written(Protobuf(schema=text), good, schema))
+    found = Protobuf(schema=text).make_decoder().decode(written(Protobuf(schema=text), good, schema))
     assert (found.batch.to_pylist(), found.bad) == (good, ())
     with pytest.raises(RowRejected, match="column `i`: it is set beside `s`, and only one field of the oneof `c` can be"):
         written(Protobuf(schema=text), [{"s": "x", "i": {"n": 1}, "o": 1}], schema)

@@ -45,8 +45,8 @@ def test_a_client_without_references_ends_on_the_reapers_thread():
 def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
     ends: list[str] = []
     owner = Owner()
-    owner.itself, owner.client = owner, Client(ends)
-    keep_client(owner.client, owner)
+    owner.itself, owner.make_client = owner, Client(ends)
+    keep_client(owner.make_client, owner)
     gone = weakref.ref(owner)
     del owner
     gc.collect()
@@ -60,7 +60,7 @@ def test_an_answer_that_is_none_of_kafka_is_explained_without_the_advice_of_libr
     size = "Receive failed: Invalid response size 1213486160 (0..100000000): increase receive.message.max.bytes"
     events.log(3, "%s", "FAIL", f"[thrd:127.0.0.1:80/bootstrap]: 127.0.0.1:80/bootstrap: {size}")
     expected = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
-    assert events.reason() == ("log", f"127.0.0.1:80: Receive failed: {expected}")
+    assert events.find_reason() == ("log", f"127.0.0.1:80: Receive failed: {expected}")
 
 
 ABORTS = """

@@ -92,7 +92,7 @@ def member(kafka, group, topic):
 def settled(hook, partition):
     """Return the bounds of a partition once the markers of its last transaction are written: brokers answer before that."""
     deadline = time.monotonic() + 120
-    while (bounds := hook.offsets([partition])[partition]).held_back and time.monotonic() < deadline:
+    while (bounds := hook.read_offsets([partition])[partition]).held_back and time.monotonic() < deadline:
         pass
     return bounds
 
@@ -105,7 +105,7 @@ def each(topic, *values):
 
 
 def test_cluster_id(kafka, hook):
-    assert hook.cluster_id() == AdminClient(kafka.connection_extra()).list_topics(timeout=60).cluster_id
+    assert hook.read_cluster_id() == AdminClient(kafka.connection_extra()).list_topics(timeout=60).cluster_id
 
 
 def test_list_topics_leaves_out_kafkas_own_unless_asked(hook, topic):
@@ -148,21 +148,21 @@ def test_missing_topics_are_named_all_at_once_or_left_out(hook, topic):
 def test_topic_config(kafka, hook, topic):
     compacted = name()
     kafka.create_topic(compacted, 1, {"cleanup.policy": "compact", "retention.ms": 12345})
-    found = hook.topic_config([topic, compacted])
+    found = hook.read_topic_config([topic, compacted])
     assert found[topic]["cleanup.policy"] == "delete"
     assert found[topic]["max.message.bytes"] == "1048588"
     assert (found[compacted]["cleanup.policy"], found[compacted]["retention.ms"]) == ("compact", "12345")
     with pytest.raises(TopicMissing):
-        hook.topic_config([topic, name("absent")])
+        hook.read_topic_config([topic, name("absent")])
 
 
 def test_a_created_topic_can_be_used_at_once_and_an_existing_one_is_left_as_it_is(hook):
     topic = name()
     assert hook.create_topic(topic, 2, 1, {"cleanup.policy": "compact"}) is True
-    assert hook.offsets([topic]) == each(topic, *[PartitionOffsets(0, 0, 0)] * 2)
+    assert hook.read_offsets([topic]) == each(topic, *[PartitionOffsets(0, 0, 0)] * 2)
     assert hook.create_topic(topic, 5, 1) is False
     assert hook.describe_topics([topic])[topic].partitions == (0, 1)
-    assert hook.topic_config([topic])[topic]["cleanup.policy"] == "compact"
+    assert hook.read_topic_config([topic])[topic]["cleanup.policy"] == "compact"
     with pytest.raises(KafkaRefused, match="TOPIC_ALREADY_EXISTS"):
         hook.create_topic(topic, exist_ok=False)
 
@@ -189,17 +189,19 @@ def test_offsets_of_topics_and_of_single_partitions(kafka, hook, topic):
     produce(kafka, topic, 0, 1, 2, 3)
     produce(kafka, topic, 2, 1)
     expected = each(topic, PartitionOffsets(0, 3, 3), PartitionOffsets(0, 0, 0), PartitionOffsets(0, 1, 1))
-    assert hook.offsets([topic]) == expected
-    assert hook.offsets([TopicPartition(topic, 2), topic]) == expected
-    assert hook.offsets([TopicPartition(topic, 2)]) == {TopicPartition(topic, 2): PartitionOffsets(0, 1, 1)}
-    assert hook.offsets([]) == {}
+    assert hook.read_offsets([topic]) == expected
+    assert hook.read_offsets([TopicPartition(topic, 2), topic]) == expected
+    assert hook.read_offsets([TopicPartition(topic, 2)]) == {TopicPartition(topic, 2): PartitionOffsets(0, 1, 1)}
+    assert hook.read_offsets([]) == {}
 
 
 def test_deleted_records_move_the_low_watermark(kafka, hook, topic):
     produce(kafka, topic, 0, 1, 2, 3)
     produce(kafka, topic, 1, 1, 2)
     assert hook.delete_records({TopicPartition(topic, 0): 2, TopicPartition(topic, 1): -1}) == each(topic, 2, 2)
-    assert hook.offsets([topic]) == each(topic, PartitionOffsets(2, 3, 3), PartitionOffsets(2, 2, 2), PartitionOffsets(0, 0, 0))
+    assert hook.read_offsets([topic]) == each(
+        topic, PartitionOffsets(2, 3, 3), PartitionOffsets(2, 2, 2), PartitionOffsets(0, 0, 0)
+    )
 
 
 def test_an_open_transaction_holds_the_last_stable_offset_back(kafka, hook, topic):
@@ -209,7 +211,7 @@ def test_an_open_transaction_holds_the_last_stable_offset_back(kafka, hook, topi
         producer.produce(topic, b"v", partition=0)
         producer.flush(60)
         produce(kafka, topic, 0, 1)
-        bounds = hook.offsets([topic])[TopicPartition(topic, 0)]
+        bounds = hook.read_offsets([topic])[TopicPartition(topic, 0)]
         assert bounds == PartitionOffsets(0, 1, 4)
         assert bounds.held_back == 3
         producer.commit_transaction(60)
@@ -228,23 +230,23 @@ def test_an_aborted_transaction_holds_nothing_back(kafka, hook, topic):
 def test_offsets_of_a_missing_topic_or_partition_are_an_error(hook, topic):
     absent = name("absent")
     with pytest.raises(TopicMissing) as caught:
-        hook.offsets([topic, absent])
+        hook.read_offsets([topic, absent])
     assert caught.value.topics == (absent,)
     with pytest.raises(TopicMissing) as caught:
-        hook.offsets([TopicPartition(topic, 0), TopicPartition(topic, 7)])
+        hook.read_offsets([TopicPartition(topic, 0), TopicPartition(topic, 7)])
     assert caught.value.topics == (f"{topic}-7",)
 
 
 def test_offsets_for_times(kafka, hook, topic):
     produce(kafka, topic, 0, 10 * SECOND, 20 * SECOND, 30 * SECOND)
     produce(kafka, topic, 1, 30 * SECOND, 10 * SECOND)
-    assert hook.offsets_for_times([topic], 0) == each(topic, 0, 0, None)
-    assert hook.offsets_for_times([topic], 10 * SECOND + 1) == each(topic, 1, 0, None)
-    assert hook.offsets_for_times([topic], 20 * SECOND) == each(topic, 1, 0, None)
-    assert hook.offsets_for_times([topic], 30 * SECOND + 1) == each(topic, None, None, None)
-    assert hook.offsets_for_times([TopicPartition(topic, 1)], 5) == {TopicPartition(topic, 1): 0}
+    assert hook.find_offsets_for_times([topic], 0) == each(topic, 0, 0, None)
+    assert hook.find_offsets_for_times([topic], 10 * SECOND + 1) == each(topic, 1, 0, None)
+    assert hook.find_offsets_for_times([topic], 20 * SECOND) == each(topic, 1, 0, None)
+    assert hook.find_offsets_for_times([topic], 30 * SECOND + 1) == each(topic, None, None, None)
+    assert hook.find_offsets_for_times([TopicPartition(topic, 1)], 5) == {TopicPartition(topic, 1): 0}
     with pytest.raises(ValueError, match="not negative"):
-        hook.offsets_for_times([topic], -1)
+        hook.find_offsets_for_times([topic], -1)
 
 
 def test_offsets_for_times_look_behind_the_last_stable_offset_only_on_request(kafka, hook, topic):
@@ -253,8 +255,8 @@ def test_offsets_for_times_look_behind_the_last_stable_offset_only_on_request(ka
         producer.produce(topic, b"v", partition=0, timestamp=20 * SECOND)
         producer.flush(60)
         partition = TopicPartition(topic, 0)
-        assert hook.offsets_for_times([partition], 20 * SECOND)[partition] is None
-        assert hook.offsets_for_times([partition], 20 * SECOND, isolation_level="read_uncommitted")[partition] == 1
+        assert hook.find_offsets_for_times([partition], 20 * SECOND)[partition] is None
+        assert hook.find_offsets_for_times([partition], 20 * SECOND, isolation_level="read_uncommitted")[partition] == 1
         producer.abort_transaction(60)
 
 
@@ -263,11 +265,11 @@ def test_offsets_are_asked_for_in_batches_not_one_request_for_each_partition(kaf
     topic = name()
     kafka.create_topic(topic, 40)
     with caplog.at_level(logging.DEBUG, logger="airflow_kafka_spark.hooks.kafka.client"), KafkaHook() as hook:
-        hook.offsets([topic])  # a new topic is asked for until its brokers have opened it
-        hook.cluster_id()  # serves what is left in the log queue
+        hook.read_offsets([topic])  # a new topic is asked for until its brokers have opened it
+        hook.read_cluster_id()  # serves what is left in the log queue
         caplog.clear()
-        assert len(hook.offsets([topic])) == 40
-        hook.cluster_id()
+        assert len(hook.read_offsets([topic])) == 40
+        hook.read_cluster_id()
     sent = [line for line in caplog.messages if "Sent ListOffsetsRequest" in line]
     assert 1 <= len(sent) <= 3
 
@@ -312,7 +314,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
             "kafka-transactions.sh abort --topic (.*) --partition (.*) --start-offset ([0-9]*)", eventually(refused)
         )
         there = TopicPartition(advice[1], int(advice[2]))
-        found = patient.offsets([there])[there]
+        found = patient.read_offsets([there])[there]
         assert found.held_back and found.lso == int(advice[3])
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(patient.committed, group, [partition])
@@ -392,40 +394,40 @@ def test_the_hook_is_one_of_the_official_connection_type():
 def test_one_client_per_hook_and_a_new_one_after_close(kafka, monkeypatch):
     hook = KafkaHook()
     client = hook.get_conn
-    hook.cluster_id()
+    hook.read_cluster_id()
     assert hook.get_conn is client
     hook.close()
     hook.close()
-    assert hook.cluster_id()
+    assert hook.read_cluster_id()
     assert hook.get_conn is not client
     hook.close()
 
 
 def test_clients_made_from_its_settings_work(kafka, hook, topic):
-    producer = Producer(hook.producer_config(**{"transactional.id": name("txn")}))
+    producer = Producer(hook.make_producer_config(**{"transactional.id": name("txn")}))
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, b"hello", partition=0)
     producer.commit_transaction(60)
     settled(hook, TopicPartition(topic, 0))
-    consumer = Consumer(hook.consumer_config())
+    consumer = Consumer(hook.make_consumer_config())
     consumer.assign([KafkaTopicPartition(topic, 0, 0)])
     first, end = consumer.poll(20), consumer.poll(20)
     assert first.value() == b"hello"
     assert end.error().name() == "_PARTITION_EOF"
     consumer.close()
-    assert hook.java_config().options["bootstrap.servers"] == kafka.bootstrap_servers
+    assert hook.make_java_config().options["bootstrap.servers"] == kafka.bootstrap_servers
 
 
 def test_settings_that_java_has_no_counterpart_for_are_logged(kafka, monkeypatch, caplog):
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json(ssl_crl_location="/x", debug=""))
     with caplog.at_level(logging.INFO):
-        assert KafkaHook().java_config().ignored == ("ssl.crl.location",)
+        assert KafkaHook().make_java_config().ignored == ("ssl.crl.location",)
     assert "connection kafka_default: ssl.crl.location" in caplog.text
 
 
 def test_connection_test_of_the_ui(kafka, hook):
-    expected = f"Connected to Kafka cluster {hook.cluster_id()}, brokers: {kafka.bootstrap_servers}."
+    expected = f"Connected to Kafka cluster {hook.read_cluster_id()}, brokers: {kafka.bootstrap_servers}."
     assert hook.test_connection() == (True, expected)
     assert KafkaHook("undefined").test_connection()[0] is False
 
@@ -440,12 +442,12 @@ def use(monkeypatch, conn_id, **extra):
 
 
 EVERY_CALL = [
-    lambda hook: hook.cluster_id(),
+    lambda hook: hook.read_cluster_id(),
     lambda hook: hook.list_topics(),
     lambda hook: hook.describe_topics(["x"], missing="omit"),
-    lambda hook: hook.topic_config(["x"]),
-    lambda hook: hook.offsets([TopicPartition("x", 0)]),
-    lambda hook: hook.offsets_for_times([TopicPartition("x", 0)], 0),
+    lambda hook: hook.read_topic_config(["x"]),
+    lambda hook: hook.read_offsets([TopicPartition("x", 0)]),
+    lambda hook: hook.find_offsets_for_times([TopicPartition("x", 0)], 0),
     lambda hook: hook.committed("g", [TopicPartition("x", 0)]),
     lambda hook: hook.group_state("g"),
     lambda hook: hook.alter_committed("g", {TopicPartition("x", 0): 0}),
@@ -487,7 +489,7 @@ def test_no_call_returns_anything_when_no_broker_can_be_reached(monkeypatch, cap
 def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
     started = time.monotonic()
     with pytest.raises(KafkaUnavailable, match=r"Failed to resolve 'no-such-host\.invalid:9092'"):
-        use(monkeypatch, "dns", **{"bootstrap.servers": "no-such-host.invalid:9092"}).cluster_id()
+        use(monkeypatch, "dns", **{"bootstrap.servers": "no-such-host.invalid:9092"}).read_cluster_id()
     assert time.monotonic() - started < 100
 
 
@@ -521,12 +523,12 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
 def test_an_unusable_extra_is_an_error_that_names_the_connection(monkeypatch, extra, message):
     monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "no_such.token")
     with pytest.raises(ConnectionInvalid, match=f"`broken`.*{message}"):
-        use(monkeypatch, "broken", **extra).cluster_id()
+        use(monkeypatch, "broken", **extra).read_cluster_id()
 
 
 def test_an_undefined_connection_is_an_error_that_says_so():
     with pytest.raises(ConnectionInvalid, match="`undefined`.*not defined.*type `kafka`"):
-        KafkaHook("undefined").cluster_id()
+        KafkaHook("undefined").read_cluster_id()
 
 
 def test_a_client_with_the_wrong_protocol_gets_an_error_that_names_the_protocol(kafka, monkeypatch):
@@ -534,7 +536,7 @@ def test_a_client_with_the_wrong_protocol_gets_an_error_that_names_the_protocol(
     # The client words it by what comes in first (bytes, or the end of the connection), and by how far the handshake is then.
     expected = "SSL handshake failed.*PLAINTEXT broker listener|SSL.*another `security.protocol`"
     with pytest.raises(KafkaUnavailable, match=expected):
-        hook.cluster_id()
+        hook.read_cluster_id()
 
 
 def test_the_connections_own_error_callback_is_still_called(monkeypatch):
@@ -542,7 +544,7 @@ def test_the_connections_own_error_callback_is_still_called(monkeypatch):
     hook = use(monkeypatch, "closed", **{"bootstrap.servers": "127.0.0.1:1"})
     hook.config["error_cb"] = heard.append
     with pytest.raises(KafkaUnavailable):
-        hook.cluster_id()
+        hook.read_cluster_id()
     assert "_TRANSPORT" in {error.name() for error in heard}
 
 
@@ -572,8 +574,8 @@ def ask(seed):
         lambda: hook.committed("g", [p]),
         lambda: hook.group_state("g"),
         lambda: hook.alter_committed(f"g{seed}", {p: 1}),
-        lambda: hook.offsets(["t"]),
-        lambda: hook.topic_config(["t"]),
+        lambda: hook.read_offsets(["t"]),
+        lambda: hook.read_topic_config(["t"]),
     ]
     while not stop.is_set():
         try:
@@ -619,12 +621,12 @@ def test_no_call_ends_the_process_when_a_broker_dies_and_comes_back(fragile):
 def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
     with KafkaHook("fragile", timeout=2) as hook:
-        assert eventually(lambda: unless_silent(hook.offsets, ["t"]))
+        assert eventually(lambda: unless_silent(hook.read_offsets, ["t"]))
         fragile.pause()
         try:
             started = time.monotonic()
             with pytest.raises(KafkaUnavailable):
-                hook.offsets(["t"])
+                hook.read_offsets(["t"])
             assert 1.5 < time.monotonic() - started < 100
             with pytest.raises(KafkaUnavailable):
                 hook.list_topics()
@@ -637,9 +639,9 @@ def test_a_broker_that_hangs_is_an_error_after_the_timeout(fragile, monkeypatch)
 def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
     with KafkaHook("fragile", timeout=200) as hook, ThreadPoolExecutor(1) as pool:
-        assert hook.offsets(["t"]) == each("t", PartitionOffsets(0, 0, 0))
+        assert hook.read_offsets(["t"]) == each("t", PartitionOffsets(0, 0, 0))
         fragile.kill()
-        answer = pool.submit(hook.offsets, ["t"])
+        answer = pool.submit(hook.read_offsets, ["t"])
         fragile.restart()
         assert answer.result(200) == each("t", PartitionOffsets(0, 0, 0))
 
@@ -648,7 +650,7 @@ def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, mon
 def test_a_hook_that_was_connected_reports_why_no_broker_answers(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())
     with KafkaHook("fragile", timeout=10) as hook:
-        assert eventually(lambda: unless_silent(hook.cluster_id))
+        assert eventually(lambda: unless_silent(hook.read_cluster_id))
         fragile.kill()
         try:
             with pytest.raises(KafkaUnavailable, match="Connection refused|Disconnected"):

@@ -89,13 +89,13 @@ def read(spark, options):
 
 def served(hook):
     """Check that the connection works for librdkafka."""
-    offsets = hook.offsets(["t"])
+    offsets = hook.read_offsets(["t"])
     return offsets == {TopicPartition("t", p): PartitionOffsets(0, 50, 50) for p in (0, 1)}
 
 
 def test_scram_over_tls_serves_librdkafka_and_spark(sasl_ssl, spark, monkeypatch):
     hook = connect(monkeypatch, sasl_ssl.connection_extra())
-    java = hook.java_config()
+    java = hook.make_java_config()
     assert served(hook)
     assert java.ignored == ()
     assert read(spark, java.options) == VALUES
@@ -108,9 +108,9 @@ def test_certificate_authorities_as_text_serve_librdkafka_and_spark(sasl_ssl, sp
         extra["ssl.ca.pem"] = file.read()
     hook = connect(monkeypatch, extra)
     assert served(hook)
-    assert read(spark, hook.java_config().options) == VALUES
+    assert read(spark, hook.make_java_config().options) == VALUES
     extra = sasl_ssl.connection_extra()
-    options = connect(monkeypatch, extra).java_config(inline_files=True).options
+    options = connect(monkeypatch, extra).make_java_config(inline_files=True).options
     assert location not in str(options)
     assert read(spark, options) == VALUES
 
@@ -119,7 +119,7 @@ def test_certificate_authorities_as_text_serve_librdkafka_and_spark(sasl_ssl, sp
 def test_sasl_in_plain_text_serves_librdkafka_and_spark(sasl_plaintext, spark, monkeypatch, mechanism):
     hook = connect(monkeypatch, sasl_plaintext.connection_extra(mechanism=mechanism))
     assert served(hook)
-    assert read(spark, hook.java_config().options) == VALUES
+    assert read(spark, hook.make_java_config().options) == VALUES
 
 
 @pytest.mark.parametrize("key", ["as it is", "traditional", "encrypted", "traditional and encrypted"])
@@ -138,7 +138,7 @@ def test_mutual_tls_with_pem_files_serves_librdkafka_and_spark(mutual_tls, spark
             extra["ssl.key.password"] = "key pass"
     hook = connect(monkeypatch, extra)
     assert served(hook)
-    assert read(spark, hook.java_config().options) == VALUES
+    assert read(spark, hook.make_java_config().options) == VALUES
 
 
 def test_a_pkcs12_keystore_serves_librdkafka_and_spark(mutual_tls, spark, monkeypatch, tmp_path):
@@ -161,22 +161,22 @@ def test_a_pkcs12_keystore_serves_librdkafka_and_spark(mutual_tls, spark, monkey
     subprocess.run(command, check=True, capture_output=True)
     hook = connect(monkeypatch, extra | {"ssl.keystore.location": str(store), "ssl.keystore.password": "store pass"})
     assert served(hook)
-    assert read(spark, hook.java_config().options) == VALUES
+    assert read(spark, hook.make_java_config().options) == VALUES
 
 
 def test_java_settings_by_hand_serve_spark(sasl_ssl, spark, monkeypatch):
     extra = sasl_ssl.connection_extra()
-    options = connect(monkeypatch, extra).java_config().options
+    options = connect(monkeypatch, extra).make_java_config().options
     by_hand = {f"java.{name}": options[name] for name in ("sasl.mechanism", "sasl.jaas.config")}
     hook = connect(monkeypatch, extra | {"sasl.mechanism": "OAUTHBEARER"} | by_hand)
-    assert read(spark, hook.java_config().options) == VALUES
+    assert read(spark, hook.make_java_config().options) == VALUES
 
 
 def refused(hook, capfd):
     """Return the error of a connection that the brokers refuse: raised soon, not retryable, without further logs or secrets."""
     started = time.monotonic()
     with pytest.raises(ConnectionInvalid) as caught:
-        hook.offsets(["t"])
+        hook.read_offsets(["t"])
     assert time.monotonic() - started < 100
     assert caught.value.conn_id == hook.conn_id
     assert not caught.value.retryable
@@ -225,10 +225,10 @@ def test_no_secret_reaches_the_log(sasl_ssl, monkeypatch, caplog):
         caplog.at_level(logging.DEBUG, logger="airflow_kafka_spark"),
         connect(monkeypatch, sasl_ssl.connection_extra(debug="all")) as hook,
     ):
-        hook.cluster_id()
-        repr(hook.java_config())
-        assert PASSWORD not in repr(hook.java_config())
-        hook.cluster_id()
+        hook.read_cluster_id()
+        repr(hook.make_java_config())
+        assert PASSWORD not in repr(hook.make_java_config())
+        hook.read_cluster_id()
     assert "librdkafka" in caplog.text
     assert "say" not in caplog.text
 
@@ -238,8 +238,8 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
     calls = {
         "TOPIC_AUTHORIZATION_FAILED": [
             lambda: hook.describe_topics(["t"], missing="omit"),
-            lambda: hook.topic_config(["t"]),
-            lambda: hook.offsets([TopicPartition("t", 0)]),
+            lambda: hook.read_topic_config(["t"]),
+            lambda: hook.read_offsets([TopicPartition("t", 0)]),
             lambda: hook.create_topic("other"),
             lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
         ],

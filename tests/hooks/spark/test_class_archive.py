@@ -129,11 +129,11 @@ def test_only_local_masters_have_an_archive_and_the_extra_switches_it_off(cache,
 def test_settings_of_the_user_that_concern_archives_win(cache, connect, monkeypatch):
     archive = connect(host="local")._find_class_archive()
     publish(archive.file)
-    assert archive.java_options("-Xmx1g -Dx=y")
+    assert archive.make_java_options("-Xmx1g -Dx=y")
     for option in ("-Xshare:off", "-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"):
-        assert archive.java_options(option) == ()
+        assert archive.make_java_options(option) == ()
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xshare:off")
-    assert archive.java_options() == ()
+    assert archive.make_java_options() == ()
 
 
 def test_nothing_is_made_where_memory_is_short(cache, monkeypatch):

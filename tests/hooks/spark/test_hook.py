@@ -40,7 +40,7 @@ def test_the_master_of_each_official_connection_type(connect, connection, master
 def test_settings_are_ours_then_the_connections_then_the_operators(connect):
     hook = connect(host="local", extra={"spark.driver.memory": "3g", "spark.ui.enabled": True, "queue": "x"})
     hook.conf = {"spark.driver.memory": "4g"}
-    settings = hook.settings()
+    settings = hook.make_settings()
     assert settings["spark.driver.memory"] == "4g"
     assert settings["spark.ui.enabled"] == "true"
     assert settings["spark.sql.session.timeZone"] == "UTC"
@@ -48,7 +48,9 @@ def test_settings_are_ours_then_the_connections_then_the_operators(connect):
 
 
 def test_java_options_of_the_connection_come_beside_ours(connect):
-    options = connect(host="local", extra={"spark.driver.extraJavaOptions": "-Dx=y"}).settings()["spark.driver.extraJavaOptions"]
+    options = connect(host="local", extra={"spark.driver.extraJavaOptions": "-Dx=y"}).make_settings()[
+        "spark.driver.extraJavaOptions"
+    ]
     assert "log4j2.properties" in options
     assert options.endswith("-Dx=y")
 
@@ -56,7 +58,7 @@ def test_java_options_of_the_connection_come_beside_ours(connect):
 @pytest.mark.parametrize("given", ["", "-Xshare:auto -XX:Tier4InvocationThreshold=1"])
 def test_a_local_jvm_starts_with_few_compilations_unless_that_is_switched_off(connect, given):
     hook = connect(host="local", extra={"spark.driver.extraJavaOptions": given})
-    options = hook._make_quick_start_options(hook.settings()["spark.driver.extraJavaOptions"])
+    options = hook._make_quick_start_options(hook.make_settings()["spark.driver.extraJavaOptions"])
     assert set(_QUICK_START) <= set(options)
     assert any(option.startswith("-XX:SharedArchiveFile") for option in options) <= (given == "")
     assert connect(host="local", extra={"class_archive": False})._make_quick_start_options("") == ()
@@ -134,7 +136,7 @@ def test_a_session_that_is_needed_is_started_in_another_thread_and_waited_for(st
     early = EarlyStart(slow, lambda: True)
     assert decided.wait(60)
     go.set()
-    assert early.result() == "session"
+    assert early.wait_for_result() == "session"
     assert started != [threading.current_thread()]
 
 
@@ -142,7 +144,7 @@ def test_a_session_that_is_needed_is_started_in_another_thread_and_waited_for(st
 def test_nothing_is_started_for_a_window_without_records_or_one_that_cannot_be_foreseen(start, started, answer):
     early = EarlyStart(start, answer)
     early._thread.join(60)
-    assert early.result() is None
+    assert early.wait_for_result() is None
     assert started == []
 
 
@@ -153,7 +155,7 @@ def test_a_start_that_has_not_begun_when_the_validation_fails_or_the_session_is_
     getattr(early, end)()
     go.set()
     early._thread.join(60)
-    assert early.result() is None
+    assert early.wait_for_result() is None
     assert started == []
 
 
@@ -167,4 +169,4 @@ def test_the_error_of_the_start_is_raised_where_the_session_is_wanted():
     early = EarlyStart(fails, lambda: True)
     assert begun.wait(60)
     with pytest.raises(SparkUnavailable, match="no memory"):
-        early.result()
+        early.wait_for_result()

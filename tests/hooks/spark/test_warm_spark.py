@@ -121,7 +121,7 @@ def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(connect,
     with monkeypatch.context() as alone:
         # Another test may have started a Spark in this process.
         alone.setattr("pyspark.SparkContext._active_spark_context", None)
-        assert made._open_warm(made.settings()) is None
+        assert made._open_warm(made.make_settings()) is None
     assert "so that this task starts its own: 0 warm processes" in caplog.text
 
 

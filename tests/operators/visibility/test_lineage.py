@@ -47,14 +47,14 @@ def test_from_a_table_to_a_topic():
     operator = SourceToKafkaOperator(
         task_id="t", source=JdbcSource("shop", "orders"), sink=KafkaSink(topic="orders", value=Json(), key="id")
     )
-    lineage = operator.openlineage()
+    lineage = operator.make_openlineage()
     assert [(d.namespace, d.name) for d in lineage.inputs] == [("postgres://db:5432", "shop.public.orders")]
     assert [(d.namespace, d.name) for d in lineage.outputs] == [("kafka://one:9093", "orders")]
     assert not lineage.run_facets
     window = Window("p", 1, (), "run", "2026-01-01T00:00:00Z")
     landed = (Landed("orders", 0, 5, 9, 4), Landed("orders", 1, 0, 2, 2))
     report = Report(window, records_read=6, records_written=6, published=landed, source="postgres://db:5432/shop/public/orders")
-    lineage = operator.openlineage(window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
+    lineage = operator.make_openlineage(window=window, report={**report.to_dict(), "published": [vars(part) for part in landed]})
     (written,) = lineage.outputs
     assert written.outputFacets["outputStatistics"].rowCount == 6
     assert written.outputFacets["kafkaSpark_offsets"].partitions == [
@@ -67,11 +67,11 @@ def test_from_a_table_to_a_topic():
 
 def test_between_topics():
     operator = KafkaToKafkaOperator(task_id="t", topics=["a", "b"], group_id="g", sink=KafkaSink(topic="c"))
-    lineage = operator.openlineage()
+    lineage = operator.make_openlineage()
     assert [d.name for d in lineage.inputs] == ["a", "b"]
     assert [d.name for d in lineage.outputs] == ["c"]
     window = Window("p", 1, (OffsetRange("a", 0, 3, 7), OffsetRange("b", 0, 0, 0)), "run", "2026-01-01T00:00:00Z")
-    lineage = operator.openlineage(window=window)
+    lineage = operator.make_openlineage(window=window)
     assert lineage.inputs[0].inputFacets["kafkaSpark_offsets"].partitions == [{"partition": 0, "start": 3, "end": 7}]
     assert lineage.run_facets["kafkaSpark_window"].window == "0000000001"
 
@@ -81,14 +81,14 @@ def test_other_sinks_of_a_window_are_outputs_too():
     sink = FilesSink("/data/out")
     operator = KafkaToSinkOperator(task_id="t", topics="a", group_id="g", value=Json(), sink=sink, transforms=transforms)
     report = Report(Window("p", 1, (), "run", ""), records_written=6, captured=(Captured(0, "rare", "file:///data/rare", 4, ""),))
-    lineage = operator.openlineage(window=report.window, report=report.to_dict())
+    lineage = operator.make_openlineage(window=report.window, report=report.to_dict())
     assert [(d.name, d.outputFacets["outputStatistics"].rowCount) for d in lineage.outputs] == [
         ("/data/out", 6),
         ("/data/rare", 4),
     ]
-    assert [d.name for d in operator.openlineage().outputs] == ["/data/out", "/data/rare"]
+    assert [d.name for d in operator.make_openlineage().outputs] == ["/data/out", "/data/rare"]
 
 
 def test_from_files():
     operator = SourceToKafkaOperator(task_id="t", source=FilesSource("/data/in", "json"), sink=KafkaSink(topic="t", value=Json()))
-    assert [(d.namespace, d.name) for d in operator.openlineage().inputs] == [("file", "/data/in")]
+    assert [(d.namespace, d.name) for d in operator.make_openlineage().inputs] == [("file", "/data/in")]

@@ -88,10 +88,10 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     # Directories with awkward names: fifteen files a split, and here alone.
     lake = replace(lake, sink=replace(lake.sink, partition_by=["flag", "day_of_week"]))
     jobs = [feed.next() for _ in range(2)]
-    assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
+    assert lake.sink.validate(feed.shape) == [] and lake.sink.find_last_applied(feed.pipeline) is None
     for job in (*jobs, *jobs):
         assert apply(lake.sink, job).ranges == job.window.ranges
-        assert lake.sink.last_applied(feed.pipeline).number >= job.window.number
+        assert lake.sink.find_last_applied(feed.pipeline).number >= job.window.number
     same_multiset([line for job in jobs for line in job.expected], lake.read())
     assert lake.data() == lake.named()
     assert not [name for name in lake.names() if name.startswith("_airflow/attempts/") and name != "_airflow/attempts/"]
@@ -279,9 +279,9 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     with pytest.raises(SinkUnavailable, match="the store answered 403 Forbidden") as said:
         apply(reader, job)
     assert not said.value.retryable and "\n" not in str(said.value)
-    there = lake.sink.destination()
+    there = lake.sink.find_destination()
     assert there.place["server"].startswith("127.0.0.1:")
-    amazon = replace(lake.sink, conn_id=None).destination()
+    amazon = replace(lake.sink, conn_id=None).find_destination()
     assert [d.what for d in compare_endpoints(amazon, there)] == [d.what for d in compare_locations(there, amazon)] == ["server"]
     secret = find_s3_access("lake").secret_key
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:

@@ -70,8 +70,8 @@ def test_windows_are_remembered_when_delta_has_removed_its_old_entries(tmp_path,
     DeltaTable(case.path).create_checkpoint()
     DeltaTable(case.path).cleanup_metadata()
     assert len(list(case.path.glob("_delta_log/*.json"))) < 3
-    assert [case.sink.applied(job.window).number for job in jobs[:6]] == [1, 2, 3, 4, 5, 6]
-    assert case.sink.last_applied(feed.pipeline).ranges == jobs[5].window.ranges
+    assert [case.sink.find_applied(job.window).number for job in jobs[:6]] == [1, 2, 3, 4, 5, 6]
+    assert case.sink.find_last_applied(feed.pipeline).ranges == jobs[5].window.ranges
     apply(case.sink, jobs[6])
     assert Counter(case.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
 
@@ -80,8 +80,8 @@ def test_a_table_that_was_copied_without_its_records_has_them_in_its_history(lak
     jobs = [feed.next() for _ in range(3)]
     records = [apply(lake.sink, job) for job in jobs[:2]]
     shutil.rmtree(lake.path / "_airflow")
-    assert lake.sink.last_applied(feed.pipeline) == records[1]
-    assert [lake.sink.applied(job.window) for job in jobs] == [*records, None]
+    assert lake.sink.find_last_applied(feed.pipeline) == records[1]
+    assert [lake.sink.find_applied(job.window) for job in jobs] == [*records, None]
     apply(lake.sink, jobs[2])
     same_multiset([line for job in jobs for line in job.expected], lake.read())
 
@@ -89,13 +89,13 @@ def test_a_table_that_was_copied_without_its_records_has_them_in_its_history(lak
 def test_a_pipelines_version_grows_with_each_of_its_commits():
     version, seen = PipelineVersion.unpack(None), [-1]
     for number in (1, None, 1, 2, None, None, 10**9):
-        version = version.after(number)
+        version = version.make_next(number)
         assert PipelineVersion.unpack(int(version)) == version
         seen.append(int(version))
     assert seen == sorted(set(seen)) and seen[-1] < 1 << 63
     assert version.newest == 10**9
     with pytest.raises(OverflowError):
-        PipelineVersion(1, (1 << 14) - 1, 0).after()
+        PipelineVersion(1, (1 << 14) - 1, 0).make_next()
 
 
 # --- replays --------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_table_with_column_mapping_and_generated_columns_gets_each_row_once(tm
     assert initials == {True: len(expected) - 1}
     DeltaTable(path).create_checkpoint()
     apply(replace(sink, optimize=4), last := feed.next(1, 0, 0, values=mapped_row))
-    assert sink.last_applied(feed.pipeline).number == 4
+    assert sink.find_last_applied(feed.pipeline).number == 4
     same_multiset([changed, *expected[2:], *last.expected], read_mapped_table(path))
     found = Counter(line["partition.day"] for line in pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist())
     assert set(found.values()) == {1}, "compacted"

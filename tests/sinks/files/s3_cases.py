@@ -42,7 +42,7 @@ class Lake:
         in_path = pa.schema([("window", pa.string()), *(WIDE.field(name) for name in self.sink.partition_by)])
         partitioning = pa.dataset.partitioning(in_path, flavor="hive")
         found = pa.dataset.dataset(
-            files, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning,
+            files, format="parquet", filesystem=find_s3_access("lake").make_filesystem(), partitioning=partitioning,
             partition_base_dir=f"{self.sink.location.path}/_data",
         )  # fmt: skip
         columns = list(only or WIDE.names)
@@ -70,10 +70,10 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     # Directories with awkward names: five files a split, and here alone.
     lake = replace(lake, sink=replace(lake.sink, partition_by=["day_of_week"]))
     jobs = [feed.next() for _ in range(2)]
-    assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
+    assert lake.sink.validate(feed.shape) == [] and lake.sink.find_last_applied(feed.pipeline) is None
     for job in (*jobs, *jobs):
         assert apply(lake.sink, job).ranges == job.window.ranges
-        assert lake.sink.last_applied(feed.pipeline).number >= job.window.number
+        assert lake.sink.find_last_applied(feed.pipeline).number >= job.window.number
     same_multiset([line for job in jobs for line in job.expected], lake.read())
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
@@ -149,7 +149,7 @@ def listed_rows(lake: Lake, *only: str) -> list[dict[str, Any]]:
     in_path = pa.schema([("window", pa.string()), *((name, pa.string()) for name in lake.sink.partition_by)])
     partitioning = pa.dataset.partitioning(in_path, flavor="hive")
     found = pa.dataset.dataset(
-        lake.sink.location.path, format="parquet", filesystem=find_s3_access("lake").filesystem(), partitioning=partitioning
+        lake.sink.location.path, format="parquet", filesystem=find_s3_access("lake").make_filesystem(), partitioning=partitioning
     )
     columns = list(only or [name for name in WIDE.names if name not in lake.sink.partition_by])
     return found.to_table(columns=columns).to_pylist() if found.files else []
@@ -193,7 +193,7 @@ def test_a_commit_that_was_begun_is_carried_on_whenever_its_attempt_dies(listed,
         assert victim.died()
     begun = point in POINTS[1:]
     assert set(listed_ids(listed).values()) == {1}
-    assert (listed.sink.applied(job.window) is not None) is begun
+    assert (listed.sink.find_applied(job.window) is not None) is begun
     assert listed_ids(listed) == Counter(first.ids + (job.ids if begun else []))
     for one in (job, third):
         apply(listed.sink, one)
@@ -211,7 +211,7 @@ def test_a_zombie_completes_no_upload_that_no_commit_names(listed, feed, tmp_pat
     assert listed_ids(listed) == Counter([*first.ids, *job.ids])
     with Victim(listed.sink, second, "upload.1.completing:stop", tmp_path / "two") as zombie:
         assert zombie.stopped()
-        assert listed.sink.applied(second.window).written == len(second.expected)
+        assert listed.sink.find_applied(second.window).written == len(second.expected)
         apply(listed.sink, third)
         assert zombie.wake() == 0
     assert listed_ids(listed) == Counter(i for one in (first, job, second, third) for i in one.ids)

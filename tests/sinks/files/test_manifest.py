@@ -183,7 +183,7 @@ def test_a_driver_that_dies_behind_its_commit_leaves_a_window_that_the_next_look
         with pytest.raises(SinkUnavailable), sink.begin(job.window, job.splits, job.shape) as writer:
             writer.commit(write_all(writer, job))
     assert ids(sink) == []
-    assert sink.applied(job.window).written == len(job.expected)
+    assert sink.find_applied(job.window).written == len(job.expected)
     assert Counter(ids(sink)) == Counter(job.ids)
 
 
@@ -199,15 +199,15 @@ def test_looking_for_the_newest_commit_does_not_list_the_log(sink, feed, monkeyp
         return found
 
     monkeypatch.setattr(TableStore, "names_after", look)
-    assert sink.last_applied(feed.pipeline).number == 3
+    assert sink.find_last_applied(feed.pipeline).number == 3
     assert [[name for name in found if name[0].isdigit()] for _, found in asked] == [[f"{3:020d}.json"]] * len(asked)
     # The newest commit is found with a missing, old or damaged hint.
     (hint,) = Path(sink.path).glob("_windows/*/log/newest")
     for content in ("", "1"):
         hint.write_text(content)
-        assert sink.last_applied(feed.pipeline).number == 3
+        assert sink.find_last_applied(feed.pipeline).number == 3
     hint.unlink()
-    assert sink.last_applied(feed.pipeline).number == 3
+    assert sink.find_last_applied(feed.pipeline).number == 3
 
 
 def test_what_is_no_entry_of_the_log_is_a_conflict(sink, feed):
@@ -216,7 +216,7 @@ def test_what_is_no_entry_of_the_log_is_a_conflict(sink, feed):
     (entry,) = Path(sink.path).glob("_windows/*/log/*.json")
     entry.write_text("{}")
     with pytest.raises(WindowConflict, match="cannot be understood"):
-        sink.applied(job.window)
+        sink.find_applied(job.window)
 
 
 def test_a_commit_comes_back_as_it_was_written():
@@ -232,7 +232,7 @@ def test_one_table_has_one_visibility(sink, feed, tmp_path):
     apply(renamed, Feed(SCHEMA).next())
     (problem,) = replace(renamed, visibility="manifest").validate(feed.shape)
     assert "published by `rename`" in problem.what
-    assert renamed.destination() != replace(renamed, visibility="manifest").destination()
+    assert renamed.find_destination() != replace(renamed, visibility="manifest").find_destination()
 
 
 def test_columns_and_format_are_compared_with_the_windows_that_are_there(sink, feed):

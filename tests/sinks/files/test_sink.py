@@ -144,7 +144,7 @@ def test_a_file_uri_is_a_path(tmp_path):
     assert "%20" in sink.path
     assert sink.uri == sink.path == sink.asset_uri
     apply(sink, feed.next())
-    assert FilesSink(str(tmp_path / "my lake" / "t")).last_applied(feed.pipeline).number == 1
+    assert FilesSink(str(tmp_path / "my lake" / "t")).find_last_applied(feed.pipeline).number == 1
 
 
 def test_a_template_stays_a_template_in_the_asset_uri():
@@ -185,7 +185,7 @@ def test_files_are_durable_before_they_are_published_and_names_after(path, monke
         assert after == [("flush", str(path)), ("flush", str(path.parent))]
         steps.clear()
         # A retry finds the window published. It must exist after a power cut, too, by whichever attempt it was published.
-        sink.applied(job.window)
+        sink.find_applied(job.window)
         assert steps == [("flush", str(path)), ("flush", str(path.parent))]
 
 
@@ -473,7 +473,7 @@ def test_only_the_files_that_results_name_are_published(path):
         assert tree(path) == published
     record = sink.table.record(job.window)
     window = sink.table.get_window_path(job.window)
-    assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
+    assert {f["path"] for f in record.list_files} | {RECORD} == set(names(window))
 
 
 @pytest.mark.faults
@@ -499,7 +499,7 @@ class _Task(FilesSink):
     def __init__(self, writer):
         self.__dict__["writer"] = writer
 
-    def applied(self, window):
+    def find_applied(self, window):
         return None
 
     def begin(self, window, splits, shape):
@@ -537,11 +537,11 @@ def test_old_windows_may_be_deleted_by_retention(path):
         apply(sink, job)
     for job in jobs[:2]:
         shutil.rmtree(sink.table.get_window_path(job.window))
-    assert sink.last_applied(feed.pipeline).number == 3
+    assert sink.find_last_applied(feed.pipeline).number == 3
     shutil.rmtree(sink.table.get_window_path(jobs[2].window))
-    assert sink.last_applied(feed.pipeline) is None
+    assert sink.find_last_applied(feed.pipeline) is None
     apply(sink, jobs[3])
-    assert sink.last_applied(feed.pipeline).number == 4
+    assert sink.find_last_applied(feed.pipeline).number == 4
 
 
 def test_a_topic_that_was_recreated_may_begin_at_zero_again(path):
@@ -562,7 +562,7 @@ def test_executors_without_the_shared_file_system_get_an_error_that_names_it(pat
     with sink.begin(job.window, job.splits, job.shape) as writer:
         task = writer.split_writer()
         elsewhere = str(path.parent / "other-host" / "staging" / "attempt")
-        task.target = type(task.target)(**{**vars(task.target), "attempt": elsewhere})
+        task.make_target = type(task.make_target)(**{**vars(task.make_target), "attempt": elsewhere})
         with pytest.raises(SinkUnavailable, match="must share the file system"):
             task.open(job.splits[0])
 

@@ -83,7 +83,7 @@ def lake(s3: EmbeddedS3, unique: Callable[[str], str]) -> Lake:
 def test_windows_are_there_once_with_their_values_and_a_replay_replaces_its_own(lake):
     feed = Feed(SCHEMA)
     jobs = [feed.next() for _ in range(2)]
-    assert lake.sink.validate(feed.shape) == [] and lake.sink.last_applied(feed.pipeline) is None
+    assert lake.sink.validate(feed.shape) == [] and lake.sink.find_last_applied(feed.pipeline) is None
     for job in (*jobs, *jobs):
         assert apply(lake.sink, job).ranges == job.window.ranges
     same_multiset([line for job in jobs for line in job.expected], lake.read())
@@ -164,7 +164,7 @@ def test_a_table_that_cannot_be_reached_is_reported_without_the_secret(lake):
     problems = [str(problem) for problem in lake.sink.find_target_problems()]
     assert len(problems) == 1 and "Could not connect" in problems[0] and lake.options["s3.secret-access-key"] not in problems[0]
     with pytest.raises(SinkUnavailable):
-        lake.sink.last_applied("p")
+        lake.sink.find_last_applied("p")
     elsewhere = {**lake.options, "warehouse": "s3://no-such-bucket-here/lake"}
     os.environ["AIRFLOW_CONN_GLUE"] = json.dumps({"conn_type": "iceberg", "extra": {"name": "lake", **elsewhere}})
     (problem,) = lake.sink.find_target_problems()

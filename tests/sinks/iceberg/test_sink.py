@@ -113,31 +113,31 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
 def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its_files(lake, feed):
     """Its attempt has died between the commit and the close, and nobody has repeated it for 90 days."""
     job, unmoved = (replace(found, window=_make_open(found.window)) for found in (feed.next(), feed.next()))
-    assert lake.sink.applied(job.window) is None, "there is no table"
+    assert lake.sink.find_applied(job.window) is None, "there is no table"
     apply(lake.sink, job)
     lake.of_others(-1)
-    assert lake.sink.applied(unmoved.window) is None, "all snapshots are there"
+    assert lake.sink.find_applied(unmoved.window) is None, "all snapshots are there"
     assert (lake.sink.has_lost(job.window), lake.sink.has_lost(unmoved.window)) == (False, True)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(job.window.pipeline)).commit()
     lake.expire()
     assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
-    found = lake.sink.applied(job.window)
+    found = lake.sink.find_applied(job.window)
     assert found is not None and (found.written, found.ranges) == (len(job.ids), job.window.ranges)
     lake.maintain()
     for window in (job.window, unmoved.window):
         with pytest.raises(WindowConflict, match="the snapshots since then have expired.*rebind <pipeline> --not-running"):
-            lake.sink.applied(window)
-        assert lake.sink.applied(replace(window, after=ELSEWHERE)) is None
+            lake.sink.find_applied(window)
+        assert lake.sink.find_applied(replace(window, after=ELSEWHERE)) is None
     recent = dt.datetime.now(dt.timezone.utc).isoformat()
-    assert lake.sink.applied(replace(unmoved.window, planned_at=recent)) is None
+    assert lake.sink.find_applied(replace(unmoved.window, planned_at=recent)) is None
 
 
 def _make_open(window: Window) -> Window:
     """Return a window as that of a data interval that was planned long ago."""
     planned = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=100)
     interval = Interval(planned - dt.timedelta(hours=1), planned)
-    bounds, name = (interval.start_ms, interval.end_ms), interval.ledger_name(f"p{window.number}")
+    bounds, name = (interval.start_ms, interval.end_ms), interval.make_ledger_name(f"p{window.number}")
     return replace(window, pipeline=name, interval=bounds, planned_at=planned.isoformat())
 
 
@@ -223,7 +223,7 @@ def test_the_snapshot_holds_the_window_and_the_pipelines_tag_names_it(lake, feed
     job = feed.next()
     apply(lake.sink, job)
     table, window = current(lake), job.window
-    summary = table.current_snapshot().summary.additional_properties
+    summary = table.current_snapshot().make_summary.additional_properties
     assert summary[PIPELINE] == window.pipeline
     found = json.loads(summary[WINDOW])
     assert (found["number"], found["rows"], found["ranges"]) == (1, len(job.ids), ranges_to_json(window.ranges))
@@ -240,13 +240,13 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
         apply(lake.sink, job)
     with lake.catalog() as catalog:
         catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
-    assert lake.sink.last_applied(feed.pipeline).number == 3
+    assert lake.sink.find_last_applied(feed.pipeline).number == 3
     apply(lake.sink, jobs[3])
     lake.of_others(-1)
     lake.expire()
     assert len(current(lake).snapshots()) == 2
-    assert [lake.sink.applied(job.window) is not None for job in jobs] == [False, False, False, True]
-    assert lake.sink.last_applied(feed.pipeline).ranges == jobs[3].window.ranges
+    assert [lake.sink.find_applied(job.window) is not None for job in jobs] == [False, False, False, True]
+    assert lake.sink.find_last_applied(feed.pipeline).ranges == jobs[3].window.ranges
     with pytest.raises(WindowConflict, match="expired"):
         apply(lake.sink, replayed(jobs[1]))
     apply(lake.sink, feed.next(1, 0, 0))
@@ -588,8 +588,8 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     apply(lake.sink, first)
     audit = replace(lake.sink, branch="audit")
     assert audit.validate(feed.shape) == []
-    assert [d.what for d in compare_endpoints(lake.sink.destination(), audit.destination())] == ["branch"]
-    assert [d.what for d in compare_locations(audit.destination(), lake.sink.destination())] == ["branch"]
+    assert [d.what for d in compare_endpoints(lake.sink.find_destination(), audit.find_destination())] == ["branch"]
+    assert [d.what for d in compare_locations(audit.find_destination(), lake.sink.find_destination())] == ["branch"]
     apply(audit, second)
     lake.of_others(-1)
     assert Counter(lake.ids()) == Counter([*first.ids, -1])
@@ -614,11 +614,11 @@ def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
     apply(audit, job)
     assert lake.ids() == first.ids
     moved = replace(job, window=replace(job.window, after=ELSEWHERE))
-    assert lake.sink.applied(job.window) is not None, "without a rebind, the branch is that of the window"
-    assert lake.sink.applied(moved.window) is None
+    assert lake.sink.find_applied(job.window) is not None, "without a rebind, the branch is that of the window"
+    assert lake.sink.find_applied(moved.window) is None
     for _ in range(2):
         assert apply(lake.sink, moved).written == len(job.ids)
-        assert lake.sink.applied(moved.window) is not None
+        assert lake.sink.find_applied(moved.window) is not None
         same_multiset([*first.expected, *job.expected], lake.read())
     apply(lake.sink, feed.next())
     # A branch that was published to another one has its windows there.
@@ -627,7 +627,7 @@ def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
     with lake.catalog() as catalog:
         table = catalog.load_table(NAME)
         table.manage_snapshots().create_branch(table.metadata.snapshot_by_name("other").snapshot_id, "next").commit()
-    assert replace(lake.sink, branch="next").applied(replace(later.window, after=ELSEWHERE)) is not None
+    assert replace(lake.sink, branch="next").find_applied(replace(later.window, after=ELSEWHERE)) is not None
 
 
 def test_a_branch_of_a_table_without_snapshots_begins_with_an_empty_one(lake, feed):
@@ -669,7 +669,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
     assert access.name == "a_lake" and "hush" not in repr(access)
     assert access.properties["uri"] == "https://catalog.example.com/ws/v1"
     assert (access.properties["type"], access.properties["credential"]) == ("rest", "me:hush")
-    assert access.hidden("401 for me:hush, hush") == "401 for ***, hush"
+    assert access.hide_secrets("401 for me:hush, hush") == "401 for ***, hush"
     sql = {
         "host": "postgresql+psycopg://db:5432/lake",
         "login": "me",
@@ -679,7 +679,7 @@ def test_the_connection_has_the_fields_of_airflows_iceberg_provider(monkeypatch)
     access = find_catalog_access(connect(monkeypatch, **sql))
     assert access.properties["uri"] == "postgresql+psycopg://me:h%2Fush@db:5432/lake"
     assert (access.name, access.address) == ("lake", "postgresql+psycopg://db:5432/lake")
-    assert access.hidden("no: me:h%2Fush h/ush") == "no: me:*** ***"
+    assert access.hide_secrets("no: me:h%2Fush h/ush") == "no: me:*** ***"
 
 
 @pytest.mark.parametrize(
@@ -733,20 +733,20 @@ def test_a_catalog_on_postgresql_with_the_connections_login(postgres, unique, tm
     assert sink.validate(feed.shape) == []
     for job in jobs:
         apply(sink, job)
-    assert sink.last_applied(feed.pipeline).number == 2
+    assert sink.find_last_applied(feed.pipeline).number == 2
     with sink.open() as lake:
-        found = lake.loaded("reading").scan().to_arrow().to_pylist()
+        found = lake.load_newest("reading").scan().to_arrow().to_pylist()
     same_multiset([line for job in jobs for line in job.expected], found)
-    assert "hush" not in str(sink.destination())
+    assert "hush" not in str(sink.find_destination())
     with postgres.connect(autocommit=True) as connection:
         with (
             pytest.raises(SinkUnavailable, match=f"while reading again: {SESSION_ENDED}. The task may simply"),
             sink.open() as lake,
         ):
-            lake.loaded("reading")
+            lake.load_newest("reading")
             connection.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = '{database}'")
-            lake.loaded("reading again")
+            lake.load_newest("reading again")
         connection.execute(f'ALTER ROLE "{database}" NOLOGIN')
     with pytest.raises(SinkUnavailable) as caught:
-        sink.applied(jobs[0].window)
+        sink.find_applied(jobs[0].window)
     assert "hush" not in str(caught.value)

@@ -211,7 +211,7 @@ def _entry(number: int, token: str, state: State = State.PLANNED) -> WindowEntry
 
 def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
     """Return a task's conclusion: it is a zombie, or its split has this marker, or no marker."""
-    mine = memory.owned(place.number, place.token)
+    mine = memory.find_owned(place.number, place.token)
     return memory.markers.get((place.number, split)) if mine and mine.state is State.PLANNED else "fenced"
 
 
@@ -255,7 +255,7 @@ def _compare(seed: int) -> None:
         # The last of them sleep for long.
         worker, split = chance.choices(workers, [20, 5, 1])[0], chance.randrange(3)
         worker.read_on(log.read, log.end)
-        assert _says(worker.memory(split), place, split) == _says(fold_records("p", log.read(place.offset)), place, split), (
+        assert _says(worker.fold_memory(split), place, split) == _says(fold_records("p", log.read(place.offset)), place, split), (
             seed,
             step,
         )

@@ -53,7 +53,7 @@ def test_letters_of_several_stages_carry_each_its_own_reason():
         for n, stage in enumerate(["VALUE_CONVERTER", "TASK_PUT", "KEY_CONVERTER"] * 5)
     ]  # fmt: skip
     table = pa.concat_tables([pa.Table.from_pylist(rows[:4], SCHEMA), pa.Table.from_pylist(rows[4:], SCHEMA)])
-    sent = Envelope("pipe", {"VALUE_CONVERTER": "a.B", "TASK_PUT": "c.D"}).records(table)
+    sent = Envelope("pipe", {"VALUE_CONVERTER": "a.B", "TASK_PUT": "c.D"}).make_records(table)
     assert sent.column("timestamp").to_pylist() == [None, *range(14)]
     for row, headers in zip(rows, list_pairs(sent.column("headers")), strict=True):
         own = len(row["headers"] or ())

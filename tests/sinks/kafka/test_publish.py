@@ -53,8 +53,8 @@ def ledger(hook, unique):
 @pytest.fixture
 def publisher(hook, ledger, topic):
     return Publisher(
-        config=hook.producer_config(),
-        reading=hook.consumer_config(),
+        config=hook.make_producer_config(),
+        reading=hook.make_consumer_config(),
         ledger=ledger.ledger_claim,
         prefix=ledger.split_prefix,
         topic=topic,

@@ -98,8 +98,8 @@ def test_an_attempt_whose_files_were_removed_commits_nothing_although_no_other_a
             pass
         assert zombie.wake() == 1
         assert "Fenced" in zombie.log.read_text()
-    assert lake.sink.applied(job.window) is None
-    assert lake.sink.last_applied(feed.pipeline).number == 1
+    assert lake.sink.find_applied(job.window) is None
+    assert lake.sink.find_last_applied(feed.pipeline).number == 1
     same_multiset(first.expected, lake.read())
     apply(lake.sink, job)
     same_multiset(first.expected + job.expected, lake.read())
@@ -123,7 +123,7 @@ def test_an_attempt_that_was_fenced_commits_nothing_though_all_its_files_are_the
                 lake.sink.begin(job.window, job.splits, job.shape)
         with pytest.raises(Fenced):
             writer.commit(results)
-    assert lake.sink.applied(job.window) is None
+    assert lake.sink.find_applied(job.window) is None
     same_multiset(first.expected, lake.read())
     apply(lake.sink, job)
     same_multiset(first.expected + job.expected, lake.read())
@@ -183,7 +183,7 @@ def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_co
         if isinstance(lake, DeltaCase):
             lake.maintain()  # VACUUM, with a retention of nothing
         else:
-            Path(writer.data.full(results[0].token["files"][0]["path"])).unlink()
+            Path(writer.data.make_full_path(results[0].token["files"][0]["path"])).unlink()
         with pytest.raises(SinkUnavailable, match=r"VACUUM|remove_orphan_files"):
             writer.commit(results)
     assert sorted(lake.ids()) == sorted(before)
@@ -207,7 +207,7 @@ def test_pipelines_that_write_to_one_table_at_the_same_time_lose_and_double_noth
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(move, jobs))
     assert Counter(lake.ids()) == Counter(i for own in jobs for job in own for i in job.ids)
-    assert [lake.sink.last_applied(feed.pipeline).number for feed in feeds] == [3, 3, 3]
+    assert [lake.sink.find_last_applied(feed.pipeline).number for feed in feeds] == [3, 3, 3]
     if isinstance(lake, DeltaCase):
         entries = [path.read_text() for path in lake.path.glob("_delta_log/*.json")]
         assert sum('"metaData"' in entry for entry in entries) == 1, "created once"
@@ -225,25 +225,25 @@ def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(new_lake, feed, 
     lake.of_others(-1)
     again = replayed(jobs[1], first=5)
     assert 0 < len(again.ids) < len(jobs[1].ids)
-    assert lake.sink.applied(again.window) is None
+    assert lake.sink.find_applied(again.window) is None
     before = lake.commits()
     assert apply(lake.sink, again).replay == 1
     assert lake.commits() == before + 1
     assert Counter(lake.ids()) == Counter([*jobs[0].ids, *again.ids, *jobs[2].ids, -1])
-    assert lake.sink.last_applied(feed.pipeline).number == 3
+    assert lake.sink.find_last_applied(feed.pipeline).number == 3
     twice = replayed(jobs[1], replay=2)
     for one in (twice, again, twice):
         apply(lake.sink, one)
     assert Counter(lake.ids()) == Counter([*(i for job in jobs for i in job.ids), -1])
     if isinstance(lake, IcebergCase):
         lake.expire()
-        assert lake.sink.last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
+        assert lake.sink.find_last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
         # The summary counts what was removed.
-        assert lake.table().current_snapshot().summary["total-records"] == str(len(lake.ids()))
+        assert lake.table().current_snapshot().make_summary["total-records"] == str(len(lake.ids()))
     fourth = feed.next()
     apply(lake.sink, fourth)
     assert Counter(lake.ids()) == Counter([*(i for job in [*jobs, fourth] for i in job.ids), -1])
-    assert lake.sink.last_applied(feed.pipeline).number == 4
+    assert lake.sink.find_last_applied(feed.pipeline).number == 4
 
 
 @pytest.mark.faults
@@ -339,12 +339,12 @@ def test_small_files_are_compacted_behind_every_so_many_windows_and_values_stay(
     apply(sink, again)
     expected = [*jobs[0].expected, *jobs[1].expected, *again.expected, *jobs[3].expected]
     same_multiset(expected, lake.read())
-    assert sink.last_applied(feed.pipeline).number == 4
+    assert sink.find_last_applied(feed.pipeline).number == 4
     if isinstance(lake, IcebergCase):
         compacted = [s for s in lake.table().snapshots() if s.summary.operation == Operation.REPLACE]
         assert [(s.summary["added-records"], s.summary["deleted-records"]) for s in compacted] == [("132", "132")]
         lake.expire()
-        assert sink.applied(jobs[3].window).number == 4, "the tag is behind the compaction"
+        assert sink.find_applied(jobs[3].window).number == 4, "the tag is behind the compaction"
 
 
 def test_a_compaction_that_fails_leaves_its_window_committed(lake, feed, monkeypatch, caplog):

@@ -89,7 +89,7 @@ def test_a_tombstone_deletes_and_the_last_event_of_a_key_wins(make):
     assert (applied.written, applied.deleted) == (3, 2)
     assert write(lake.sink, pipeline, [dead(i) for i in (2, 3, 4, 5, 8, 8)]).deleted == 5
     assert rows(lake) == {} and lake.files() == set()
-    assert lake.sink.last_applied("dag.task").deleted == 5
+    assert lake.sink.find_last_applied("dag.task").deleted == 5
     assert write(lake.sink, pipeline, [{"id": 1, "v": "anew"}]).written == 1
     assert rows(lake) == {1: "anew"}
 
@@ -312,8 +312,8 @@ def test_a_replay_writes_its_rows_again_and_newer_ones_stay_also_after_maintenan
     for _ in range(2):
         assert apply(lake.sink, again).written == 3
         assert rows(lake) == {0: "mended", 1: "newer", 2: "mended", 3: "mended"}
-    assert lake.sink.last_applied("dag.task").number == 2
-    assert lake.sink.applied(again.window).replay == 1
+    assert lake.sink.find_last_applied("dag.task").number == 2
+    assert lake.sink.find_applied(again.window).replay == 1
 
 
 def test_replays_and_other_orders_that_would_leave_older_rows_are_refused(make):

@@ -99,7 +99,7 @@ def test_a_commit_that_never_arrived_is_an_error_and_the_retry_applies_the_windo
         with pytest.raises(SinkUnavailable) as caught:
             apply(sink, job)
     assert proxy.lost.is_set() and caught.value.retryable
-    assert sink.applied(job.window) is None
+    assert sink.find_applied(job.window) is None
     assert apply(sink, job).written == 25
     check(place, lines(0, 25))
 
@@ -176,7 +176,7 @@ def test_a_server_that_crashes_loses_and_doubles_nothing(
     place.connection = fragile.connect(autocommit=True)
     place.connection.execute(f"SET search_path = {place.quoted}".encode())
     if not survives:
-        assert sink.applied(job.window) is None
+        assert sink.find_applied(job.window) is None
     assert apply(sink, job).written == 25
     check(place, lines(0, 35))
     assert [name for name in place.tables() if "stage" in name] == []
@@ -335,7 +335,7 @@ def test_two_ledgers_that_plan_the_same_offsets_under_other_numbers_apply_them_o
     check(place, lines(0, 20))
     assert place.one("SELECT count(*) FROM airflow_windows") == 2
     with pytest.raises(WindowConflict):
-        apply(sink, other if sink.applied(job.window) else job)
+        apply(sink, other if sink.find_applied(job.window) else job)
 
 
 def test_windows_of_one_pipeline_are_compared_and_applied_one_after_the_other(place: Place):
@@ -486,7 +486,7 @@ def test_counts_that_disagree_are_never_committed(place: Place):
             (result,) = write_all(writer, job)
             with pytest.raises(CountMismatch):
                 writer.commit([replace(result, records=11)])
-        assert sink.applied(job.window) is None
+        assert sink.find_applied(job.window) is None
         with sink.begin(job.window, job.splits, job.shape) as writer:
             (result,) = write_all(writer, job)
             # A tombstone that was ignored never reached the sink.
@@ -528,7 +528,7 @@ def test_an_attempt_of_another_role_that_cannot_be_ended_is_a_clear_error(place:
         with pytest.raises(SinkUnavailable, match="airflow-kafka-spark"):
             apply(sink, job)
         assert holder.commit(results).written == 10
-    assert sink.applied(job.window).written == 10
+    assert sink.find_applied(job.window).written == 10
     check(place, lines(0, 20))
     place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
@@ -578,7 +578,7 @@ def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str
     place.execute("SET TimeZone = 'UTC'")
     found = [dict(zip(schema.names, row, strict=True)) for row in place.rows("SELECT * FROM t")]
     assert same_multiset([{**line, "at": at, "wall": at.replace(tzinfo=None)} for line in expected], found) == 30
-    with sink.server().connect() as session:
+    with sink.find_server().connect() as session:
         assert session.execute("SHOW synchronous_commit").fetchone() == ("on",), "an acknowledged window is durable"
         assert session.execute("SHOW statement_timeout").fetchone() == ("0",)
         assert session.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
@@ -607,17 +607,17 @@ def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_tha
     monkeypatch.setattr(sql, "set_session_settings", lambda *args, **options: slow(settings(*args, **options)))
     monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
     monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
-    server = place.sink().server()
+    server = place.sink().find_server()
     timeout = "SELECT current_setting('statement_timeout')"
     if of == "driver":
         with server.connect() as connection:
             assert connection.execute(timeout).fetchone() == ("0",)
     elif of == "source":
         with PostgresDatabase(server).session("asking") as session:
-            assert session.rows(timeout) == [("0",)]
+            assert session.fetch_rows(timeout) == [("0",)]
     else:
         loading = sessions.open_session(server, "of a test", durable=True)
-        assert loading.rows(timeout) == [("0",)]
+        assert loading.fetch_rows(timeout) == [("0",)]
         loading.close()
     place.execute(f'DROP ROLE "{role}"')
 
@@ -675,7 +675,7 @@ def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(pl
             time.sleep(0.01)
         assert writer.transaction.merged == {0: 1000}
         assert place.one("SELECT count(*) FROM t") == 0
-        assert sink.applied(job.window) is None
+        assert sink.find_applied(job.window) is None
         second = write_split(travelled(writer.split_writer()), job.splits[1], job.rows[1])
         assert writer.commit([first, second]).written == 1005
     check(place, lines(0, 1005))

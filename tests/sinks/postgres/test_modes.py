@@ -177,7 +177,7 @@ def test_a_tombstone_deletes_and_the_last_event_of_a_key_wins(place: Place, driv
     assert (applied.written, applied.deleted) == (3, 2)
     assert write(sink, pipeline, [dead(i) for i in (2, 3, 4, 5, 8, 8)]).deleted == 5
     assert rows_by_id(place) == {}
-    assert sink.last_applied("dag.task").deleted == 5
+    assert sink.find_last_applied("dag.task").deleted == 5
 
 
 def test_deletes_by_a_key_of_several_columns_and_of_the_target_s_own_types(place: Place):
@@ -259,7 +259,7 @@ def test_a_value_that_does_not_fit_fails_the_window(
     if atomic == "window" or named == "bad":
         assert named in str(caught.value), caught.value
     assert place.rows("SELECT id FROM t") == [(0,)]
-    assert sink.last_applied("dag.task").number == 1
+    assert sink.find_last_applied("dag.task").number == 1
     assert [name for name in place.tables() if "stage" in name] == []
 
 

@@ -333,7 +333,7 @@ def test_identifiers_are_just_names(place: Place, driver: str, options: dict[str
     )
     assert same_multiset(expected, found) == 20
     assert origins == Counter(("to.pic-1", p, o) for p in range(2) for o in range(10))
-    assert sink.last_applied(pipeline.shape.pipeline).written == 20
+    assert sink.find_last_applied(pipeline.shape.pipeline).written == 20
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_uris_name_the_table_and_no_password(monkeypatch: pytest.MonkeyPatch):
     assert sink.asset_uri == "x-postgres://warehouse/sales/Order%20items"
     assert PostgresSink("warehouse", "t").asset_uri == "x-postgres://warehouse/public/t"
     assert "{{ params.table }}" in PostgresSink("warehouse", "{{ params.table }}").asset_uri
-    assert "s3cret" not in repr(sink) + repr(sink.server()) + str(sink.server())
+    assert "s3cret" not in repr(sink) + repr(sink.find_server()) + str(sink.find_server())
 
 
 def test_asset_uris_pass_airflow_unchanged():

@@ -79,8 +79,8 @@ def test_a_server_that_cannot_be_reached_is_one_clear_problem_without_the_passwo
     pipeline = Pipeline(KEYED)
     job = pipeline.job([{"id": 1}])
     for step in (
-        lambda: sink.applied(job.window),
-        lambda: sink.last_applied("p"),
+        lambda: sink.find_applied(job.window),
+        lambda: sink.find_last_applied("p"),
         lambda: sink.begin(job.window, job.splits, job.shape),
     ):
         with pytest.raises(KafkaSparkError) as caught:
@@ -110,7 +110,7 @@ def test_extras_of_libpq_are_used_and_those_of_other_users_ignored(place: Place)
     }
     place.connect_with(connection(place, extra=extra))
     assert problems(place.sink()) == []
-    with place.sink().server().connect() as session:
+    with place.sink().find_server().connect() as session:
         assert session.execute("SELECT current_setting('work_mem')").fetchone() == ("8MB",)
     write(place.sink(), Pipeline(KEYED), [{"id": 1}])
 

@@ -235,7 +235,7 @@ def test_types_of_parquet_survive(spark, path, format):
     # Spark gives instants to Python in the zone of this machine, without saying so.
     rows[0]["at"] = MOMENT.replace(tzinfo=dt.timezone.utc).astimezone().replace(tzinfo=None)
     assert [whole(row) for row in found] == rows
-    assert source.columns() == tuple(COLUMNS)
+    assert source.find_columns() == tuple(COLUMNS)
 
 
 def test_types_of_orc_survive(spark, path):
@@ -247,7 +247,7 @@ def test_types_of_orc_survive(spark, path):
     expected = {name: value for name, (_, value) in COLUMNS.items()}
     expected["at"] = MOMENT.replace(tzinfo=dt.timezone.utc).astimezone().replace(tzinfo=None)
     assert [whole(row) for row in found] == [expected, dict.fromkeys(COLUMNS)]
-    assert source.columns() == tuple(COLUMNS)
+    assert source.find_columns() == tuple(COLUMNS)
 
 
 @pytest.mark.parametrize("format", ["json", "csv"])

@@ -42,7 +42,7 @@ def test_a_connection_that_is_not_defined_is_a_problem():
 def test_two_object_stores_with_buckets_of_one_name_are_two_places(monkeypatch):
     def store(**client):
         monkeypatch.setattr(ObjectStore, "_place", (SimpleNamespace(**client), "lake/in"))
-        return FilesSource("s3a://lake/in", format="text", conn_id="lake").origin().place
+        return FilesSource("s3a://lake/in", format="text", conn_id="lake").find_origin().place
 
     assert store(endpoint_url="http://user:secret@minio:9000/") == {"path": "s3a://lake/in", "server": "minio:9000"}
     assert store(endpoint_url=None, client_kwargs={"endpoint_url": "https://ceph"})["server"] == "ceph"

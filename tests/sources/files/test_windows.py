@@ -271,8 +271,8 @@ def test_rows_of_parquet_and_orc_are_counted(path):
         pa.orc.write_table(pa.table({"a": pa.array(range(10 * n), pa.int64())}), path / f"{n}.orc")
     assert FilesSource(str(path), glob="*.parquet").freeze(None).rows == 3
     assert FilesSource(str(path), format="orc", glob="*.orc").freeze(None).rows == 30
-    assert FilesSource(str(path), glob="*.parquet").columns() == ("a",)
-    assert FilesSource(str(path), glob="nothing").columns() is None
+    assert FilesSource(str(path), glob="*.parquet").find_columns() == ("a",)
+    assert FilesSource(str(path), glob="nothing").find_columns() is None
 
 
 def test_files_of_different_schemas_are_refused_and_the_difference_is_shown(path):
@@ -417,8 +417,8 @@ def test_an_object_store_is_listed_by_fsspec():
             file.write(content)
     try:
         store = ObjectStore("memory://files-source/in")
-        assert {f.name: f.size for f in store.files(FileSelection())} == {"a": 2, "empty": 0}
-        assert {f.name: f.size for f in store.files(FileSelection(recursive=True))} == {"a": 2, "empty": 0, "sub/c": 3}
+        assert {f.name: f.size for f in store.list_files(FileSelection())} == {"a": 2, "empty": 0}
+        assert {f.name: f.size for f in store.list_files(FileSelection(recursive=True))} == {"a": 2, "empty": 0, "sub/c": 3}
         source = FilesSource("memory://files-source/in", format="text", recursive=True)
         assert source.validate() == []
         window = source.freeze(None)

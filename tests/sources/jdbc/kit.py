@@ -35,13 +35,13 @@ def through_json(frozen: FrozenWindow) -> FrozenWindow:
 
 def read(source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> list[list[tuple]]:
     """The rows of each split."""
-    with source.database().session("reading") as session:
+    with source.find_database().session("reading") as session:
         relation = find_relation(source, session)
         order = tuple(splits[0]["order"]) if splits else ()
         select = select_statement(session, relation, list_selected_columns(source, relation), order)
         columns = ", ".join(f"c{n}" for n in range(len(list_selected_columns(source, relation))))
         conditions = make_split_conditions(session, relation, order, splits)
-        return [session.rows(f"SELECT {columns} FROM {select} WHERE {condition}") for condition in conditions]
+        return [session.fetch_rows(f"SELECT {columns} FROM {select} WHERE {condition}") for condition in conditions]
 
 
 def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most: int = 1000) -> Iterator[FrozenWindow]:

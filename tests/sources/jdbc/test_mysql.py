@@ -256,7 +256,7 @@ def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
     same([row for part in answer.parts for row in part], [{"n": n} for n in range(100)])  # type: ignore[arg-type]
     expected = [sorted(row[0] for row in part) for part in read(source, frozen.splits)]
     assert [sorted(row["n"] for row in part) for part in answer.parts] == expected
-    assert server_password(shop) not in spark.traces + answer.plan + repr(source.database())
+    assert server_password(shop) not in spark.traces + answer.plan + repr(source.find_database())
 
 
 def test_tasks_wait_while_max_sessions_sessions_read(shop: Shop, spark: JdbcSpark) -> None:
@@ -361,9 +361,9 @@ def test_uris() -> None:
 
 
 def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop) -> None:
-    with pytest.raises(SourceUnavailable) as caught, JdbcSource(CONN, "t").database().session("counting rows") as session:
-        shop.execute(f"KILL {session.rows('SELECT CONNECTION_ID()')[0][0]}")
-        session.rows("SELECT 1")
+    with pytest.raises(SourceUnavailable) as caught, JdbcSource(CONN, "t").find_database().session("counting rows") as session:
+        shop.execute(f"KILL {session.fetch_rows('SELECT CONNECTION_ID()')[0][0]}")
+        session.fetch_rows("SELECT 1")
     assert caught.value.retryable and f"while counting rows: {SESSION_ENDED}. The task may simply be retried" in str(caught.value)
 
 

@@ -229,7 +229,7 @@ def test_tasks_wait_while_max_sessions_sessions_read(place: Place, spark: JdbcSp
     source = source_of(place, split_records=10, max_sessions=2)
     assert source.validate() == []
     splits = source.freeze(None).splits
-    reader = source.reader(splits, None)
+    reader = source.make_reader(splits, None)
     assert isinstance(reader, SplitReader)
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid <> pg_backend_pid()"
     with place.server.connect(autocommit=True) as other, ThreadPoolExecutor(2) as pool:
@@ -297,8 +297,8 @@ def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> N
             bad.error,
             repr(source),
             source.uri,
-            repr(source.database()),
-            repr(source.database().make_reader_options(1, source.limits)),
+            repr(source.find_database()),
+            repr(source.find_database().make_reader_options(1, source.limits)),
         ]
         assert not any(secret in text for text in said)
 
@@ -311,4 +311,4 @@ def test_a_column_that_is_gone_is_reported_before_spark_reads(place: Place, spar
     place.execute("ALTER TABLE t DROP COLUMN x")
     assert "there is no column `x`" in spark.read(source, splits).error
     with pytest.raises(SourceRejected):
-        source.columns()
+        source.find_columns()

@@ -87,7 +87,7 @@ def test_tasks_wait_while_a_replica_is_too_far_behind(servers, conn):
     stands_behind(servers, f"bulk_{conn}")
     source = JdbcSource(conn, f"bulk_{conn}", max_replica_lag=0.2)
     assert source.validate() == []
-    reader = source.reader(source.freeze(None).splits, None)
+    reader = source.make_reader(source.freeze(None).splits, None)
     assert isinstance(reader, SplitReader)
     assert eventually(lambda: servers.ask(servers.primary, BEHIND)[0][0] > 0)
     at = servers.replica if conn == "replica" else servers.primary
@@ -176,7 +176,7 @@ def test_chunks_of_a_snapshot_wait_while_a_replica_is_too_far_behind(servers):
     source = PostgresCdcSource("primary", "changed", "changed", "shop", snapshot="initial", max_replica_lag=0.2)
     assert source.validate() == []
     window = source.freeze(None)
-    reader = source.reader(window.splits, None)
+    reader = source.make_reader(window.splits, None)
     assert isinstance(reader, SplitReader)
     assert eventually(lambda: servers.ask(servers.primary, BEHIND)[0][0] > 0)
     assert waits_until_replayed(servers, servers.primary, lambda: sum(batch.num_rows for batch in reader.read(0))) == 9

@@ -94,13 +94,13 @@ def both(source: JdbcSource, sink: KafkaSink) -> tuple[Records, Records]:
     splits = through_json(source.freeze(None)).splits
     spark = spark_session()
     with use_sql_settings(spark, {**SETTINGS, **source.settings}):
-        frame = sink.records(source.frame(spark, splits))
+        frame = sink.make_records(source.frame(spark, splits))
         expected: Records = [[] for _ in splits]
         for row in frame.withColumn("__part", F.spark_partition_id()).toArrow().to_pylist():
             expected[row.pop("__part")].append(row)
-    reader = source.reader(splits, sink.columns)
+    reader = source.make_reader(splits, sink.columns)
     assert isinstance(reader, SplitReader), reader
-    encoder = sink.encoder(reader.columns)
+    encoder = sink.make_encoder(reader.columns)
     assert not isinstance(encoder, str), encoder
     found = [[row for batch in reader.read(n) for row in encoder.encode(batch).to_pylist()] for n in range(len(splits))]
     return expected, found
@@ -221,19 +221,19 @@ def test_what_is_not_exact_is_left_to_spark(place: Place) -> None:
         place.execute(f'CREATE TABLE t (id int PRIMARY KEY, "not exact" {kind})')
         place.execute("INSERT INTO t (id) VALUES (1)")
         source = source_of(place)
-        assert source.reader(source.freeze(None).splits, None) == f"column `not exact` is of type {kind}"
+        assert source.make_reader(source.freeze(None).splits, None) == f"column `not exact` is of type {kind}"
     sink = KafkaSink("x", Json(), value_columns=("id",), key=("id",))
     assert same(*both(source, sink)) == 1
 
 
 def test_what_a_format_is_not_sure_of_is_left_to_spark() -> None:
     sink = KafkaSink("x", String(), value_columns=("a",), key=("k",))
-    assert "`k`" in str(sink.encoder([("k", "fine decimal"), ("a", "text")]))
-    assert "Spark only" in str(sink.encoder([("k", "text"), ("a", "binary")]))
+    assert "`k`" in str(sink.make_encoder([("k", "fine decimal"), ("a", "text")]))
+    assert "Spark only" in str(sink.make_encoder([("k", "text"), ("a", "binary")]))
     utf16 = KafkaSink("x", String(encoding="UTF-16"), value_columns=("a",))
-    assert "Spark only" in str(utf16.encoder([("a", "text")]))
+    assert "Spark only" in str(utf16.make_encoder([("a", "text")]))
     dated = KafkaSink("x", Json(), timestamp="a")
-    assert "`a`" in str(dated.encoder([("a", "date")]))
+    assert "`a`" in str(dated.make_encoder([("a", "date")]))
 
 
 UNHELD = [
@@ -252,7 +252,7 @@ def test_what_spark_cannot_hold_is_refused_here_too(place: Place) -> None:
         place.execute(f'DROP TABLE IF EXISTS t; CREATE TABLE t (id int PRIMARY KEY, "a {{b}}\'s" {kind})')
         place.execute(f"INSERT INTO t VALUES (1, '{value}')")
         source = source_of(place)
-        reader = source.reader(source.freeze(None).splits, None)
+        reader = source.make_reader(source.freeze(None).splits, None)
         assert isinstance(reader, SplitReader)
         with pytest.raises(SourceRejected) as raised:
             list(reader.read(0))
@@ -266,7 +266,7 @@ def test_a_server_that_goes_away_is_worth_another_try_and_the_password_is_nowher
     with place.connect_as_new_role(secret) as role:
         place.execute(f"GRANT USAGE ON SCHEMA {place.quoted} TO {role}; GRANT SELECT ON t TO {role}")
         source = source_of(place)
-        reader = source.reader(source.freeze(None).splits, None)
+        reader = source.make_reader(source.freeze(None).splits, None)
         assert isinstance(reader, SplitReader)
         batches = reader.read(0)
         assert next(batches).num_rows

@@ -40,8 +40,8 @@ def validate(source: JdbcSource) -> dict[str, str]:
 def test_a_session_that_is_ended_during_the_validation_asks_for_another_try(place: Place) -> None:
     """The server ends the session in which the validation asks a question."""
     source = source_of(place)
-    asked = ServerValidation(source, source.database(), True)._ask(
-        "source.conn_id", "connecting", lambda session: session.rows("SELECT pg_terminate_backend(pg_backend_pid())")
+    asked = ServerValidation(source, source.find_database(), True)._ask(
+        "source.conn_id", "connecting", lambda session: session.fetch_rows("SELECT pg_terminate_backend(pg_backend_pid())")
     )
     assert [(p.where, SESSION_ENDED in p.what, p.action) for p in asked[1]] == [("source.conn_id", True, "Run the task again")]
 

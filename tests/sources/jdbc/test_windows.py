@@ -140,7 +140,7 @@ def test_an_index_of_another_order_is_not_taken_for_one(place: Place) -> None:
     )
     place.execute("CREATE UNIQUE INDEX ON t (a text_pattern_ops, b); CREATE INDEX ON t USING hash (b)")
     place.execute('CREATE UNIQUE INDEX ON t (a COLLATE "POSIX", b)')
-    with source_of(place).database().session("looking") as session:
+    with source_of(place).find_database().session("looking") as session:
         relation = jdbc_windows.find_relation(source_of(place), session)
     assert relation.indexes == ()
     assert set(relation.keys) == {("a",), ("a", "b")}
@@ -329,7 +329,7 @@ def test_a_query_is_a_source(place: Place) -> None:
     for options in ({"key": ["Id"]}, {"cursor": "Id"}):
         source = JdbcSource(place.conn_id, query=query, split_records=3, **options)
         assert source.validate() == []
-        assert source.columns() == ("Id", "amount", "note")
+        assert source.find_columns() == ("Id", "amount", "note")
         found, _ = every_row(source)
         same(found, [(n, (Decimal(n) / 8).quantize(Decimal("0.001")), "it's") for n in range(0, 20, 2)])
 
@@ -470,7 +470,7 @@ def test_rows_of_the_second_of_two_equal_hours_are_read(place: Place, monkeypatc
     fill(place, "at timestamp NOT NULL", [("2026-10-25 01:50:00",), ("2026-10-25 02:20:00",)])
     source = source_of(place, timestamp_column="at", delay=0, db_timezone="Europe/Berlin")
     shown = iter(["2026-10-25 00:30+00", "2026-10-25 01:10+00", "2026-10-25 03:00+00"])
-    monkeypatch.setattr(PostgresSession, "now", lambda session: datetime.fromisoformat(next(shown)))
+    monkeypatch.setattr(PostgresSession, "read_clock", lambda session: datetime.fromisoformat(next(shown)))
     first = source.freeze(None)
     place.execute("INSERT INTO t VALUES (9, '2026-10-25 02:05:00')")
     second = source.freeze(first.position)
@@ -499,7 +499,7 @@ def test_a_position_is_left_alone_when_its_column_orders_rows_in_another_way(pla
     place.execute("ALTER TABLE t ALTER id TYPE numeric")
     assert source.freeze(frozen.position).rows == (0 if "cursor" in options else 5), "numbers have the same order"
     place.execute("ALTER TABLE t ALTER id TYPE text")
-    for stale in (lambda: source.freeze(frozen.position), lambda: source.reader(frozen.splits, None)):
+    for stale in (lambda: source.freeze(frozen.position), lambda: source.make_reader(frozen.splits, None)):
         with pytest.raises(SourceRejected, match="column `id` is of type text.*expected the order of number.*Change the type"):
             stale()
     frozen = source_of(place, max_records=2).freeze(None)
@@ -566,8 +566,8 @@ def test_a_server_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPa
 
 def test_a_session_that_breaks_off_is_worth_another_try(place: Place) -> None:
     fill(place, "id int PRIMARY KEY", [(1,)])
-    with pytest.raises(SourceUnavailable, match=SESSION_ENDED), source_of(place).database().session("reading") as session:
-        session.rows("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(SourceUnavailable, match=SESSION_ENDED), source_of(place).find_database().session("reading") as session:
+        session.fetch_rows("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 def test_a_bound_is_a_value_whatever_it_looks_like(place: Place) -> None:

@@ -55,7 +55,7 @@ class Binlog:
         return "{}:{}".format(*self.rows("SHOW MASTER STATUS")[0][:2])
 
     def server_log(self) -> LogServer:
-        return LogServer(self.source().server())
+        return LogServer(self.source().find_server())
 
     def source(self, **options: Any) -> MySqlCdcSource:
         """Return a source that begins where the database was created, or with a snapshot."""

@@ -51,8 +51,8 @@ def test_values_of_every_type_are_those_of_the_json_and_rows_of_a_snapshot_have_
     assert [json.loads(event["value"])["payload"]["op"] for event, _ in pairs] == [*"ccc", *"rrr"]
     topic = pairs[0][0]["topic"]
     for part in ("key", "value"):
-        [version] = hook.versions(f"{topic}-{part}")
-        plain = fastavro.parse_schema(json.loads(remove_logical_types(hook.version(f"{topic}-{part}").text)))
+        [version] = hook.list_versions(f"{topic}-{part}")
+        plain = fastavro.parse_schema(json.loads(remove_logical_types(hook.get_version(f"{topic}-{part}").text)))
         for event, record in pairs:
             assert read_schema_id(record[part]) == version.id
             read = fastavro.schemaless_reader(io.BytesIO(record[part][5:]), plain, None)
@@ -79,7 +79,7 @@ def test_the_debezium_format_reads_rows_of_a_snapshot_and_changes_of_the_log_wit
     pairs += written.next()
     topic = pairs[0][0]["topic"]
     assert [record["value"] is None for _, record in pairs] == [False, False, False, False, True, False, False, True]
-    decoded = Debezium(format).of_topics([topic], "value").decoder().decode([record["value"] for _, record in pairs])
+    decoded = Debezium(format).of_topics([topic], "value").make_decoder().decode([record["value"] for _, record in pairs])
     assert decoded.bad == () and decoded.deleted is not None
     found = [
         {name: line[name] for name in (*row, "more")}

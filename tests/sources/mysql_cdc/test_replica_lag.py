@@ -39,8 +39,8 @@ def replica(shop: Binlog) -> Iterator[EmbeddedMariaDB]:
 def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders, replica, monkeypatch):
     orders.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
     source = orders.source(snapshot="initial", max_replica_lag=0, replica_conn_ids=[REPLICA])
-    server = session.LogServer(source.replicas()[0])
-    reader = source.reader(source.freeze(None).splits, None)
+    server = session.LogServer(source.find_replicas()[0])
+    reader = source.make_reader(source.freeze(None).splits, None)
     assert isinstance(reader, SplitReader)
     seen: list[float] = []
     look = session.read_replica_lag
@@ -58,7 +58,7 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         for statement in ("CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
             cursor.execute(statement)
         assert rows.result(60) == 2
-        with JdbcSource(REPLICA, "orders").database().session("asking for writers") as reading:
+        with JdbcSource(REPLICA, "orders").find_database().session("asking for writers") as reading:
             assert "the server is a replica" in reading.find_hidden_writers(reading.query("SELECT 1 AS id", "a query"))
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=3600", "START SLAVE"):
             cursor.execute(statement)

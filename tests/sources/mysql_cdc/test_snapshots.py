@@ -367,7 +367,7 @@ def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, mo
 def test_a_truncate_waits_for_the_chunk_that_is_being_read(shop: Binlog, monkeypatch):
     windows = filled(shop, 9).windows(snapshot="initial")
     monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.tasks.read.PIECE_ROWS", 1)
-    reader = windows.source.reader(windows.freeze().splits, None)
+    reader = windows.source.make_reader(windows.freeze().splits, None)
     assert not isinstance(reader, str)
     batches = reader.read(0)
     assert next(batches).num_rows == 1

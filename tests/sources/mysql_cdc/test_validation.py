@@ -109,7 +109,7 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     orders.execute("REVOKE BINLOG MONITOR ON *.* FROM reader", of_log)
     assert found(source) == {}
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
-    reader = source.reader(source.freeze(None).splits, None)
+    reader = source.make_reader(source.freeze(None).splits, None)
     assert not isinstance(reader, str)
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
     snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
@@ -121,11 +121,13 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():
     source = MySqlCdcSource("nobody", "shop")
     assert source.asset_uri == "x-mysql-cdc://nobody/shop"
-    assert source.columns() == ("topic", "key", "value", "timestamp")
+    assert source.find_columns() == ("topic", "key", "value", "timestamp")
 
 
 def test_passwords_are_in_no_repr_and_no_plan(orders: Binlog):
     source = orders.source()
     orders.execute("INSERT INTO orders VALUES (0, '')")
     window = source.freeze(None)
-    assert orders.server.password not in repr((source, window, source.reader(window.splits, None), source.uri, source.origin()))
+    assert orders.server.password not in repr(
+        (source, window, source.make_reader(window.splits, None), source.uri, source.find_origin())
+    )

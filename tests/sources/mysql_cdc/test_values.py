@@ -195,11 +195,11 @@ def test_our_debezium_format_reads_the_values_again(shop: Binlog):
         "SET time_zone = '+00:00'", "INSERT INTO t VALUES (1, -0.05, '2026-01-01 00:00:00.000001', '1960-05-05 05:05:05.5', 'ö')"
     )
     source = shop.source()
-    reader = source.reader(source.freeze(None).splits, None)
+    reader = source.make_reader(source.freeze(None).splits, None)
     assert not isinstance(reader, str)
     raw = [value for batch in reader.read(0) for value in batch.column("value").to_pylist()]
     schema = "id bigint, amount decimal(12,2), at timestamp, local timestamp_ntz, note string"
-    decoded = Debezium(Json(schema=schema), timestamps="micros", decimals="unscaled").decoder().decode(raw)
+    decoded = Debezium(Json(schema=schema), timestamps="micros", decimals="unscaled").make_decoder().decode(raw)
     assert decoded.bad == ()
     [row] = decoded.batch.to_pylist()
     assert (row["id"], row["amount"], row["note"]) == (1, Decimal("-0.05"), "ö")

@@ -106,7 +106,7 @@ def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
     whole = keys(windows.read(window))
     assert len(whole) == 8
     (bounds,) = window.splits
-    files = orders.server_log().files(orders.connection)
+    files = orders.server_log().list_files(orders.connection)
     start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
     size, seen = compute_distance(files, start, end), set()
     for part in range(1, 40):
@@ -141,7 +141,7 @@ def test_a_transaction_larger_than_what_is_held_is_handed_on_in_small_batches(or
     windows = orders.windows()
     orders.execute("INSERT INTO orders SELECT seq, repeat('x', 20000) FROM seq_1_to_2000")
     window = windows.freeze()
-    reader = windows.source.reader(window.splits, None)
+    reader = windows.source.make_reader(window.splits, None)
     assert not isinstance(reader, str)
     sizes = [batch.num_rows for batch in reader.read(0)]
     assert sum(sizes) == 2000 and max(sizes) < 300
@@ -358,7 +358,7 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
     def is_purged() -> bool:
         """A file is kept until the server knows that its reader is gone, and that no crash needs it."""
         orders.execute(f"PURGE BINARY LOGS TO '{last}'")
-        return orders.server_log().files(orders.connection)[0].file == last
+        return orders.server_log().list_files(orders.connection)[0].file == last
 
     eventually(is_purged)
     with pytest.raises(LogLost, match="no longer has the log at"):
@@ -373,20 +373,20 @@ def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
     end = LogCoordinates.parse(orders.end())
     bounds = {**windows.freeze().splits[0], "end": str(LogCoordinates(end.file, end.position + 1))}
-    reader = windows.source.reader([bounds], None)
+    reader = windows.source.make_reader([bounds], None)
     assert not isinstance(reader, str)
     monkeypatch.setattr(session, "SENT_SECONDS", 0.2)
     with pytest.raises(SourceUnavailable, match=f"sent its log up to {end} only"):
         list(reader.read(0))
     monkeypatch.setattr(session, "SENT_SECONDS", 30)
-    original = LogServer.events
+    original = LogServer.read_events
 
     def events(server: Any, connection: Any, start: LogCoordinates) -> Any:
         yield from original(server, connection, start)
         if start != end:
             orders.execute("INSERT INTO orders VALUES (2, 'two')")
 
-    monkeypatch.setattr(LogServer, "events", events)
+    monkeypatch.setattr(LogServer, "read_events", events)
     found = [json.loads(key)["id"] for batch in reader.read(0) for key in batch.column("key").to_pylist()]
     assert found == [1, 2]
 

@@ -100,10 +100,10 @@ class Windows:
 
     def read_split(self, window: FrozenWindow, index: int) -> list[dict[str, Any]]:
         """Return the records of a split, as a task of its own reads it, and keep its token."""
-        reader = self.source.reader([json.loads(json.dumps(window.splits[index]))], None)
+        reader = self.source.make_reader([json.loads(json.dumps(window.splits[index]))], None)
         assert not isinstance(reader, str)
         found = [row for batch in reader.read(0) for row in batch.to_pylist()]
-        self.tokens[index] = json.loads(json.dumps(reader.token(0)))
+        self.tokens[index] = json.loads(json.dumps(reader.get_token(0)))
         return [{**r, "key": decoded(r["key"]), "value": decoded(r["value"])} for r in found]
 
     def close(self, window: FrozenWindow, *, advance: bool = True) -> None:
@@ -114,7 +114,9 @@ class Windows:
         tokens = [self.tokens.get(index, {}) for index in range(len(window.splits))]
         splits = json.loads(json.dumps(window.splits))
         position = json.loads(json.dumps(window.position))
-        self.position = json.loads(json.dumps(self.source.position_after(splits, position, tokens) if splits else position))
+        self.position = json.loads(
+            json.dumps(self.source.compute_position_after(splits, position, tokens) if splits else position)
+        )
         if advance:
             assert self.position is not None
             self.source.finish_window(self.position)

@@ -177,7 +177,7 @@ class Captured(Attempts):
         self._apply(name, "delta", DeltaSink(f"{warehouse}/delta", **UPSERT))
         self._apply(name, "iceberg", IcebergSink("shop.kept", "lake", **UPSERT))
         with IcebergSink("shop.kept", "lake").open() as lake:
-            iceberg = lake.loaded("reading").scan().to_arrow()
+            iceberg = lake.load_newest("reading").scan().to_arrow()
         columns = COLUMN_NAMES.split(", ")
         kept = self.connection.execute(f"SELECT {COLUMN_NAMES} FROM {self.table('kept')}").fetchall()
         for found in (DeltaTable(f"{warehouse}/delta").to_pyarrow_table(), iceberg):

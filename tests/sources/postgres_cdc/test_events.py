@@ -159,9 +159,9 @@ def test_our_debezium_format_reads_the_values_again(place, schemas):
         place.execute(f"INSERT INTO t VALUES (1, -0.05, {times}, 'ö', '\\x01')")
         place.execute("DELETE FROM t")
         window = windows.freeze()
-        reader = source.reader(window.splits, None)
+        reader = source.make_reader(window.splits, None)
         raw = [value for batch in reader.read(0) for value in batch.column("value").to_pylist()]
-    decoded = form.decoder().decode(raw)
+    decoded = form.make_decoder().decode(raw)
     assert decoded.bad == ()
     row = decoded.batch.to_pylist()[0]
     assert (row["id"], row["amount"], row["note"], row["raw"]) == (1, Decimal("-0.05"), "ö", b"\x01")

@@ -56,15 +56,15 @@ class Written:
     def next(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return the events of the next window, as the source wrote them and as records."""
         window = self.windows.freeze()
-        reader = self.source.reader(window.splits, None)
+        reader = self.source.make_reader(window.splits, None)
         assert not isinstance(reader, str)
-        encoder = self.sink.encoder(reader.columns)
+        encoder = self.sink.make_encoder(reader.columns)
         assert not isinstance(encoder, str)
         encoder = pickle.loads(pickle.dumps(encoder))
         found = [
             pair for batch in reader.read(0) for pair in zip(batch.to_pylist(), encoder.encode(batch).to_pylist(), strict=True)
         ]
-        self.windows.tokens[0] = reader.token(0)
+        self.windows.tokens[0] = reader.get_token(0)
         self.windows.close(window)
         return found
 
@@ -93,7 +93,7 @@ def test_values_of_every_type_are_those_of_the_json_and_schemas_are_those_of_deb
     assert len(pairs) == 3 and pairs[2][1]["value"] is None
     topic = pairs[0][0]["topic"]
     for part in ("key", "value"):
-        registered = hook.version(f"{topic}-{part}")
+        registered = hook.get_version(f"{topic}-{part}")
         plain = fastavro.parse_schema(json.loads(remove_logical_types(registered.text)))
         for event, record in pairs[:2]:
             assert read_schema_id(record[part]) == registered.id
@@ -129,10 +129,10 @@ def test_a_changed_table_has_another_version_within_a_window_and_all_are_read_wi
         place.execute("ALTER TABLE t ADD COLUMN last text; INSERT INTO t VALUES (4, 4, 'z', 'l')")
         pairs = written.next()
     topic = pairs[0][0]["topic"]
-    versions = hook.versions(f"{topic}-value")
+    versions = hook.list_versions(f"{topic}-value")
     assert len(versions) == 4
     assert [read_schema_id(record["value"]) for _, record in pairs] == [version.id for version in versions]
-    decoded = Debezium(format).of_topics([topic], "value").decoder().decode([record["value"] for _, record in pairs])
+    decoded = Debezium(format).of_topics([topic], "value").make_decoder().decode([record["value"] for _, record in pairs])
     assert decoded.bad == ()
     assert decoded.batch.select(["id", "size", "more", "last"]).to_pylist() == [
         {"id": 1, "size": 1, "more": None, "last": None},
@@ -156,7 +156,7 @@ def test_a_column_that_is_added_is_compatible_and_another_type_is_refused_by_the
         with pytest.raises(SourceRejected, match=f"subject `{subject}` does not take the schema") as refused:
             written.next()
         assert "change the subject's compatibility" in str(refused.value)
-        assert len(hook.versions(subject)) == 2
+        assert len(hook.list_versions(subject)) == 2
 
 
 def test_what_cannot_be_written_with_the_schemas_of_tables_is_found_before_anything_is_read(place, hook):
@@ -164,7 +164,10 @@ def test_what_cannot_be_written_with_the_schemas_of_tables_is_found_before_anyth
         found: dict[str, str] = {}
         given = sink(Avro(registry=REGISTRY, record_name="Order"))
         operator = SourceToKafkaOperator(task_id="t", source=log.source(), sink=given, read_with="spark")
-        problems = [*operator._find_schema_problems(), *given.find_problems(log.source().columns(), connect=("key", "value"))]
+        problems = [
+            *operator._find_schema_problems(),
+            *given.find_problems(log.source().find_columns(), connect=("key", "value")),
+        ]
         found = {problem.where: str(problem) for problem in problems}
     assert sorted(found) == ["read_with", "sink.key_format.record_name", "sink.value.record_name", "source.schemas_enable"]
     assert sink(Avro()).find_problems(("topic", "key", "value"), connect=("key", "value"))[0].where == "sink.value.registry"

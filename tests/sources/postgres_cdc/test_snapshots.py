@@ -407,7 +407,7 @@ def test_a_chunk_that_is_not_read_to_its_end_ends_its_session(orders):
     with pytest.raises(SourceRejected, match=r"column `amount`.*NaN"):
         Windows(source).read(window)
     place.execute("DELETE FROM orders WHERE id = 0")
-    rows = source.reader(window.splits, None).read(0)
+    rows = source.make_reader(window.splits, None).read(0)
     assert next(rows).num_rows > 0
     rows.close()
     assert place.rows("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'airflow-kafka-spark cdc %'") == [(0,)]
@@ -458,7 +458,7 @@ def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
     windows = started(orders, snapshot="initial")
     window = windows.freeze()
     monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.read.PIECE_ROWS", 1)
-    reader = windows.source.reader(window.splits, None)
+    reader = windows.source.make_reader(window.splits, None)
     assert not isinstance(reader, str)
     batches = reader.read(0)
     assert next(batches).num_rows == 1

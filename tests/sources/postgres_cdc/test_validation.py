@@ -147,15 +147,15 @@ def test_windows_larger_than_what_the_server_keeps_for_a_slot_are_refused(orders
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():
     source = PostgresCdcSource("nobody", publication="p", slot="s", topic_prefix="shop")
     assert source.asset_uri == "x-postgres-cdc://nobody/s"
-    assert source.columns() == ("topic", "key", "value", "timestamp")
+    assert source.find_columns() == ("topic", "key", "value", "timestamp")
 
 
 def test_passwords_are_in_no_repr_and_no_plan(orders):
     source = orders.source()
     orders.place.execute("INSERT INTO orders VALUES (0, '')")
     window = source.freeze(None)
-    reader = source.reader([{"start": "0/0", "end": "0/1", "log": {}}], None)
-    assert orders.place.server.password not in repr((source, window, reader, source.uri, source.origin()))
+    reader = source.make_reader([{"start": "0/0", "end": "0/1", "log": {}}], None)
+    assert orders.place.server.password not in repr((source, window, reader, source.uri, source.find_origin()))
 
 
 def test_log_that_is_removed_makes_the_slot_lost_and_windows_are_refused(orders):

@@ -118,7 +118,7 @@ def test_every_byte_of_the_log_is_a_clean_cut(orders):
     start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
     cuts = {start + (end - start) * n // 40 for n in range(1, 40)}
     splits = [{**bounds, **part} for cut in sorted(cuts) for part in ({"end": format_lsn(cut)}, {"start": format_lsn(cut)})]
-    reader = windows.source.reader(splits, None)
+    reader = windows.source.make_reader(splits, None)
     parts = [[json.loads(k)["id"] for b in reader.read(n) for k in b.column("key").to_pylist()] for n in range(len(splits))]
     for before, after in zip(parts[::2], parts[1::2], strict=True):
         assert before + after == whole
@@ -182,7 +182,7 @@ def test_a_transaction_larger_than_a_window_is_one_window_and_read_in_pieces(ord
     place.execute("INSERT INTO orders VALUES (0, 'behind')")
     window = windows.freeze()
     assert window.remaining and window.position["bytes_behind"] > 0
-    reader = windows.source.reader(window.splits, None)
+    reader = windows.source.make_reader(window.splits, None)
     for module in ("postgres_cdc.tasks.read", "postgres_cdc.tasks.batches"):
         monkeypatch.setattr(f"airflow_kafka_spark.sources.{module}.BATCH_BYTES", 100_000)
     batches = [batch.num_rows for batch in reader.read(0)]
@@ -326,7 +326,7 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
         windows.freeze()
     assert "dropped and created again" in refused.value.action
     # Some releases warn, and leave the changes out.
-    server = SlotServer(orders.source().server(), orders.name)
+    server = SlotServer(orders.source().find_server(), orders.name)
     with server.session("reading") as session:
         refuse = server.watch_publication(session, orders.name)
         refuse()
@@ -363,7 +363,7 @@ def test_a_dead_attempt_that_holds_the_slot_is_ended(orders):
 
 def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
     server, message = (
-        SlotServer(orders.source().server(), orders.name),
+        SlotServer(orders.source().find_server(), orders.name),
         f"while reading: {SESSION_ENDED}. The task may simply be retried",
     )
     with pytest.raises(SourceUnavailable, match=message), server.session("reading") as session:

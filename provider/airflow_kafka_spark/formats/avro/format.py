@@ -170,7 +170,7 @@ class Avro(RegistryFormat):
         """
         return types.to_arrow_schema(self._columns())
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`get_arrow_schema`.
@@ -182,10 +182,10 @@ class Avro(RegistryFormat):
             return AvroDecoder(self._reader, {0: writer}, framed=False)
         # Columns first: the latest version is fetched once, and not again with all versions.
         reader, versions = self._reader, self._list_all_versions()
-        writers = {registered.id: self._writer(registered) for registered in versions}
+        writers = {registered.id: self._resolve_writer(registered) for registered in versions}
         return AvroDecoder(reader, writers, framed=True, known=self._describe_versions(versions))
 
-    def _writer(self, registered: RegisteredSchema) -> AvroRecord | str:
+    def _resolve_writer(self, registered: RegisteredSchema) -> AvroRecord | str:
         """Return the schema of a writer, or the reason why it cannot be used."""
         try:
             return as_record(_parse_document(self._load_document(registered)), self.column)
@@ -284,13 +284,13 @@ class Avro(RegistryFormat):
         if reasons != [UNEXPLAINED]:
             return reasons
         try:
-            latest = self._hook.version(subject)
+            latest = self._hook.get_version(subject)
             changed = find_differences(_parse_document(self._load_document(latest)), _parse_document(document))
             return [f"compared with version {latest.version}", *changed]
         except KafkaSparkError:
             return reasons
 
-    def _encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> AvroEncoder:
+    def _make_encoder(self, document: SchemaDocument, columns: Sequence[types.Column], header: bytes) -> AvroEncoder:
         from airflow_kafka_spark.formats.avro.tasks.encode import AvroEncoder
 
         return AvroEncoder(self._find_schema_to_write(document), tuple(columns), header)

@@ -196,8 +196,8 @@ def parse(text: str, what: str = "the option `schema`", references: Sequence[str
     """
     parser = _AvroParser(what)
     for reference in references:
-        parser.schema(parser.json(reference), "", 0)
-    return parser.schema(parser.json(text), "", 0)
+        parser.parse_schema(parser.parse_json(reference), "", 0)
+    return parser.parse_schema(parser.parse_json(text), "", 0)
 
 
 class _AvroParser:
@@ -208,7 +208,7 @@ class _AvroParser:
     def fail(self, detail: str, action: str = "") -> AvroSchemaInvalid:
         return AvroSchemaInvalid(self.what, detail, action)
 
-    def json(self, text: object) -> Any:
+    def parse_json(self, text: object) -> Any:
         if not isinstance(text, str):
             raise self.fail(f"found a {type(text).__name__}; expected its JSON text")
         if text.strip() in _LEAVES:
@@ -219,7 +219,7 @@ class _AvroParser:
             action = "Give the text of the file, not its name" if text.strip().endswith((".avsc", ".json")) else ""
             raise self.fail(f"it is no JSON: {e}", action) from None
 
-    def schema(self, value: object, namespace: str, depth: int) -> AvroSchema:
+    def parse_schema(self, value: object, namespace: str, depth: int) -> AvroSchema:
         if depth > _MAX_NESTING:
             raise self.fail(f"types are nested more than {_MAX_NESTING} deep")
         if isinstance(value, str):
@@ -232,14 +232,14 @@ class _AvroParser:
         if kind in ("record", "error", "enum", "fixed"):
             return self._parse_named(value, namespace, depth)
         if kind == "array":
-            return AvroArray(self.schema(value.get("items"), namespace, depth + 1))
+            return AvroArray(self.parse_schema(value.get("items"), namespace, depth + 1))
         if kind == "map":
-            return AvroMap(self.schema(value.get("values"), namespace, depth + 1))
+            return AvroMap(self.parse_schema(value.get("values"), namespace, depth + 1))
         if kind in _LEAVES:
             logical = self._parse_logical_type(value, kind)
             on, counts = _COUNTS_OF.get(str(value.get("logicalType", value.get("connect.name"))), ("", ""))
             return AvroPrimitive(kind, logical, AvroLogicalType(counts) if on == kind and logical is None else None)
-        return self.schema(kind, namespace, depth + 1)
+        return self.parse_schema(kind, namespace, depth + 1)
 
     def _find_named(self, name: str, namespace: str) -> AvroSchema:
         for full in (name,) if "." in name or not namespace else (f"{namespace}.{name}", name):
@@ -253,7 +253,7 @@ class _AvroParser:
         raise self.fail(f"the type `{name}` is not defined in it")
 
     def _parse_union(self, value: list[Any], namespace: str, depth: int) -> AvroSchema:
-        branches = tuple(self.schema(v, namespace, depth + 1) for v in value)
+        branches = tuple(self.parse_schema(v, namespace, depth + 1) for v in value)
         names = [getattr(b, "name", b.kind) for b in branches]
         if not branches or any(isinstance(b, AvroUnion) for b in branches) or len(set(names)) != len(names):
             raise self.fail(f"the union {json.dumps(value)[:80]} is empty, holds a union, or holds a type twice")
@@ -296,7 +296,7 @@ class _AvroParser:
                 raise self.fail(f"a field of `{full}` has no name or no type")
             default = (f["default"],) if "default" in f else ()
             aliases_of_field = self._parse_aliases(f, f"{full}.{f['name']}")
-            fields.append(AvroField(f["name"], self.schema(f["type"], namespace, depth + 1), aliases_of_field, default))
+            fields.append(AvroField(f["name"], self.parse_schema(f["type"], namespace, depth + 1), aliases_of_field, default))
         if len({f.name for f in fields}) != len(fields):
             raise self.fail(f"record `{full}` has a field twice")
         return AvroRecord(full, tuple(fields), aliases)
@@ -752,7 +752,7 @@ def convert_connect_to_avro(schema: Mapping[str, Any]) -> str:
     Structs are records of the same name, with ``_`` for what Avro's names cannot have. An optional field is a union with null.
     The names of logical types are properties (``connect.name``); those of Connect itself are logical types of Avro, too.
     """
-    return json.dumps(_AvroWriter().type(schema))
+    return json.dumps(_AvroWriter().make_type(schema))
 
 
 def remove_logical_types(text: str) -> str:
@@ -780,7 +780,7 @@ class _AvroWriter:
     def __init__(self) -> None:
         self._records: set[str] = set()
 
-    def type(self, schema: Mapping[str, Any]) -> Any:
+    def make_type(self, schema: Mapping[str, Any]) -> Any:
         """Return a type that holds no null."""
         kind, more = schema["type"], _list_properties(schema)
         if kind == "struct":
@@ -809,7 +809,7 @@ class _AvroWriter:
         return {**made, "default": None} if field.get("optional") else made
 
     def _write_optional(self, schema: Mapping[str, Any]) -> Any:
-        made = self.type(schema)
+        made = self.make_type(schema)
         if not schema.get("optional"):
             return made
         # The type of the default is the first one of a union.

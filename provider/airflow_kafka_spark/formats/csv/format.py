@@ -134,7 +134,7 @@ class Csv(DeclaredFormat):
                 problems.append(Problem(f"{where}.timestamp_format", found, "Leave it out for ISO 8601"))
         return [*problems, *find_text_encoding_problems(where, self.encoding)]
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
@@ -189,7 +189,7 @@ class Csv(DeclaredFormat):
         inside = F.replace(text, F.lit(self.quote), F.lit(self.escape + self.quote))
         return F.concat(F.lit(self.quote), inside, F.lit(self.quote))
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder; None for floats, and for timestamps in a format of their own."""
         from airflow_kafka_spark.formats.tasks.text import CsvEncoder
 

@@ -229,7 +229,7 @@ class Debezium(Format):
             fields.append(pa.field(column, found.type))
         return pa.schema([*fields, *([pa.field(DELETED, pa.string())] if rewrite else [])])
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder.
 
         :raises SchemaInvalid: the format's schema cannot be read.
@@ -248,7 +248,7 @@ class Debezium(Format):
 
                 events = EnvelopeDecoder(columns, defaults=self.value.replace_null_with_default)
         else:
-            events = self.value.decoder()
+            events = self.value.make_decoder()
         mode = self.delete_tombstone_handling_mode
         return DebeziumDecoder(
             events,

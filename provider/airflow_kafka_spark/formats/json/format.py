@@ -137,7 +137,7 @@ class Json(DeclaredFormat):
         keys = [f"{path} has keys of type {key}" for column in columns for path, key in _find_odd_keys(column.type, column.name)]
         return [Problem(f"{where}.schema", f"{k}; expected string, as JSON's names are", "Declare map<string,...>") for k in keys]
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder of this schema.
 
         :raises SchemaInvalid: the schema cannot be read.
@@ -165,7 +165,7 @@ class Json(DeclaredFormat):
         }
         return F.to_json(as_struct(columns), options).cast("binary")
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder, for every kind of column."""
         from airflow_kafka_spark.formats.tasks.text import JsonEncoder
 
@@ -256,7 +256,7 @@ class JsonEnvelope(Format):
         """
         return Json(self.schema).get_arrow_schema()
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a picklable decoder.
 
         :raises SchemaInvalid: the schema cannot be read.
@@ -329,7 +329,7 @@ class JsonEnvelope(Format):
         refused = F.raise_error(F.lit(f"Column `{path}` holds microseconds, which Connect's Timestamp cannot hold"))
         return F.when(fine % 1000 != 0, refused.cast("bigint")).otherwise(F.unix_millis(column.cast("timestamp")))
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         """Return the encoder if the kind of each column fits its declared type; None for decimals and ``varchar(n)``."""
         from airflow_kafka_spark.formats.json.tasks.envelope import EnvelopeEncoder
 
@@ -435,7 +435,7 @@ class JsonSchema(RegistryFormat):
 
         return to_arrow_schema(list_sql_columns(self._fields))
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`get_arrow_schema`.
@@ -475,7 +475,7 @@ class JsonSchema(RegistryFormat):
         fields = _parse_fields(document)
         return find_name_mismatches(fields, columns, {f.name for f in fields if not f.absent})
 
-    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
+    def _make_encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.json.tasks.json_schema import JsonSchemaEncoder
 
         return JsonSchemaEncoder(_parse_fields(document), [c.name for c in columns], header)

@@ -114,7 +114,7 @@ class Protobuf(RegistryFormat):
     def _read_layout(self, files: bytes, what: str) -> FieldLayout:
         from airflow_kafka_spark.formats.protobuf.schema import MessageLayout, find_message
 
-        return MessageLayout(what, self.recursive_fields_max_depth).message(find_message(files, self.message, what))
+        return MessageLayout(what, self.recursive_fields_max_depth).describe_message(find_message(files, self.message, what))
 
     def get_arrow_schema(self) -> pa.Schema:
         """Return the fields of the reader's message; the registry is asked for it once.
@@ -126,7 +126,7 @@ class Protobuf(RegistryFormat):
         assert isinstance(self._layout.type, Struct)
         return to_arrow_schema(self._layout.type.fields)
 
-    def decoder(self) -> Decoder:
+    def make_decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.
 
         :raises KafkaSparkError: as :meth:`get_arrow_schema`.
@@ -137,10 +137,12 @@ class Protobuf(RegistryFormat):
         if not self.registry:
             return ProtobufDecoder(self._files, self._layout, cut_nanoseconds=cut)
         versions = self._list_all_versions()
-        writers, unusable = self._writers(versions)
+        writers, unusable = self._resolve_writers(versions)
         return ProtobufDecoder(self._files, self._layout, writers, unusable, self._describe_versions(versions), cut)
 
-    def _writers(self, versions: Sequence[RegisteredSchema]) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
+    def _resolve_writers(
+        self, versions: Sequence[RegisteredSchema]
+    ) -> tuple[dict[int, Mapping[tuple[int, ...], str]], dict[int, str]]:
         """Return the messages that can be read, by schema id, and for other ids the reason why their schema cannot be used."""
         from airflow_kafka_spark.formats.protobuf.schema import compile_schemas, find_message
 
@@ -193,7 +195,7 @@ class Protobuf(RegistryFormat):
         # A field without a column is written as its default.
         return find_name_mismatches(self._list_fields_to_write(document), columns, required=())
 
-    def _encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
+    def _make_encoder(self, document: SchemaDocument, columns: Sequence[Column], header: bytes) -> RowEncoder:
         from airflow_kafka_spark.formats.protobuf.schema import list_messages
         from airflow_kafka_spark.formats.protobuf.tasks.encode import ProtobufEncoder, make_message_header
 
@@ -226,10 +228,10 @@ class Protobuf(RegistryFormat):
         subject = named._make_subject_to_write(document)
         is_registered = self._hook.find_id_of(subject, document.text, self.kind, self.normalize_schemas) is not None
         if not is_registered and self._hook.knows(subject):
-            latest = named._load_document(self._hook.version(subject))
+            latest = named._load_document(self._hook.get_version(subject))
             numbers = list_field_numbers(find_message(_compile_document(latest), named.message, latest.name))
             document = SchemaDocument(convert_connect_to_proto(schema, columns, numbers), (), what)
-        return columns, named._encoder(document, columns, make_wire_header(named._get_registered_id(document)))
+        return columns, named._make_encoder(document, columns, make_wire_header(named._get_registered_id(document)))
 
 
 def _check_packages() -> None:

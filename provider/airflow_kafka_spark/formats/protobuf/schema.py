@@ -386,7 +386,7 @@ def derive_proto(columns: Sequence[Column], message: str) -> str:
     """
     package, _, name = message.rpartition(".")
     maker = _MessageWriter()
-    body = maker.message(name, columns, "")
+    body = maker.write_message(name, columns, "")
     imports = [f'import "{file}";' for file in maker.scalars.imports]
     lines = ['syntax = "proto3";', *([f"package {package};"] if package else []), *imports]
     return "\n".join([*lines, "", *body, ""])
@@ -403,7 +403,7 @@ class ScalarFields:
         """The files to import."""
         return sorted({file for used in self._used for file in _IMPORTS[used]})
 
-    def kind(self, data_type: DataType, path: str) -> tuple[str, str]:
+    def find_kind(self, data_type: DataType, path: str) -> tuple[str, str]:
         """Return the type and the options of a field.
 
         :raises SchemaUnusable: the column has no counterpart.
@@ -431,7 +431,7 @@ class _MessageWriter:
     def __init__(self) -> None:
         self.scalars = ScalarFields()
 
-    def message(self, name: str, columns: Sequence[Column], path: str) -> list[str]:
+    def write_message(self, name: str, columns: Sequence[Column], path: str) -> list[str]:
         inner: list[str] = []
         fields = []
         for number, column in enumerate(columns, 1):
@@ -463,9 +463,9 @@ class _MessageWriter:
         if isinstance(data_type, Struct):
             message = "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Inner"
             # protoc puts a nested message into the scope of its field's siblings.
-            inner += self.message(f"{message}Value", data_type.fields, path)
+            inner += self.write_message(f"{message}Value", data_type.fields, path)
             return f"{message}Value", ""
-        return self.scalars.kind(data_type, path)
+        return self.scalars.find_kind(data_type, path)
 
 
 def _make_no_counterpart_error(path: str, data_type: DataType, action: str) -> SchemaUnusable:
@@ -557,7 +557,7 @@ class MessageLayout:
     what: str
     recursive_fields_max_depth: int | None = None
 
-    def message(self, message: Descriptor) -> FieldLayout:
+    def describe_message(self, message: Descriptor) -> FieldLayout:
         """Return the layout of a message.
 
         :raises SchemaUnusable: it has no columns.
@@ -693,7 +693,7 @@ def convert_connect_to_proto(schema: Mapping[str, Any], columns: Iterable[Column
     """
     package, _, name = make_message_name(schema).rpartition(".")
     writer = _ConnectMessages(f".{package}.{name}" if package else f".{name}", known)
-    body = writer.message(name, schema, list(columns))
+    body = writer.write_message(name, schema, list(columns))
     lines = ['syntax = "proto3";', *([f"package {package};"] if package else [])]
     lines += [f'import "{file}";' for file in writer.scalars.imports]
     return "\n".join([*lines, "", f"message {name} {{", *writer.inner, *body, "}", ""])
@@ -712,7 +712,7 @@ class _ConnectMessages:
         self._outer, self._known = outer, known
         self._made: set[str] = set()
 
-    def message(self, name: str, schema: Mapping[str, Any], columns: list[Column]) -> list[str]:
+    def write_message(self, name: str, schema: Mapping[str, Any], columns: list[Column]) -> list[str]:
         """Return the lines of the fields of a message."""
         known = self._known.get(name, {})
         following = max(known.values(), default=0)
@@ -740,14 +740,14 @@ class _ConnectMessages:
 
     def _write_kind(self, column: Column, schema: Mapping[str, Any]) -> str:
         if not isinstance(column.type, Struct):
-            return self.scalars.kind(column.type, column.name)[0]
+            return self.scalars.find_kind(column.type, column.name)[0]
         name = make_message_name(schema).rpartition(".")[2]
         if name not in self._made:
             self._made.add(name)
-            lines = self.message(name, schema, list(column.type.fields))
+            lines = self.write_message(name, schema, list(column.type.fields))
             self.inner += [f"  message {name} {{", *(f"  {line}" for line in lines), "  }"]
         return f"{self._outer}.{name}"
 
     def _write_options(self, column: Column) -> str:
         kind = column.type.element if isinstance(column.type, Array) else column.type
-        return "" if isinstance(kind, Struct) else self.scalars.kind(kind, column.name)[1]
+        return "" if isinstance(kind, Struct) else self.scalars.find_kind(kind, column.name)[1]

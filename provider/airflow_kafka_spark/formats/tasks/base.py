@@ -103,7 +103,7 @@ class BatchDecoder(Decoder):
         records = [v for v in values if v is not None]
         parts: list[pa.RecordBatch] = []
         bad: list[tuple[int, str]] = []
-        for part, wrong in self._chunks(records):
+        for part, wrong in self._split_into_chunks(records):
             parts.append(part)
             bad.extend(wrong)
         return self._assemble(parts, values, bad)
@@ -134,7 +134,7 @@ class BatchDecoder(Decoder):
             pa.RecordBatch.from_arrays(taken, schema=self._schema), tuple(zip(wrong, (reason for _, reason in bad), strict=True))
         )
 
-    def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
+    def _split_into_chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Equal chunks: small, so that a bad record affects few others; large enough that starting the reader costs little.
         parts = max(1, math.ceil(len(records) / CHUNK_RECORDS), math.ceil(sum(map(len, records)) / CHUNK_BYTES))
         step = max(1, math.ceil(len(records) / parts))

@@ -95,12 +95,12 @@ class ClientEvents:
         now = time.monotonic()
         self._seen[name] = _Seen(self._seen[name].first if name in self._seen else now, now, text)
 
-    def first(self, names: Collection[str], since: float) -> float | None:
+    def find_first(self, names: Collection[str], since: float) -> float | None:
         """Return the time of the first error with one of these names since ``since`` (monotonic clock); None without one."""
         begun = [max(seen.first, since) for name, seen in list(self._seen.items()) if name in names and seen.last >= since]
         return min(begun, default=None)
 
-    def reason(self, since: float = 0.0) -> tuple[str, str]:
+    def find_reason(self, since: float = 0.0) -> tuple[str, str]:
         """Return Kafka's name and the text of the most specific error; ("", "") without errors.
 
         :param since: time on the monotonic clock; earlier errors are ignored.
@@ -178,7 +178,7 @@ def find_missing_right(
     """
     code = error.name() if error is not None else ""
     if code not in _CODES and events is not None:
-        code = next((known for known in _CODES if events.first({known}, 0.0) is not None), "")
+        code = next((known for known in _CODES if events.find_first({known}, 0.0) is not None), "")
     if code not in _CODES:
         return None
     resource = _CODES[code]
@@ -523,7 +523,7 @@ class KafkaCalls:
             if batch.coordinator and not answered:
                 self.discard_client()
         if not answered:
-            batch.again = dict.fromkeys(batch.again, self.reason(batch.started))
+            batch.again = dict.fromkeys(batch.again, self.find_reason(batch.started))
             return
         batch.again = {}
         for key, future in futures.items():
@@ -572,13 +572,13 @@ class KafkaCalls:
             self.client.list_topics(timeout=1)
 
     def _give_up_early(self, doing: str, started: float, now: float) -> None:
-        refused_at = self.events.first(REFUSED_LOGIN, started)
+        refused_at = self.events.find_first(REFUSED_LOGIN, started)
         if refused_at is not None and now - refused_at > REFUSED_PATIENCE_SECONDS:
-            raise self.make_login_error(self.events.reason(started)[1])
+            raise self.make_login_error(self.events.find_reason(started)[1])
         # One failed connection is enough, because librdkafka does not always report that all of them failed.
-        down_at = self.events.first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
+        down_at = self.events.find_first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
-            raise self.make_unavailable_error(doing, self.reason(started))
+            raise self.make_unavailable_error(doing, self.find_reason(started))
 
     def translate(
         self, doing: str, error: KafkaError, what: object = "", since: float = 0.0, rights: Sequence[Right] = ()
@@ -587,7 +587,7 @@ class KafkaCalls:
         name, text = error.name(), error.str()
         if name in _UNANSWERED:
             self.client.poll(0)
-            reason_name, reason = self.events.reason(since)
+            reason_name, reason = self.events.find_reason(since)
             return (
                 self.make_login_error(reason)
                 if reason_name in REFUSED_LOGIN
@@ -604,10 +604,10 @@ class KafkaCalls:
             return missing
         return KafkaRefused(self.conn_id, doing, name, f"{what}: {text}" if what else text)
 
-    def reason(self, since: float) -> str:
+    def find_reason(self, since: float) -> str:
         """Return the reason for a missing answer, as text."""
         self.client.poll(0)
-        return self.events.reason(since)[1] or f"no answer within {self._timeout:g} s"
+        return self.events.find_reason(since)[1] or f"no answer within {self._timeout:g} s"
 
     def make_unavailable_error(self, doing: str, detail: str) -> KafkaUnavailable:
         if not self._connected and "closed by peer" in detail and "?" not in detail:

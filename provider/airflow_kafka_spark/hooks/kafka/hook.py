@@ -69,8 +69,8 @@ class KafkaHook(KafkaBaseHook):
     :param kafka_conn_id: the Airflow connection of type ``kafka``, whose extra is a librdkafka configuration; default
         ``kafka_default``.
     :param timeout: maximum seconds of a request, including retries of temporary errors; default 30.
-    :param reading_group: the group whose coordinator librdkafka looks up for consumers of :meth:`consumer_config`. They neither
-        join it nor commit to it, and need no right on it; with the right Describe the brokers log no refused look-ups.
+    :param reading_group: the group whose coordinator librdkafka looks up for consumers of :meth:`make_consumer_config`. They
+        neither join it nor commit to it, and need no right on it; with the right Describe the brokers log no refused look-ups.
         Default ``airflow-kafka-spark``.
     """
 
@@ -126,7 +126,7 @@ class KafkaHook(KafkaBaseHook):
             raise ConnectionInvalid(self.conn_id, problem, action)
         return config
 
-    def java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
+    def make_java_config(self, *, inline_files: bool = False) -> kafka_config.JavaConfig:
         """Return the connection in the Java client's settings, for Spark's Kafka source
         (:func:`kafka_config.make_java_config`).
         """
@@ -139,11 +139,11 @@ class KafkaHook(KafkaBaseHook):
             )
         return java
 
-    def consumer_config(self, **overrides: Any) -> dict[str, Any]:
+    def make_consumer_config(self, **overrides: Any) -> dict[str, Any]:
         """Return the settings for a reader of frozen ranges; see :func:`kafka_config.make_consumer_config`."""
         return kafka_config.make_consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
 
-    def producer_config(self, **overrides: Any) -> dict[str, Any]:
+    def make_producer_config(self, **overrides: Any) -> dict[str, Any]:
         """Return the settings for a producer; see :func:`kafka_config.make_producer_config`."""
         return kafka_config.make_producer_config(self.config, **overrides)
 
@@ -224,11 +224,11 @@ class KafkaHook(KafkaBaseHook):
 
     # --- the cluster and its topics ---
 
-    def cluster_id(self) -> str:
+    def read_cluster_id(self) -> str:
         """Return the cluster's id. Offsets are valid for one cluster only."""
         return self._calls.connect()
 
-    def broker_count(self) -> int:
+    def count_brokers(self) -> int:
         """Return the number of brokers that the cluster has now."""
         found = self._calls.request_one(
             "asking for the brokers", lambda client, timeout: client.describe_cluster(request_timeout=timeout)
@@ -272,7 +272,7 @@ class KafkaHook(KafkaBaseHook):
         """Return True if the user has the right to read a topic, which is also needed to commit its offsets."""
         return kafka_requests.may_read(self._calls, topic)
 
-    def topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    def read_topic_config(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the settings of topics, defaults included (``cleanup.policy``, ``retention.ms``, ``max.message.bytes`` ...).
 
         :param names: the topics.
@@ -280,22 +280,22 @@ class KafkaHook(KafkaBaseHook):
         """
         return kafka_requests.read_topic_configs(self._calls, self.describe_topics(names))
 
-    def largest_record(self, topic: str) -> int:
+    def read_largest_record(self, topic: str) -> int:
         """Return the maximum size of a topic's batches in bytes (``max.message.bytes``); the brokers' default if the user may not
         see the topic's settings."""
         try:
-            return int(self.topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
+            return int(self.read_topic_config([topic])[topic].get("max.message.bytes") or DEFAULT_LARGEST)
         except KafkaRefused:
             return DEFAULT_LARGEST
 
-    def cleanup_policy(self, topic: str) -> str:
+    def read_cleanup_policy(self, topic: str) -> str:
         """Return the ``cleanup.policy`` of a topic; "" if the user may not see the topic's settings."""
         try:
-            return self.topic_config([topic])[topic].get("cleanup.policy", "")
+            return self.read_topic_config([topic])[topic].get("cleanup.policy", "")
         except KafkaRefused:
             return ""
 
-    def broker_config(self) -> dict[str, str]:
+    def read_broker_config(self) -> dict[str, str]:
         """Return the settings of one broker (``transaction.max.timeout.ms`` ...); empty if the user may not see them."""
         return kafka_requests.read_broker_config(self._calls)
 
@@ -331,7 +331,7 @@ class KafkaHook(KafkaBaseHook):
 
     # --- offsets of the log ---
 
-    def offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+    def read_offsets(self, topics: Iterable[str | TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
         """Return low watermark, last stable offset and high watermark. One request covers all partitions of a broker.
 
         A broker confirms a producer's commit before it has written the markers. So the last stable offset may lie before a
@@ -340,10 +340,10 @@ class KafkaHook(KafkaBaseHook):
         :param topics: topics, for all their partitions, or single partitions.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        return self.offsets_of_existing(self._partitions(topics))
+        return self.read_offsets_of_existing(self._list_partitions(topics))
 
-    def offsets_of_existing(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
-        """Return what :meth:`offsets` returns, without asking again whether the partitions exist.
+    def read_offsets_of_existing(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+        """Return what :meth:`read_offsets` returns, without asking again whether the partitions exist.
 
         :param partitions: partitions that :meth:`describe_topics` has just returned.
         """
@@ -355,7 +355,7 @@ class KafkaHook(KafkaBaseHook):
         high = kafka_requests.list_offsets(self._calls, partitions, OffsetSpec.latest(), "read_uncommitted")
         return {p: PartitionOffsets(low[p], stable[p].offset, high[p], stable[p].epoch) for p in partitions}
 
-    def offsets_for_times(
+    def find_offsets_for_times(
         self,
         partitions: Iterable[str | TopicPartition],
         timestamp_ms: int,
@@ -381,19 +381,19 @@ class KafkaHook(KafkaBaseHook):
         *,
         isolation_level: IsolationLevel = "read_committed",
     ) -> dict[TopicPartition, RecordAt | None]:
-        """Return the offset, timestamp and leader epoch of the records whose offsets :meth:`offsets_for_times` returns.
+        """Return the offset, timestamp and leader epoch of the records whose offsets :meth:`find_offsets_for_times` returns.
 
-        Arguments and errors are those of :meth:`offsets_for_times`.
+        Arguments and errors are those of :meth:`find_offsets_for_times`.
         """
         from confluent_kafka.admin import OffsetSpec
 
         if timestamp_ms < 0:
             raise ValueError(f"`timestamp_ms` is {timestamp_ms}. Expected milliseconds since 1970-01-01 UTC, not negative.")
         spec = OffsetSpec.for_timestamp(timestamp_ms)
-        found = kafka_requests.list_records(self._calls, self._partitions(partitions), spec, isolation_level)
+        found = kafka_requests.list_records(self._calls, self._list_partitions(partitions), spec, isolation_level)
         return {partition: there if there.offset >= 0 else None for partition, there in found.items()}
 
-    def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
+    def _list_partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
         """Return all partitions in order, after a check that they exist: brokers may report unknown partitions as leaderless."""
         wanted = list(topics)
         whole = {topic for topic in wanted if isinstance(topic, str)}
@@ -411,7 +411,7 @@ class KafkaHook(KafkaBaseHook):
         :return: the new low watermarks.
         :raises TopicMissing: when a topic or a partition does not exist.
         """
-        return kafka_requests.delete_records(self._calls, {p: before[p] for p in self._partitions(before)})
+        return kafka_requests.delete_records(self._calls, {p: before[p] for p in self._list_partitions(before)})
 
     # --- consumer groups ---
 
@@ -450,7 +450,7 @@ class KafkaHook(KafkaBaseHook):
         :raises TopicMissing: a topic or a partition does not exist.
         """
         commits = {p: c if isinstance(c, CommittedOffset) else CommittedOffset(c) for p, c in offsets.items()}
-        partitions = self._partitions(commits)
+        partitions = self._list_partitions(commits)
         try:
             if partitions:
                 kafka_requests.alter_committed(self._calls, group_id, {p: commits[p] for p in partitions})

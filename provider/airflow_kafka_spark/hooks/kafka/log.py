@@ -70,9 +70,9 @@ def read_log(hook: KafkaHook, topics: Iterable[str]) -> Log:
     :param topics: names of topics; those that do not exist are left out of the answer.
     """
     described = hook.describe_topics(sorted(topics), missing="omit")
-    offsets = hook.offsets_of_existing([tp for topic in described.values() for tp in topic.topic_partitions])
+    offsets = hook.read_offsets_of_existing([tp for topic in described.values() for tp in topic.topic_partitions])
     return Log(
-        cluster_id=hook.cluster_id(),
+        cluster_id=hook.read_cluster_id(),
         topic_ids={name: topic.topic_id for name, topic in described.items()},
         partitions={tp: PartitionLog(o.low, o.lso, o.high, o.epoch) for tp, o in offsets.items()},
     )
@@ -93,7 +93,7 @@ def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicP
     left = dict(islice(stuck, PARTITIONS_PER_CONSUMER))
     if not left:
         return
-    config = {**hook.consumer_config(**_EPOCH_SETTINGS), "isolation.level": "read_uncommitted"}
+    config = {**hook.make_consumer_config(**_EPOCH_SETTINGS), "isolation.level": "read_uncommitted"}
     consumer = confluent_kafka.Consumer(config, logger=ClientEvents())
     deadline, now = time.monotonic() + FIRST_RECORD_SECONDS, time.time()
     try:
@@ -145,7 +145,9 @@ def compare_epochs(
     ]
     found: dict[TopicPartition, int] = {}
     for first in range(0, len(wanted), PARTITIONS_PER_CONSUMER):
-        found |= cut_below(hook.consumer_config(), wanted[first : first + PARTITIONS_PER_CONSUMER], hook.timeout, hook.conn_id)
+        found |= cut_below(
+            hook.make_consumer_config(), wanted[first : first + PARTITIONS_PER_CONSUMER], hook.timeout, hook.conn_id
+        )
     return replace(log, diverged={**log.diverged, **found})
 
 
@@ -213,7 +215,7 @@ def read_records(
 
     described = hook.describe_topics({tp.topic for tp in ranges}, missing="omit")
     existing = [tp for tp in ranges if tp.topic in described and tp.partition in described[tp.topic].partitions]
-    bounds = hook.offsets_of_existing(existing) if existing else {}
+    bounds = hook.read_offsets_of_existing(existing) if existing else {}
     starts = {tp: max(ranges[tp][0], bounds[tp].low) for tp in existing}
     left = {tp: end for tp in existing if starts[tp] < (end := min(ranges[tp][1], bounds[tp].lso))}
     if not left:
@@ -222,7 +224,7 @@ def read_records(
     settings: dict[str, Any] = {
         "queued.max.messages.kbytes": 8192, "fetch.max.bytes": _FETCH_BYTES, "error_cb": events.on_error
     }  # fmt: skip
-    consumer = confluent_kafka.Consumer(hook.consumer_config(**PROMPT, **settings), logger=events)
+    consumer = confluent_kafka.Consumer(hook.make_consumer_config(**PROMPT, **settings), logger=events)
     deadline = time.monotonic() + seconds
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, starts[tp]) for tp in left])
@@ -442,7 +444,7 @@ def _scan(
 
     found: dict[TopicPartition, int | None] = {}
     deadline = time.monotonic() + SCAN_SECONDS
-    consumer = confluent_kafka.Consumer(hook.consumer_config(), logger=ClientEvents())
+    consumer = confluent_kafka.Consumer(hook.make_consumer_config(), logger=ClientEvents())
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, offset) for tp, offset in reached.items()])
         while left := future.keys() - found.keys():

@@ -151,7 +151,7 @@ def is_fenced(error: BaseException, events: ClientEvents) -> bool:
 
     Calls after a fence fail with various errors ("purged in queue" ...), but the event callback has reported the fence before.
     """
-    if events.first(FENCED, 0.0) is not None:
+    if events.find_first(FENCED, 0.0) is not None:
         return True
     name: Callable[[], str] | None = getattr(_find_client_error(error), "name", None)
     return callable(name) and name() in FENCED

@@ -172,7 +172,7 @@ class SparkClassArchive:
             archive_file("spark", java, jars, release, extra_class_path, _TRAINING, _TRAINED, *variables), extra_class_path
         )
 
-    def java_options(self, others: str = "") -> tuple[str, ...]:
+    def make_java_options(self, others: str = "") -> tuple[str, ...]:
         """Return the options with which Java uses this archive; none if it does not exist, or if other options concern archives.
 
         :param others: the user's Java options.

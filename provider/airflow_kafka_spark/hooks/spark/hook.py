@@ -151,7 +151,7 @@ class SparkHook(BaseHook):
             options += ";use_ssl=true"
         return f"{self.master}/{options}" if options else self.master
 
-    def settings(self) -> dict[str, str]:
+    def make_settings(self) -> dict[str, str]:
         """Return the Spark settings of a new session: this package's, overridden by the connection's, overridden by ``conf``."""
         ours = {
             "spark.sql.session.timeZone": "UTC",
@@ -232,7 +232,7 @@ class SparkHook(BaseHook):
         with self._open_context(jars) as context:
             yield _get_session(context)
 
-    def without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
+    def open_without_sql(self) -> AbstractContextManager[SparkContext | SparkSession]:
         """Return a context manager that yields a Spark for a job without SQL: a context, or a session of a Connect server, which
         has no contexts.
 
@@ -270,7 +270,7 @@ class SparkHook(BaseHook):
 
         _silence_clients()
         early, self._early = self._early, None
-        made = early.result() if early is not None else None
+        made = early.wait_for_result() if early is not None else None
         warm.detach_if_ended()
         if reason := _discard_ended():
             made = None
@@ -307,7 +307,7 @@ class SparkHook(BaseHook):
         """Return the archive of the classes of a local session; None if it is switched off or impossible."""
         if not self.is_local or format_setting(self.connection.extra_dejson.get("class_archive", True)).lower() == "false":
             return None
-        return SparkClassArchive.find(self.settings().get(_CLASS_PATH, ""))
+        return SparkClassArchive.find(self.make_settings().get(_CLASS_PATH, ""))
 
     def _make_quick_start_options(self, given: str) -> tuple[str, ...]:
         """Return Java options for a faster start of a local JVM; none if ``class_archive`` is false, or without Java 17 to 23.
@@ -315,7 +315,7 @@ class SparkHook(BaseHook):
         :param given: the Java options of the settings.
         """
         archive = self._find_class_archive()
-        return () if archive is None else (*_QUICK_START, *archive.java_options(given))
+        return () if archive is None else (*_QUICK_START, *archive.make_java_options(given))
 
     def _start(self, jars: tuple[str, ...]) -> Any:
         """Return a new context, or a session of a Connect server.
@@ -324,7 +324,7 @@ class SparkHook(BaseHook):
         """
         # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        settings = self.settings()
+        settings = self.make_settings()
         if jars:
             settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
         if self.is_local:
@@ -413,7 +413,7 @@ class SparkHook(BaseHook):
                 find_java()
             if reason := find_master_problem(self.master) or self.find_unreachable_reason(refuse_silent=True):
                 return False, reason
-            settings = self.settings()
+            settings = self.make_settings()
             if self.is_connect:
                 settings = {key: value for key, value in settings.items() if key.startswith("spark.sql.")}
             done, outcome = probe_spark(self._remote if self.is_connect else self.master, settings, is_connect=self.is_connect)
@@ -472,7 +472,7 @@ class EarlyStart:
         with self._deciding:
             self._is_given_up = True
 
-    def result(self) -> SparkContext | None:
+    def wait_for_result(self) -> SparkContext | None:
         """Return the context as soon as it is ready. If its start has not begun, cancel it and return None.
 
         :raises SparkUnavailable: it could not be started.

@@ -88,7 +88,7 @@ class RegistryRequests(ABC):
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def versions(self, subject: str, known: Sequence[RegisteredSchema] = ()) -> tuple[RegisteredSchema, ...]:
+    def list_versions(self, subject: str, known: Sequence[RegisteredSchema] = ()) -> tuple[RegisteredSchema, ...]:
         """Return all schemas of a subject, ascending by version. Deleted ones that the registry still has are included, because
         records refer to them.
 
@@ -99,7 +99,7 @@ class RegistryRequests(ABC):
         have = {schema.version: schema for schema in known if schema.subject == subject}
         with self._translate_errors(f"the versions of subject `{subject}`"):
             numbers = sorted(self.client.get_versions(subject, deleted=True))
-        return tuple(have[n] if n in have else self.version(subject, n) for n in numbers)
+        return tuple(have[n] if n in have else self.get_version(subject, n) for n in numbers)
 
     def knows(self, subject: str) -> bool:
         """Return True if the subject exists.
@@ -115,8 +115,8 @@ class RegistryRequests(ABC):
                 return False
             raise
 
-    def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
-        """Return one schema of a subject, by default the latest. Errors are those of :meth:`versions`."""
+    def get_version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
+        """Return one schema of a subject, by default the latest. Errors are those of :meth:`list_versions`."""
         with self._translate_errors(f"version {version} of subject `{subject}`"):
             if version == "latest":
                 found = self.client.get_latest_version(subject)
@@ -144,7 +144,7 @@ class RegistryRequests(ABC):
             if text not in found:
                 found.append(text)
 
-    def incompatibilities(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> list[str]:
+    def find_incompatibilities(self, subject: str, text: str, kind: str = "AVRO", normalize: bool = False) -> list[str]:
         """Return the reasons why a schema is incompatible with a subject, by the subject's compatibility level; empty if it is
         compatible, or if the subject does not exist yet.
 

@@ -84,7 +84,7 @@ class SplitAccount:
             max_timestamp=newest if known.max_timestamp is None else max(known.max_timestamp, newest),
             out_of_interval=known.out_of_interval + outside,
             farthest=max(known.farthest, farthest),
-            times=known.times.plus(count_times(timestamps, oldest, newest, known.times.width)),
+            times=known.times.add(count_times(timestamps, oldest, newest, known.times.width)),
         )
 
     def add_rows(self, count: int) -> None:
@@ -128,7 +128,7 @@ class SplitAccount:
             samples=(*read.samples, *own.samples)[:SAMPLES],
         )
 
-    def result(self, written: int | None = None) -> SplitResult:
+    def make_result(self, written: int | None = None) -> SplitResult:
         """Return the account.
 
         :param written: the number of records that were written or published; records without any other outcome count as filtered.

@@ -847,7 +847,7 @@ class Program:
                 found.add(at)
         return frozenset(found)
 
-    def without_outputs(self, names: Collection[str]) -> Program:
+    def drop_outputs(self, names: Collection[str]) -> Program:
         """Return the program without some outputs, and without the nodes that only they need."""
         outputs = [(name, at) for name, at in self.outputs if name not in names]
         wanted, asked = set[int](), [*(at for _, at in outputs), *self.filters]
@@ -868,7 +868,7 @@ class Program:
         """
         return _Evaluation(self, batch).run()
 
-    def over(self, batches: Iterable[pa.RecordBatch], place: object) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterable[pa.RecordBatch], place: object) -> Iterator[pa.RecordBatch]:
         """Yield the columns of the batches of a split.
 
         :param place: the topic and partition of the split, for the message.

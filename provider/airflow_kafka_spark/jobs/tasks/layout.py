@@ -96,9 +96,9 @@ class RowLayout:
             by_name = {name: f.with_nullable(True) for name, f in by_name.items()}
         return cls(
             schema=pa.schema(list(by_name.values())),
-            value=value.decoder(),
+            value=value.make_decoder(),
             value_names=tuple(of_value.names),
-            key=key.decoder() if key else None,
+            key=key.make_decoder() if key else None,
             key_names=tuple(of_key.names),
             metadata=metadata,
             null_values=null_values,

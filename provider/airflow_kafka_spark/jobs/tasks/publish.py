@@ -140,7 +140,7 @@ class SortedRecords(RecordBatches):
             began = self.result.began
         # A source that is read by Spark may have noted something of its rows.
         token = self.result.token if self.sorting.is_of_source and self.result is not None else {}
-        self.result = replace(account.result(published), began=began, token=token)
+        self.result = replace(account.make_result(published), began=began, token=token)
 
     def _encode(self, rows: pa.RecordBatch, sorter: Sorter) -> pa.RecordBatch:
         """Return rows as records, and count rows that do not fit their format as bad."""
@@ -203,7 +203,7 @@ class KafkaSplits:
     def read(self, at: int, index: int) -> Iterable[pa.RecordBatch]:
         split = self.task.splits[at]
         rows = self.task.read(split)
-        return rows if self.program is None else self.program.over(rows, split.range.topic_partition)
+        return rows if self.program is None else self.program.run(rows, split.range.topic_partition)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class EncodedSplits:
         for batch in rows:
             account.add_rows(batch.num_rows)
             yield self.encoder.encode(batch)
-        result = replace(account.result(), token=self.reader.token(at), began=began, seconds={"read": rows.seconds})
+        result = replace(account.make_result(), token=self.reader.get_token(at), began=began, seconds={"read": rows.seconds})
         end = encode_result(result)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=pa.schema([(END, pa.string())]))
 

@@ -182,7 +182,7 @@ class SplitRows:
                 if rows.num_rows and not account.is_lost:
                     yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=schema)
             seconds = {"read": reading.seconds, "decode": decoding}
-            end = encode_result(replace(account.result(), gaps=tuple(self.gaps), began=began, seconds=seconds))
+            end = encode_result(replace(account.make_result(), gaps=tuple(self.gaps), began=began, seconds=seconds))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=schema)
@@ -199,7 +199,7 @@ class SplitRows:
         account.add_ignored(len(ignored))
         if bad:
             found = [BadRecord(*tp, records.offsets[at].as_py(), reason, stage) for at, (stage, reason) in bad.items()]
-            account.add_bad(found, lambda: make_dead_letters(found, records.originals(list(bad))))
+            account.add_bad(found, lambda: make_dead_letters(found, records.get_originals(list(bad))))
         if sent:
             account.add_bad([BadRecord(*tp, records.offsets[at].as_py(), SENT) for at in sorted(sent)])
         left_out = [*bad, *ignored, *routed, *sent]
@@ -209,11 +209,11 @@ class SplitRows:
         kept[left_out] = False
         return decoded.rows.filter(pa.array(kept))
 
-    def originals_of(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+    def get_originals(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
         """Return the original parts of the records of some rows of the batch that was yielded last."""
         assert self._batch is not None
         offsets = rows.column(rows.schema.get_field_index(OFFSET))
-        return self._batch.originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
+        return self._batch.get_originals(pc.index_in(offsets, self._batch.offsets).to_pylist())
 
 
 def _find_positions(records: KafkaRecords, offsets: Set[int] | None) -> frozenset[int]:

@@ -144,9 +144,9 @@ class WriteTask(CheckedOnExecutors):
     def write(self, rows: SplitRows) -> str:
         """Write a split that this task reads, and return the result as JSON, or the error that ended it."""
         if self.program is not None:
-            batches = self.program.over(rows, rows.split.range.topic_partition)
+            batches = self.program.run(rows, rows.split.range.topic_partition)
             return self._write(rows.split, RecordBatches(batches), RecordOrigin())
-        return self._write(rows.split, RecordBatches(iter(rows)), RecordOrigin(rows.originals_of))
+        return self._write(rows.split, RecordBatches(iter(rows)), RecordOrigin(rows.get_originals))
 
     def _write(self, split: Split, incoming: RecordBatches, origin: RecordOrigin) -> str:
         # Spark would show users the traceback of a worker, so errors of this package are returned as results.
@@ -245,7 +245,7 @@ class RowWriter:
             self.output.give_up()
         elif split.is_undecided:
             self.output.defer()
-        return replace(self.sorter.account.result(self.written), token=self.output.close())
+        return replace(self.sorter.account.make_result(self.written), token=self.output.close())
 
     def _select_rows(self, batch: pa.RecordBatch) -> Rows:
         """Return the rows for the sink."""

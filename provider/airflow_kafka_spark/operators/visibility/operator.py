@@ -198,7 +198,7 @@ class VisibleOperator(BaseOperator):
         self.progress = Progress(find_store(context), self._show_application)
         if run.map_index >= 0 or self._pipeline_is_templated:
             # The pages cannot find the task of this pipeline in the serialized DAG.
-            self.progress.configured(self.configuration)
+            self.progress.publish_configuration(self.configuration)
         _try(lambda: shown.show(links.WindowLink, self._make_page_url()))
         _try(lambda: shown.show(links.TopicLink, self._make_topic_page_url(self.describe_dataflow().topic)))
         _try(lambda: shown.show(links.TableLink, links.make_table_page(self.describe_dataflow().other_end)))
@@ -239,7 +239,7 @@ class VisibleOperator(BaseOperator):
     def _make_page_url(self, window: str | None = None) -> str:
         assert self.run_now is not None
         options = self.ledger_options
-        return links.make_pipeline_page(options.kafka_conn_id, options.ledger_topic, self.pipeline_name(self.run_now), window)
+        return links.make_pipeline_page(options.kafka_conn_id, options.ledger_topic, self.get_pipeline_name(self.run_now), window)
 
     def _make_topic_page_url(self, topic: str | None) -> str | None:
         return links.make_topic_page(self.ledger_options.kafka_conn_id, topic) if topic else None
@@ -249,20 +249,20 @@ class VisibleOperator(BaseOperator):
         """Return the inputs and outputs of the task."""
 
     @abstractmethod
-    def pipeline_name(self, run: Run) -> str:
+    def get_pipeline_name(self, run: Run) -> str:
         """Return the name of the pipeline in the ledger."""
 
     # --- lineage ---
 
     @abstractmethod
-    def bootstrap_servers(self) -> str:
+    def get_bootstrap_servers(self) -> str:
         """Return the brokers' addresses."""
 
     def get_written_schema(self) -> pa.Schema | None:
         """Return the columns that the sink was given in this task; None if they were not needed yet."""
         return None
 
-    def openlineage(
+    def make_openlineage(
         self, *, window: Window | None = None, report: Mapping[str, Any] | None = None, with_schema: bool = False
     ) -> OperatorLineage:
         """Return inputs, outputs and facets of this task.
@@ -272,19 +272,19 @@ class VisibleOperator(BaseOperator):
         :param with_schema: name the columns of the sink's table, too.
         """
         schema = self.get_written_schema() if with_schema else None
-        return make_lineage(self.describe_dataflow(), self.bootstrap_servers(), window=window, report=report, schema=schema)
+        return make_lineage(self.describe_dataflow(), self.get_bootstrap_servers(), window=window, report=report, schema=schema)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         """Return the lineage before the window is planned: inputs and outputs."""
-        return self.openlineage()
+        return self.make_openlineage()
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> OperatorLineage:
         """Return the lineage of a complete window, with its offsets and counts."""
-        return self.openlineage(window=self.window_now, report=self.reported, with_schema=True)
+        return self.make_openlineage(window=self.window_now, report=self.reported, with_schema=True)
 
     def get_openlineage_facets_on_failure(self, task_instance: object) -> OperatorLineage:
         """Return the lineage of a window that failed, with its planned offsets, if it was planned."""
-        return self.openlineage(window=self.window_now)
+        return self.make_openlineage(window=self.window_now)
 
 
 def _try(show: Callable[[], object]) -> None:

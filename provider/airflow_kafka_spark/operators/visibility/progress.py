@@ -153,7 +153,7 @@ class Progress:
         self._done = self._splits
         self.step("commit")
 
-    def parts_of_move(self, move: float, report: Report) -> dict[str, float]:
+    def measure_parts_of_move(self, move: float, report: Report) -> dict[str, float]:
         """Return the seconds of the parts of the step ``move``.
 
         :param move: seconds of the whole step.
@@ -185,7 +185,7 @@ class Progress:
             "step": self._step,
         }
 
-    def configured(self, configuration: str) -> None:
+    def publish_configuration(self, configuration: str) -> None:
         """Publish the configuration of the task, for the pages.
 
         :param configuration: the text of a JSON object.

@@ -58,7 +58,7 @@ class PipelineVersion:
     def __int__(self) -> int:
         return (self.newest << _COUNT_BITS | self.count) << _NONCE_BITS | self.nonce
 
-    def after(self, number: int | None = None) -> PipelineVersion:
+    def make_next(self, number: int | None = None) -> PipelineVersion:
         """Return the version of the commit after this one.
 
         :param number: the window that it applies; None for a fence.
@@ -93,7 +93,7 @@ class DataFile:
         """Return the file that a token or a record names."""
         return cls(value["path"], value["bytes"], value["rows"], value.get("partition", {}), value.get("stats", ""))
 
-    def recorded(self) -> dict[str, Any]:
+    def make_record(self) -> dict[str, Any]:
         """Return the file in the form of the sink's record."""
         return {"path": self.path, "bytes": self.bytes, "rows": self.rows, "partition": dict(self.partition)}
 
@@ -138,7 +138,7 @@ class DeltaLog:
             return DeltaTable(self.store.location.path_or_uri, storage_options=options, without_files=False)
         return None
 
-    def version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
+    def read_version(self, table: DeltaTable, pipeline: str) -> PipelineVersion:
         """Return the pipeline's transaction version."""
         return PipelineVersion.unpack(table.transaction_version(make_app_id(pipeline)))
 
@@ -185,7 +185,7 @@ class DeltaLog:
         :raises OSError: it cannot be flushed.
         """
         if self.store.location.is_local:
-            directory = Path(self.store.full(LOG))
+            directory = Path(self.store.make_full_path(LOG))
             flush(directory / f"{version:020d}.json")
             flush(directory)
 
@@ -195,7 +195,7 @@ class DeltaLog:
         :raises OSError: they cannot be flushed.
         """
         if self.store.location.is_local:
-            directory, oldest = Path(self.store.full(LOG)), time.time() - 3600
+            directory, oldest = Path(self.store.make_full_path(LOG)), time.time() - 3600
             with os.scandir(directory) as entries:
                 recent = [e.path for e in entries if e.name.endswith(".json") and e.stat().st_mtime > oldest]
             for path in (*recent, str(directory)):

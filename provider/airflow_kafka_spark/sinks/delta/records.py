@@ -71,7 +71,7 @@ class Records:
 
     def find(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
         """Return the record of the newest replay of a window. See :meth:`.LoadedTable.find`."""
-        version = self.log.version(table, pipeline)
+        version = self.log.read_version(table, pipeline)
         if number > version.newest:
             return None
         try:
@@ -128,7 +128,7 @@ class Records:
             table = self.log.load("looking for earlier attempts")
             if table is None:
                 raise SinkUnavailable(self.store.location.uri, "looking for earlier attempts", "the table is gone")
-            version = self.log.version(table, pipeline)
+            version = self.log.read_version(table, pipeline)
             try:
                 committed = make_marker_name(pipeline, int(version))
                 if committed in left:
@@ -142,7 +142,7 @@ class Records:
                 raise SinkUnavailable(self.store.location.uri, "keeping the record of a window", failed) from failed
             if not left:
                 return version
-            fenced = version.after()
+            fenced = version.make_next()
             failed_commit = self.log.try_commit(table, pipeline, fenced, metadata={"pipeline": pipeline, "fenced": sorted(left)})
             if failed_commit is None:
                 self._remove(left, table)
@@ -182,7 +182,7 @@ class Records:
         try:
             return WindowRecord.load(text)
         except ValueError as error:
-            raise WindowConflict(name, f"{self.store.full(name)} cannot be understood: {error}", "a record") from error
+            raise WindowConflict(name, f"{self.store.make_full_path(name)} cannot be understood: {error}", "a record") from error
 
     def _find_in_history(self, table: DeltaTable, pipeline: str, number: int) -> WindowRecord | None:
         """Return the record that is in the information of a commit, without its files: for a table that was copied without the
@@ -214,15 +214,15 @@ class LoadedDelta(LoadedTable[WindowRecord, DataFile]):
     def columns(self) -> Sequence[str]:
         return [field.name for field in self.table.schema().fields]
 
-    def version(self, pipeline: str) -> PipelineVersion:
+    def read_version(self, pipeline: str) -> PipelineVersion:
         """Return the pipeline's transaction version."""
-        return self.records.log.version(self.table, pipeline)
+        return self.records.log.read_version(self.table, pipeline)
 
     def find(self, pipeline: str, number: int) -> WindowRecord | None:
         return self.records.find(self.table, pipeline, number)
 
-    def newest(self, pipeline: str) -> WindowRecord | None:
-        number = self.version(pipeline).newest
+    def find_newest(self, pipeline: str) -> WindowRecord | None:
+        number = self.read_version(pipeline).newest
         found = self.find(pipeline, number) if number else None
         if number and found is None:
             what = f"{self.records.store.location.uri} has its rows, but no record of its offsets"

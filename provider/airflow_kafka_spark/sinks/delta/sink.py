@@ -68,7 +68,7 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         """The table's ``file://`` or ``s3://`` URI."""
         return self.uri
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return the table, and its server, because two servers may have buckets of one name."""
         server = self.store.server
         return Endpoint({"table": self.uri, **({SERVER: server} if server else {})}, {"directory": self.location.directory})

@@ -158,7 +158,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
 
     # A retry of deltalake would create the table again, in the log entry after that of another attempt.
     once = CommitProperties(max_commit_retries=0)
-    doing, stored = "opening the table", Schema.from_arrow(sink.spec().stored(schema))
+    doing, stored = "opening the table", Schema.from_arrow(sink.make_spec().make_stored_schema(schema))
     error: Exception = OSError("others change it all the time")
     for _ in range(_TRIES):
         table = log.load(doing)

@@ -270,7 +270,7 @@ def _find_unstorable_problem(sink: DeltaSinkOptions, field: pa.Field) -> Problem
     from deltalake import Schema
 
     try:
-        list_column_types(Schema.from_arrow(sink.spec().stored(pa.schema([field]))))
+        list_column_types(Schema.from_arrow(sink.make_spec().make_stored_schema(pa.schema([field]))))
     except Exception as error:  # whatever deltalake makes of a type
         return Problem(where, f"Delta has no type for {kind}: {error}", "Leave the column out, or convert it")
     if "uint" in kind or "time32" in kind or "time64" in kind or "duration" in kind or "dictionary" in kind:
@@ -293,7 +293,7 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
     from airflow_kafka_spark.sinks.delta.tasks.data_files import is_mapped, list_generated_columns
 
     storable = pa.schema([field for field in schema if _find_unstorable_problem(sink, field) is None])
-    stored = Schema.from_arrow(sink.spec().stored(storable))
+    stored = Schema.from_arrow(sink.make_spec().make_stored_schema(storable))
     now, before = list_column_types(stored), list_column_types(table.schema())
     there = {name: format_type(kind) for name, kind in before.items()}
     grown = {field["name"] for field in find_grown_columns(stored, table.schema())}

@@ -62,7 +62,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_generated_columns
 
         self.uri = sink.uri
-        self.version, self.records, self.base = base.after(window.number), records, base
+        self.version, self.records, self.base = base.make_next(window.number), records, base
         self.partition_by = tuple(sink.partition_by)
         self.properties = dict(table.metadata().configuration)
         self.columns = read_columns(table)
@@ -71,15 +71,15 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         except ValueError as error:
             raise self.make_unavailable_error(f"beginning window {window}", str(error)) from error
         attempt = TableAttempt(window, make_marker_name(window.pipeline, int(self.version)), records.store, records.store)
-        super().__init__(sink, sink.uri, splits, shape, attempt, sink.spec(), {})
+        super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_spec(), {})
 
     def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
         return SinkUnavailable(self.uri, doing, error if isinstance(error, str) else store_error(error))
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
-    def row_schema(self) -> pa.Schema:
-        return self.spec.stored(make_file_schema(self.spec.stored(self.shape.schema), self.columns))
+    def make_row_schema(self) -> pa.Schema:
+        return self.spec.make_stored_schema(make_file_schema(self.spec.make_stored_schema(self.shape.schema), self.columns))
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -100,8 +100,8 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         )
 
         table = self.columns if columns is None else columns
-        written = columns or [*self.row_schema(), *(column.field for column in self.generated)]
-        file_schema = self.spec.stored(pa.schema([field for field in written if field.name not in self.partition_by]))
+        written = columns or [*self.make_row_schema(), *(column.field for column in self.generated)]
+        file_schema = self.spec.make_stored_schema(pa.schema([field for field in written if field.name not in self.partition_by]))
         physical = {field.name: find_physical_name(field) for field in table}
         statistics = frozenset(physical[name] for name in list_skipping_columns(file_schema, self.properties) if name in physical)
         return DeltaSplitWriter(
@@ -123,12 +123,12 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             raise self.make_unavailable_error(self.committing, "the table is gone")
         return table
 
-    def position(self, table: LoadedDelta) -> tuple[object, object]:
+    def get_position(self, table: LoadedDelta) -> tuple[object, object]:
         version = table.table.version()
         return version, version
 
     def refuse_overtaken(self, table: LoadedDelta) -> None:
-        if table.version(self.window.pipeline) != self.base:
+        if table.read_version(self.window.pipeline) != self.base:
             raise Fenced(self.window.pipeline, self.committing)
 
     def merge(self, table: LoadedDelta, upsert: Upsert) -> Merged:
@@ -142,7 +142,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         window, added = self.window, [DataFile.of(file) for file in change.added]
         applied = Applied.of(window, change.written, change.deleted)
         facts = {"run": window.run, "prepared_at": datetime.now(timezone.utc).isoformat()}
-        record = WindowRecord(applied, tuple(file.recorded() for file in added), "delta", self.partition_by, facts)
+        record = WindowRecord(applied, tuple(file.make_record() for file in added), "delta", self.partition_by, facts)
         try:
             self.records.store.put(f"{ATTEMPTS}/{self.marker}/{RECORD}", record.dump())
         except FileNotFoundError as error:
@@ -153,7 +153,9 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
 
     def is_mine(self, record: WindowRecord, table: LoadedDelta) -> bool:
         mine = f"{self.attempt.directory}/"
-        return table.version(self.window.pipeline) == self.version or any(file["path"].startswith(mine) for file in record.files)
+        return table.read_version(self.window.pipeline) == self.version or any(
+            file["path"].startswith(mine) for file in record.files
+        )
 
     def clean(self, record: WindowRecord, table: LoadedDelta | None) -> None:
         try:
@@ -178,9 +180,9 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         groups, schema = list_small_files(store, table.table)
         if not groups:
             return 0, 0
-        if table.version(pipeline) != self.version:
+        if table.read_version(pipeline) != self.version:
             raise Fenced(pipeline, "compacting")
-        version = self.version.after()
+        version = self.version.make_next()
         attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
         with rewrite.run_compaction(attempt):
             added: list[DataFile] = []

@@ -139,7 +139,7 @@ class Staging:
                 return attempt
         raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
 
-    def attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
+    def list_attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
         """Yield the directories of attempts at windows of a pipeline, including those that are being removed.
 
         :param up_to: the highest number of a window.
@@ -153,7 +153,7 @@ class Staging:
 
     def sweep(self, window: Window) -> None:
         """Remove the directories of attempts at this window and at earlier ones."""
-        for attempt in list(self.attempts(window.pipeline, window.number)):
+        for attempt in list(self.list_attempts(window.pipeline, window.number)):
             self.discard(attempt)
 
     def sweep_abandoned(self) -> None:

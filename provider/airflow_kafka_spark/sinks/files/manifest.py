@@ -116,7 +116,7 @@ class Commit:
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an entry of the log: {error!r}") from error
 
-    def marker(self, pipeline: str) -> str:
+    def make_marker(self, pipeline: str) -> str:
         """Return the name of a new attempt that will commit after this entry."""
         return make_marker_name(pipeline, (self.sequence + 1) << _NONCE_BITS | secrets.randbelow(1 << _NONCE_BITS))
 
@@ -221,7 +221,7 @@ class ManifestTable:
                 self.store.put(f"{log}/{_NEWEST}", str(commit.sequence))
         except ValueError as error:
             raise WindowConflict(
-                pipeline, f"{self.store.full(log)} cannot be understood: {error}", "entries of the log"
+                pipeline, f"{self.store.make_full_path(log)} cannot be understood: {error}", "entries of the log"
             ) from error
         except OSError as error:
             raise self._make_unavailable_error("looking for the last window", error) from error
@@ -390,7 +390,7 @@ class ManifestTable:
         try:
             return WindowRecord.load(text)
         except ValueError as error:
-            raise WindowConflict(path, f"{self.store.full(path)} cannot be understood: {error}", "a record") from error
+            raise WindowConflict(path, f"{self.store.make_full_path(path)} cannot be understood: {error}", "a record") from error
 
     def _make_unavailable_error(self, doing: str, error: str | OSError) -> SinkUnavailable:
         return SinkUnavailable(self.store.location.uri, doing, error)
@@ -414,8 +414,8 @@ class ListedTable(ManifestTable):
         try:
             self.uploads.complete(record.files)
         except UploadsGone as error:
-            directory = self.store.full(record.files[0]["path"].partition("/")[0])
-            log = self.store.full(self._log(record.applied.pipeline))
+            directory = self.store.make_full_path(record.files[0]["path"].partition("/")[0])
+            log = self.store.make_full_path(self._log(record.applied.pipeline))
             action = f"Remove the newest entry of {log} and the objects below {directory}: the window is then written again"
             raise OSError(f"{error}. {action}") from error
 
@@ -424,7 +424,7 @@ class ListedTable(ManifestTable):
 
     def _list_uploads_of(self, directory: str, marker: str) -> dict[str, str]:
         of = f"-{make_attempt_id(marker)}-"
-        return {upload: path for upload, path in self.uploads.pending(directory).items() if of in path.rpartition("/")[2]}
+        return {upload: path for upload, path in self.uploads.list_pending(directory).items() if of in path.rpartition("/")[2]}
 
     def remove_unnamed(self, directory: str, marker: str, named: Set[str]) -> None:
         # The uploads of a commit are completed by now. If the answer to a begin was lost, an upload was begun twice, under one
@@ -463,7 +463,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
     """
 
     def __init__(self, sink: FilesSinkOptions, table: ManifestTable, window: Window, shape: Shape, base: Commit) -> None:
-        marker, directory = base.marker(window.pipeline), table.get_data_directory(window)
+        marker, directory = base.make_marker(window.pipeline), table.get_data_directory(window)
         super().__init__(TableAttempt(window, marker, table.store, table.store, directory))
         self.sink, self.table, self.shape, self.base = sink, table, shape, base
         try:
@@ -478,8 +478,8 @@ class ManifestWindowWriter(AttemptWindowWriter):
 
         sink, schema = self.sink, self.shape.schema
         target = ObjectsTarget(
-            **self.attempt.target(sink.uri),
-            file_schema=sink.spec.stored(pa.schema([f for f in schema if f.name not in sink.partition_by])),
+            **self.attempt.make_target(sink.uri),
+            file_schema=sink.spec.make_stored_schema(pa.schema([f for f in schema if f.name not in sink.partition_by])),
             spec=sink.spec,
             directories=tuple(sink.partition_by),
             attempt_id=make_attempt_id(self.marker),

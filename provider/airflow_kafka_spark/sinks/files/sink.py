@@ -92,7 +92,7 @@ class FilesSink(FilesSinkOptions, Sink):
         """The URI of the table."""
         return self.uri
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return the table and the window column, which together decide the place of a window's files and the way in which it is
         published.
 
@@ -118,7 +118,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
         return find_target_problems(self)
 
-    def last_applied(self, pipeline: str) -> Applied | None:
+    def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number in the table.
 
         :raises WindowConflict: its directory has no record, or another pipeline's.
@@ -126,7 +126,7 @@ class FilesSink(FilesSinkOptions, Sink):
         newest = find_records(self).find_newest_record(pipeline)
         return newest.applied if newest else None
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the table's record of the window, or None if the window is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
@@ -217,7 +217,7 @@ class FilesWindowWriter(WindowWriter):
         :raises Fenced: a newer attempt has taken over and has not published yet.
         """
         faults.reached("sink.staged")
-        if (done := self.sink.applied(self.window)) is not None:
+        if (done := self.sink.find_applied(self.window)) is not None:
             return done
         self._refuse_conflict()
         try:
@@ -280,7 +280,7 @@ class FilesWindowWriter(WindowWriter):
 
     def _resolve_failure(self, error: OSError) -> Applied:
         """Return the window's record if another attempt has published it, else raise the error for the failed step."""
-        if (done := self.sink.applied(self.window)) is not None:
+        if (done := self.sink.find_applied(self.window)) is not None:
             return done
         if isinstance(error, FileNotFoundError) and not self.attempt.exists():
             raise Fenced(self.window.pipeline, f"publishing window {self.window.number}") from error

@@ -103,7 +103,7 @@ def _find_object_store_problems(sink: FilesSinkOptions, location: TableLocation)
         store = open_manifests(sink).store
         store.probe()
         if sink.visibility == "listing":
-            UploadStore(store).pending(ATTEMPTS)
+            UploadStore(store).list_pending(ATTEMPTS)
     except ConnectionInvalid as error:
         yield Problem.of("sink.conn_id", error)
     except Exception as error:  # an error of any library that reaches the store

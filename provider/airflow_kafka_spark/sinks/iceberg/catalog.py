@@ -66,7 +66,7 @@ class CatalogAccess:
         uri = self.properties.get("uri", "").partition("?")[0]
         return re.sub(r"//[^/]*@", "//", uri) or self.properties.get("type", "rest")
 
-    def hidden(self, text: str) -> str:
+    def hide_secrets(self, text: str) -> str:
         """Return a message without the values of secret options."""
         secrets = [value for name, value in self.properties.items() if _SECRET.search(name) and len(value) > 1]
         if "uri" in self.properties and (password := urllib.parse.urlsplit(self.properties["uri"]).password):
@@ -212,7 +212,7 @@ class IcebergTable:
     def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
         """Return the error to raise for an error of catalog or store, without secrets."""
         detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hidden(_get_request_message(detail))))
+        return SinkUnavailable(self.uri, doing, describe_driver_message(self.access.hide_secrets(_get_request_message(detail))))
 
     def load(self, doing: str) -> Table | None:
         """Return the newest version of the table, or None if there is no such table.
@@ -231,7 +231,7 @@ class IcebergTable:
         except Exception as error:  # each catalog has errors of its own
             raise self.make_unavailable_error(doing, error) from error
 
-    def loaded(self, doing: str) -> Table:
+    def load_newest(self, doing: str) -> Table:
         """Return the newest version of the table.
 
         :param doing: for messages.
@@ -289,7 +289,7 @@ class IcebergTable:
         parent, _, name = location.rpartition("/")
         store = IcebergStore.of(parent, table.io.properties)
         if store.location.is_local:
-            flush(store.full(name))
+            flush(store.make_full_path(name))
             flush(store.location.path)
 
     def store(self, table: Table) -> IcebergStore:

@@ -49,4 +49,4 @@ class IcebergSinkOptions(LakeSinkOptions):
         # As Iceberg stores decimals, unless the option is set.
         options = {"store_decimal_as_integer": True, **self.options}
         partitioned = bool(table.spec().fields)
-        return replace(self.spec(), compression=_CODECS.get(codec, codec), partitioned=partitioned, options=options)
+        return replace(self.make_spec(), compression=_CODECS.get(codec, codec), partitioned=partitioned, options=options)

@@ -75,7 +75,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         """``iceberg://<conn_id>/<namespace>/<table>``."""
         return self.uri
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return the catalog, the table in it, and the branch.
 
         :raises ConnectionInvalid: the connection cannot be used.
@@ -109,7 +109,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
             except Exception as error:  # each catalog and store has errors of its own
                 raise lake.make_unavailable_error(doing, error) from error
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the record of the window, or None if it is not committed.
 
         The record of a data interval that was planned long ago may have expired with its tag. Then the files of the interval show
@@ -120,7 +120,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         """
         from airflow_kafka_spark.sinks.iceberg.snapshots import INTERVAL_TAG_DAYS, WINDOW
 
-        found, planned = super().applied(window), to_milliseconds(parse_iso(window.planned_at)) if window.planned_at else 0
+        found, planned = super().find_applied(window), to_milliseconds(parse_iso(window.planned_at)) if window.planned_at else 0
         is_old = get_current_milliseconds() - planned > INTERVAL_TAG_DAYS * 86_400_000
         if found is not None or window.interval is None or window.replay or window.after == ELSEWHERE or not is_old:
             return found
@@ -139,7 +139,7 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
 
     def has_lost(self, window: Window) -> bool:
         """Return True if the table has no record of a window, and has all snapshots since the window was planned."""
-        if super().applied(window) is not None:
+        if super().find_applied(window) is not None:
             return False
         with self.load_table(f"looking for window {window}") as table:
             return table is None or table.has_history_since(to_milliseconds(parse_iso(window.planned_at)))

@@ -134,7 +134,7 @@ class PipelineSnapshots:
         """Return the record of a window; None if it is not applied, or if its snapshot has expired."""
         return self.records.get(number)
 
-    def summary(self, pipeline: str, written: Recorded | None = None) -> dict[str, str]:
+    def make_summary(self, pipeline: str, written: Recorded | None = None) -> dict[str, str]:
         """Return the summary of the pipeline's next snapshot.
 
         :param written: the window that it applies; None for a fence, which keeps the records.
@@ -167,7 +167,7 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
     def columns(self) -> Sequence[str]:
         return [column.name for column in self.table.schema().fields]
 
-    def state(self, pipeline: str) -> PipelineSnapshots:
+    def find_state(self, pipeline: str) -> PipelineSnapshots:
         """Return the windows of a pipeline that the table's metadata records.
 
         :raises WindowConflict: a record cannot be understood.
@@ -177,15 +177,15 @@ class LoadedIceberg(LoadedTable[Recorded, "DataFile"]):
         return self._states[pipeline]
 
     def find(self, pipeline: str, number: int) -> Recorded | None:
-        return self.state(pipeline).find(number)
+        return self.find_state(pipeline).find(number)
 
     def find_window(self, window: Window) -> Recorded | None:
         if window.after != ELSEWHERE:
             return super().find_window(window)
         return PipelineSnapshots.of(self.table.metadata, window.pipeline, self.branch).find(window.number)
 
-    def newest(self, pipeline: str) -> Recorded | None:
-        return self.state(pipeline).newest
+    def find_newest(self, pipeline: str) -> Recorded | None:
+        return self.find_state(pipeline).newest
 
     def list_windows(self) -> Iterator[Applied]:
         for snapshot in sorted(self.table.metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms, reverse=True):

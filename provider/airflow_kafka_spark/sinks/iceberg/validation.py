@@ -89,7 +89,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
             if sink.upserts and (problem := _find_equality_delete_problem(sink, table)):
                 return table, [problem]
         except Exception as error:  # each store has errors of its own
-            what = f"its location {table.location()} cannot be reached: {lake.access.hidden(str(error))}"
+            what = f"its location {table.location()} cannot be reached: {lake.access.hide_secrets(str(error))}"
             return None, [Problem("sink.table", what, "Check the options of its store in the connection's extra")]
         return table, []
 
@@ -131,7 +131,7 @@ def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> It
         store = IcebergStore.of(warehouse, options)
         reason = "" if store.has_bucket() else "there is no such bucket"
     except Exception as error:  # of Arrow's client
-        reason = "" if "AWS Error ACCESS_DENIED" in str(error) else lake.access.hidden(str(error))
+        reason = "" if "AWS Error ACCESS_DENIED" in str(error) else lake.access.hide_secrets(str(error))
     if reason:
         what = f"its `warehouse` {warehouse} cannot be reached: {reason}"
         yield Problem("sink.conn_id", what, "Check `warehouse` and the `s3.` options in the connection's extra")

@@ -98,7 +98,7 @@ class Compaction:
         from airflow_kafka_spark.sinks.lake.tasks import rewrite
 
         pipeline = self.window.pipeline
-        table = self.lake.loaded("compacting")
+        table = self.lake.load_newest("compacting")
         groups = list(list_small_files(table, find_head(table.metadata, self.branch)))
         if not groups:
             return 0, 0
@@ -113,7 +113,7 @@ class Compaction:
             for group in groups:
                 added += self._join(table, group, attempt)
             faults.reached("sink.compacting")
-            summary, tag = state.summary(pipeline), tag_name(pipeline)
+            summary, tag = state.make_summary(pipeline), tag_name(pipeline)
             snapshot = NewSnapshot(snapshot_id, summary, self.branch, tag, added, removed, rewrites=True)
             commit = make_commit(table, snapshot)
             if (error := self.lake.try_commit(table, commit.requirements, commit.updates)) is not None:
@@ -127,7 +127,7 @@ class Compaction:
         from airflow_kafka_spark.sinks.lake.tasks import rewrite
 
         file_schema, columns = make_table_columns(table.metadata)
-        common: dict[str, Any] = {**attempt.target(self.lake.uri), "file_schema": file_schema, "spec": self.spec}
+        common: dict[str, Any] = {**attempt.make_target(self.lake.uri), "file_schema": file_schema, "spec": self.spec}
         writer = IcebergSplitWriter(IcebergTarget(**common, **describe_layout(table, columns)))
         files, rows = [IcebergFile(table, task, {}) for task in group], sum(task.file.record_count for task in group)
         made = rewrite.join_files(writer, files, rows, self.window.number)
@@ -176,7 +176,7 @@ class Attempts:
         :return: the snapshot that the pipeline's tag names, after which the new attempt commits.
         :raises SinkUnavailable: catalog or store did not answer.
         """
-        store = self.lake.store(self.lake.loaded("looking for earlier attempts"))
+        store = self.lake.store(self.lake.load_newest("looking for earlier attempts"))
         return sweep_attempts(store, pipeline, self.fence)
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
@@ -194,7 +194,7 @@ class Attempts:
         error: Exception | None = None
         fence = make_snapshot_id()
         for _ in range(_TRIES):
-            table = self.lake.loaded("looking for earlier attempts")
+            table = self.lake.load_newest("looking for earlier attempts")
             state = PipelineSnapshots.of(table.metadata, pipeline)
             committed = {marker for marker in left if table.snapshot_by_id(parse_snapshot_id(marker)) is not None}
             for marker in committed:
@@ -209,7 +209,7 @@ class Attempts:
             # The fence requires that the tag is still where it was when they began.
             waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
             try:
-                summary = {**state.summary(pipeline), FENCED: " ".join(sorted(left))}
+                summary = {**state.make_summary(pipeline), FENCED: " ".join(sorted(left))}
                 commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=tag_name(pipeline)))
                 error = self.lake.try_commit(table, commit.requirements, commit.updates)
             except Exception as failed:  # each catalog and store has errors of its own
@@ -229,7 +229,7 @@ class Attempts:
             keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
             self._remove_manifests(table, snapshot_id)
         except Exception as error:  # each store has errors of its own
-            log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hidden(str(error)))
+            log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
@@ -245,7 +245,7 @@ class Attempts:
                 self.lake.get_data_store(table).remove_all(directory)
                 self._remove_manifests(table, parse_snapshot_id(marker))
         except Exception as error:  # each store has errors of its own
-            log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hidden(str(error)))
+            log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
         # The attempt's record is removed last, because without it nothing would find the rest.
         self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
@@ -334,7 +334,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
-    def row_schema(self) -> pa.Schema:
+    def make_row_schema(self) -> pa.Schema:
         return self._make_row_columns()[0]
 
     def _make_row_columns(self) -> tuple[pa.Schema, Schema]:
@@ -359,13 +359,13 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
     # --- commit ---------------------------------------------------------------------------------------------------------
 
     def load(self) -> LoadedIceberg:
-        return LoadedIceberg(self.lake.loaded(self.committing), self.lake, self.branch)
+        return LoadedIceberg(self.lake.load_newest(self.committing), self.lake, self.branch)
 
-    def position(self, table: LoadedIceberg) -> tuple[object, object]:
+    def get_position(self, table: LoadedIceberg) -> tuple[object, object]:
         return table.table.metadata_location, find_head(table.table.metadata, self.branch)
 
     def refuse_overtaken(self, table: LoadedIceberg) -> None:
-        state, metadata = table.state(self.window.pipeline), table.table.metadata
+        state, metadata = table.find_state(self.window.pipeline), table.table.metadata
         if state.tag != self.base:
             raise Fenced(self.window.pipeline, self.committing)
         newest, number = state.newest, self.window.number
@@ -394,7 +394,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         self.added = [file["path"] for file in change.added]
         added = [make_data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
         record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id, self.branch)
-        summary = table.state(self.window.pipeline).summary(self.window.pipeline, record)
+        summary = table.find_state(self.window.pipeline).make_summary(self.window.pipeline, record)
         tag = tag_name(self.window.pipeline)
         snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
         commit = make_commit(table.table, snapshot)
@@ -416,7 +416,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
             self._remove_written(named or self.written)
             self.attempt.keep_only(self.added)
         except Exception as error:  # each catalog and store has errors of its own
-            detail = self.lake.access.hidden(str(error))
+            detail = self.lake.access.hide_secrets(str(error))
             log.warning("Window %s is committed; the next attempt removes the files that it has left: %s", self.window, detail)
             return
         self.attempt.finish()

@@ -98,7 +98,7 @@ class KafkaSink(metaclass=OptionsType):
         """``kafka://conn_id/topic``."""
         return f"kafka://{self.conn_id or 'kafka_default'}/{self.topic or '*'}"
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return the topic. Its cluster is that of the ledger."""
         return Endpoint({"topic": self.topic} if self.topic else {"topic_column": str(self.topic_column)})
 
@@ -224,10 +224,10 @@ class KafkaSink(metaclass=OptionsType):
             if self.has_valid_name:
                 is_there = bool(hook.describe_topics([str(self.topic)], missing="omit"))
                 problems += [] if is_there else self._find_missing_topic_problems(hook)
-                if keyless and "compact" in (hook.cleanup_policy(str(self.topic)) if is_there else self._planned_policy):
+                if keyless and "compact" in (hook.read_cleanup_policy(str(self.topic)) if is_there else self._planned_policy):
                     found = f"topic `{self.topic}` is compacted (`cleanup.policy`) and takes no record without a key"
                     problems.append(Problem("sink.key", found, "Name the column of the key, or a topic that is not compacted"))
-            longest = hook.broker_config().get("transaction.max.timeout.ms")
+            longest = hook.read_broker_config().get("transaction.max.timeout.ms")
         except KafkaSparkError as error:
             return [Problem.of("kafka_conn_id", error), Unchecked("sink.topic", "kafka_conn_id")]
         if longest and self.transaction_timeout * 1000 > int(longest):
@@ -296,15 +296,15 @@ class KafkaSink(metaclass=OptionsType):
         if self.topic and self.auto_create:
             hook.create_topic(self.topic, self.partitions, self.replication_factor, self.topic_config)
 
-    def producer(self, hook: KafkaHook) -> dict[str, Any]:
+    def make_producer_config(self, hook: KafkaHook) -> dict[str, Any]:
         """Return the configuration of the tasks' producers."""
         config = dict(self.producer_config)
         if self.topic:
             # The topic's own limit, so that the client refuses a record that is too large, and its row can be named.
-            config.setdefault("message.max.bytes", max(hook.largest_record(self.topic), _LEAST_LIMIT))
-        return hook.producer_config(**config)
+            config.setdefault("message.max.bytes", max(hook.read_largest_record(self.topic), _LEAST_LIMIT))
+        return hook.make_producer_config(**config)
 
-    def records(self, frame: DataFrame) -> DataFrame:
+    def make_records(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the source as records, with ``key``, ``value`` and, if set, ``topic``, ``partition``, ``timestamp``
         and ``headers``."""
         from pyspark.sql import functions as F
@@ -325,7 +325,7 @@ class KafkaSink(metaclass=OptionsType):
         columns += [F.col(name) for name in (END, ERROR) if name in frame.columns]
         return frame.select(*columns)
 
-    def encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
+    def make_encoder(self, columns: Sequence[tuple[str, Kind]]) -> RecordEncoder | str:
         """Return the encoder of a task that reads by itself, or a clause with the reason why only Spark can encode the records.
 
         :param columns: names and kinds of the source's columns.
@@ -355,7 +355,7 @@ class KafkaSink(metaclass=OptionsType):
     def _make_part_encoder(self, format: Format, columns: Sequence[tuple[str, Kind]]) -> Encoder | None:
         if len(columns) == 1 and columns[0][1] == "connect":
             return format.make_connect_encoder(columns[0][0], self.topic_column)
-        return format.encoder([(name, "binary" if kind == "connect" else kind) for name, kind in columns])
+        return format.make_encoder([(name, "binary" if kind == "connect" else kind) for name, kind in columns])
 
     # --- topic, partition, time and headers of a row, as Spark expressions ---
 
@@ -404,7 +404,7 @@ class EncodedBySpark(Exception):
 def make_struct_encoders(records: StructType, value: Format | None, key: Format | None) -> dict[str, StructEncoder]:
     """Return the encoders of keys and values that are still structs, for the tasks that publish them.
 
-    :param records: the columns of the records, see :meth:`KafkaSink.records`.
+    :param records: the columns of the records, see :meth:`KafkaSink.make_records`.
     :param value: the format of the values.
     :param key: the format of the keys.
     :raises KafkaSparkError: the columns cannot be encoded.
@@ -444,7 +444,7 @@ def _list_structs(
 def _make_column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import ColumnEncoder
 
-    encoder = format.encoder([(column.name, find_kind(column.type)) for column in columns])
+    encoder = format.make_encoder([(column.name, find_kind(column.type)) for column in columns])
     if encoder is None:
         raise EncodedBySpark(f"{type(format).__name__} of {', '.join(str(column.type) for column in columns)}")
     return ColumnEncoder(encoder)

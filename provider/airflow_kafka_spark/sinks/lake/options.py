@@ -63,7 +63,7 @@ class LakeSinkOptions:
             added.append(pa.field(self.window_column, pa.string()))
         return replace(shape, schema=pa.schema([*shape.schema, *added]))
 
-    def spec(self) -> FileSpec:
+    def make_spec(self) -> FileSpec:
         """Return the codec and options that tasks write Parquet files with."""
         from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 
@@ -80,7 +80,7 @@ class LakeSinkOptions:
         yield from find_key_problems(self)
         if self.optimize is not None and self.optimize < 1:
             yield Problem("sink.optimize", f"it is {self.optimize}; expected a number of windows from 1, or None", "Leave it out")
-        spec, codecs = self.spec(), FileSpec("parquet").writer.codecs
+        spec, codecs = self.make_spec(), FileSpec("parquet").writer.codecs
         if self.compression not in codecs:
             known = ", ".join(c for c in codecs if c)
             yield Problem("sink.compression", f"`{self.compression}` is not known; expected one of {known}")

@@ -61,7 +61,7 @@ class LoadedTable(ABC, Generic[RecordT, LoadedFileT]):
         return self.find(window.pipeline, window.number)
 
     @abstractmethod
-    def newest(self, pipeline: str) -> RecordT | None:
+    def find_newest(self, pipeline: str) -> RecordT | None:
         """Return the record of the window with the highest number.
 
         :raises WindowConflict: the table has the window's rows, but no record of it.
@@ -169,16 +169,16 @@ class LakeSink(LakeSinkOptions, KeyedSink):
                     break
         return found
 
-    def last_applied(self, pipeline: str) -> Applied | None:
+    def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the window of the pipeline with the highest number that the table's record has.
 
         :raises WindowConflict: the record is missing, or cannot be understood.
         """
         with self.load_table("looking for the last window") as table:
-            newest = table.newest(pipeline) if table is not None else None
+            newest = table.find_newest(pipeline) if table is not None else None
         return newest.applied if newest is not None else None
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the record of the window, or None if it is not committed. The commit is durable when this returns.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.

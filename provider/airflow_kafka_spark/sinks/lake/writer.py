@@ -83,11 +83,11 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             return self.make_data_writer(None, of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.rewrite import StageTarget, UpsertStageWriter, make_staged_schema
 
-        common = self.make_common_target(make_staged_schema(self.row_schema()), of_rows=True)
+        common = self.make_common_target(make_staged_schema(self.make_row_schema()), of_rows=True)
         return UpsertStageWriter(StageTarget(**common, key=tuple(self.options.key), filled=self.filled))
 
     @abstractmethod
-    def row_schema(self) -> pa.Schema:
+    def make_row_schema(self) -> pa.Schema:
         """Return the columns of the window's rows in the form of the table's files."""
 
     @property
@@ -109,7 +109,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         :param attempt: the attempt that writes; None: this one.
         """
         return {
-            **(attempt or self.attempt).target(self.uri),
+            **(attempt or self.attempt).make_target(self.uri),
             "file_schema": file_schema,
             "spec": self.spec,
             "offset_columns": self.options.offset_columns and of_rows,
@@ -151,7 +151,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
                 refuse_other(found.applied, window, self.uri)
                 if found.applied.replay >= window.replay:
                     return self._finish(found, table)
-            seen = self.position(table)
+            seen = self.get_position(table)
             if tried is not None and seen[0] != tried[0]:
                 failures = 0
             if tried is not None and seen[1] != tried[1]:
@@ -159,13 +159,13 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
                 self.in_doubt = False
             self.refuse_overtaken(table)
             if not window.replay:
-                newest = table.newest(window.pipeline)
+                newest = table.find_newest(window.pipeline)
                 # If this window has a record that was not found, the record belongs to another target.
                 is_other = newest is not None and newest.applied.number != window.number
                 refuse_gap(newest.applied if newest is not None and is_other else None, window, self.uri)
             self.attempt.refuse_missing((str(file["path"]) for file in files), self.uri, self.suspect)
             if self.options.upserts:
-                upsert = upsert or self._upsert(results)
+                upsert = upsert or self._make_upsert(results)
                 merged = self.merge(table, upsert)
                 removed = [file.file for file in merged.removed]
                 change = TableChange(merged.added, removed, merged.written, merged.deleted)
@@ -193,7 +193,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         """
 
     @abstractmethod
-    def position(self, table: TableT) -> tuple[object, object]:
+    def get_position(self, table: TableT) -> tuple[object, object]:
         """Return a value that changes with every commit to the table, and a value that changes if the place of a commit is
         taken.
         """
@@ -251,7 +251,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             self.clean(record, table)
         return record.applied
 
-    def _upsert(self, results: Sequence[SplitResult]) -> Upsert:
+    def _make_upsert(self, results: Sequence[SplitResult]) -> Upsert:
         """Return the upsert of the staged rows."""
         from airflow_kafka_spark.sinks.lake.tasks.rewrite import Upsert
 

@@ -262,7 +262,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
     :raises SinkRejected: the target does not take these rows.
     :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended.
     """
-    server = sink.server()
+    server = sink.find_server()
     with server.session("beginning window", str(window)) as connection:
         schema, table = parse_name(sink.table)
         name = resolve_table(connection, schema, table)

@@ -41,7 +41,7 @@ class PostgresSinkOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", as_names(self.key))
 
-    def server(self) -> SinkServer:
+    def find_server(self) -> SinkServer:
         """Return the server that the connection leads to.
 
         :raises ConnectionInvalid: the connection is not defined, or cannot be used.

@@ -46,7 +46,7 @@ class SinkServer(PostgresServer):
         import psycopg
 
         # No prepared statements: they would outlive the stages that they refer to.
-        connection = psycopg.connect(self.named(application_name), autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(self.make_connection_string(application_name), autocommit=True, prepare_threshold=None)
         try:
             settings = sql.set_session_settings(self.lock_timeout)
             make_settings(settings, partial(run, connection), partial(fetch_rows, connection))
@@ -73,7 +73,7 @@ class SinkServer(PostgresServer):
             finally:
                 connection.close()
         except psycopg.Error as error:
-            raise self.explain(error, window, f"{doing} {window}") from self.cause(error)
+            raise self.explain(error, window, f"{doing} {window}") from self.get_safe_cause(error)
 
     def explain(self, error: BaseException, window: str, doing: str, target: str = "") -> KafkaSparkError:
         """Translate an error of psycopg or ADBC: :class:`SinkRejected` if trying again would fail again, else

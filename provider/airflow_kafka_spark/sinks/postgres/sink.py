@@ -106,7 +106,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        server = self.server()
+        server = self.find_server()
         host = f"[{server.host}]" if ":" in server.host else server.host
         return f"postgres://{host}:{server.port}/{_make_path(server.database, *self._name)}"
 
@@ -118,13 +118,13 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
             return f"x-postgres://{self.conn_id}/{self.table}"
         return f"x-postgres://{_make_path(self.conn_id, *self._name)}"
 
-    def destination(self) -> Endpoint:
+    def find_destination(self) -> Endpoint:
         """Return server, database and table, with the schema that the server finds, and the tables of windows and splits.
 
         With ``atomic="split"`` the mode is part of it: some splits of a window may have been committed with another mode.
         ``atomic`` and ``split_records`` are not: an attempt compares them with the splits that are in the table already.
         """
-        server = self.server()
+        server = self.find_server()
         with server.session("asking where the table is of", self.table) as connection:
             name, identity = resolve_table(connection, *parse_name(self.table)), read_system_identifier(connection)
         place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
@@ -175,7 +175,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         if self.mode != "upsert":
             return []
-        with self.server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
+        with self.find_server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
             name = resolve_table(connection, *parse_name(self.table))
             table = read_table(connection, name)
             if table is None or not all(column in table.columns for column in OFFSET_COLUMNS):
@@ -193,23 +193,23 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         if self.mode != "upsert" or not topics:
             return {}
-        with self.server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
+        with self.find_server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
             name, windows = self._resolve_tables(connection)
             return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
 
-    def last_applied(self, pipeline: str) -> Applied | None:
+    def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the row of ``airflow_windows`` with the pipeline's highest number.
 
         :raises SinkUnavailable: the server cannot be reached.
         """
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
-        with self.server().session("looking for the last window of", pipeline) as connection:
+        with self.find_server().session("looking for the last window of", pipeline) as connection:
             name, windows = self._resolve_tables(connection)
             is_there = record.has_table(connection, windows)
             return record.find_last_record(connection, windows, pipeline, target=name) if is_there else None
 
-    def applied(self, window: Window) -> Applied | None:
+    def find_applied(self, window: Window) -> Applied | None:
         """Return the window's row of ``airflow_windows``.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
@@ -218,7 +218,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
-        with self.server().session("looking for window", str(window)) as connection:
+        with self.find_server().session("looking for window", str(window)) as connection:
             name, windows = self._resolve_tables(connection)
             if not record.has_table(connection, windows):
                 return None

@@ -59,7 +59,7 @@ def find_postgres_sink_problems(sink: PostgresSinkOptions, shape: Shape | None) 
         action = "Install it with `pip install 'airflow-provider-kafka-spark[postgres]'`, on the executors too"
         return [*found, Problem("sink", "the package `psycopg` is not installed", action), Unchecked("sink.table", "sink")]
     try:
-        server = sink.server()
+        server = sink.find_server()
     except ConnectionInvalid as error:
         return [*found, Problem.of("sink.conn_id", error), *unchecked]
     try:

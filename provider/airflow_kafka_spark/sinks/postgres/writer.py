@@ -104,13 +104,13 @@ class Transaction:
             )
         log.info("Removed %s rows of window %s: they are written again", f"{removed:,}", attempt.window)
 
-    def stages(self) -> list[tuple[int, str | None, int, int]]:
+    def list_stages(self) -> list[tuple[int, str | None, int, int]]:
         """Return the stages that tasks have registered by now: split, stage, rows, tombstones."""
         return fetch_rows(self.session, sql.select_stages(self.attempt.registry))
 
     def append_new(self) -> None:
         """Append the rows of every stage that is complete and not in the target yet."""
-        for split, stage, expected, _ in self.stages():
+        for split, stage, expected, _ in self.list_stages():
             if split in self.merged:
                 continue
             written = self._append(split, self.attempt.stage(split, stage)) if stage else 0
@@ -134,7 +134,7 @@ class Transaction:
 
     def upsert(self) -> tuple[int, int]:
         """Upsert all stages in one statement. Return the numbers of rows that were written and deleted."""
-        found = [entry for entry in self.stages() if entry[1]]
+        found = [entry for entry in self.list_stages() if entry[1]]
         stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
         if not stages:
             return 0, 0
@@ -175,7 +175,7 @@ class Transaction:
 
     def drop_stages(self) -> None:
         """Drop the attempt's registry and stages, whose rows are in the target."""
-        attempt, stages = self.attempt, self.stages()
+        attempt, stages = self.attempt, self.list_stages()
         run(self.session, sql.drop_tables([attempt.registry]))
         for _, stage, _, _ in stages:
             if stage:
@@ -413,7 +413,7 @@ class DriverWriter(WindowWriter):
         try:
             self._gather(results)
         except psycopg.Error as error:
-            raise self._explain(error) from self.attempt.server.cause(error)
+            raise self._explain(error) from self.attempt.server.get_safe_cause(error)
         return self.transaction.finder.records if self.transaction.finder else ()
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
@@ -434,7 +434,7 @@ class DriverWriter(WindowWriter):
             # The answer to COMMIT may be lost, or another attempt may have ended this session: read the sink's record.
             if not is_refusal(error) and (there := self._read_outcome()) is not None:
                 return there
-            raise self._explain(error) from self.attempt.server.cause(error)
+            raise self._explain(error) from self.attempt.server.get_safe_cause(error)
         if applied is not None:
             self.committed = True
             faults.reached("sink.committed")
@@ -538,7 +538,7 @@ class DriverWriter(WindowWriter):
         try:
             self._presence = self.attempt.server.connect(self.attempt.application_name)
         except psycopg.Error as error:
-            raise self._explain(error) from self.attempt.server.cause(error)
+            raise self._explain(error) from self.attempt.server.get_safe_cause(error)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._presence is not None:
@@ -579,7 +579,7 @@ class StagedWindowWriter(DriverWriter):
         return self.overlap.stop() if self.overlap else super()._begin()
 
     def _count_stored(self) -> Mapping[int, int]:
-        return {split: count for split, _, count, _ in self.transaction.stages()}
+        return {split: count for split, _, count, _ in self.transaction.list_stages()}
 
     def __enter__(self) -> Self:
         if self.overlap:
@@ -686,7 +686,7 @@ class SplitsWindowWriter(DriverWriter):
     def _count_stored(self) -> Mapping[int, int]:
         index = {(*s.range.topic_partition, s.range.start, s.range.end): s.index for s in self.attempt.splits}
         found = {index[marker[:4]]: marker.rows for marker in self._read_markers() if marker[:4] in index}
-        staged = {split: count for split, _, count, _ in self.transaction.stages()} if self.stages else {}
+        staged = {split: count for split, _, count, _ in self.transaction.list_stages()} if self.stages else {}
         return {**found, **staged}
 
     def list_kept_ranges(self) -> Sequence[OffsetRange]:

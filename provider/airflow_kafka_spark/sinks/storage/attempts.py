@@ -111,12 +111,12 @@ class TableAttempt:
         if self.home.location.is_local:
             # On a file system without locks, old attempts of other pipelines count as dead.
             with suppress(OSError):
-                self._lock = AttemptLock(Path(self.home.full(noted)))
+                self._lock = AttemptLock(Path(self.home.make_full_path(noted)))
         begun = {"pipeline": window.pipeline, "window": window.number, "replay": window.replay, "run": window.run, **facts}
         self.home.put(f"{noted}/{BEGUN}", json.dumps(begun, ensure_ascii=False))
         self.data.make(self.directory)
 
-    def target(self, uri: str) -> dict[str, Any]:
+    def make_target(self, uri: str) -> dict[str, Any]:
         """Return the parameters of a :class:`.StoreTarget` that do not depend on the kind of table.
 
         :param uri: the sink's URI, for messages.
@@ -259,12 +259,12 @@ def sweep_abandoned(store: TableStore, markers: Iterable[str], fence: Callable[[
     locks: list[AttemptLock] = []
     try:
         for marker in list(markers):
-            begun = store.modified(f"{ATTEMPTS}/{marker}/{BEGUN}")
+            begun = store.read_modified_time(f"{ATTEMPTS}/{marker}/{BEGUN}")
             if begun is None or begun >= oldest or len(locks) >= SWEPT_AT_ONCE:
                 continue
             with suppress(OSError, ValueError, KeyError):
                 if store.location.is_local:
-                    locks.append(AttemptLock(Path(store.full(f"{ATTEMPTS}/{marker}"))))
+                    locks.append(AttemptLock(Path(store.make_full_path(f"{ATTEMPTS}/{marker}"))))
                 text = store.get(f"{ATTEMPTS}/{marker}/{BEGUN}") or "{}"
                 abandoned[json.loads(text)["pipeline"]].append(marker)
         for pipeline, names in abandoned.items():

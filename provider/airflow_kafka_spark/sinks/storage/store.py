@@ -203,7 +203,7 @@ class TableStore:
         """The file system of Arrow that holds the table."""
         import pyarrow.fs
 
-        return self.access.filesystem() if self.access else pyarrow.fs.LocalFileSystem()
+        return self.access.make_filesystem() if self.access else pyarrow.fs.LocalFileSystem()
 
     @property
     def storage_options(self) -> Mapping[str, str]:
@@ -215,7 +215,7 @@ class TableStore:
         """The server of S3 that has the table, because two servers may have buckets of the same name; "" for a local table."""
         return self.access.server if self.access else ""
 
-    def full(self, path: str) -> str:
+    def make_full_path(self, path: str) -> str:
         """Return a path in the form of :attr:`filesystem`."""
         return f"{self.location.path}/{path}"
 
@@ -225,10 +225,10 @@ class TableStore:
         :raises OSError: the store refused it.
         """
         if not self.location.is_local:
-            with self.filesystem.open_output_stream(self.full(path)) as stream:
+            with self.filesystem.open_output_stream(self.make_full_path(path)) as stream:
                 stream.write(content.encode())
             return
-        target = Path(self.full(path))
+        target = Path(self.make_full_path(path))
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             temporary.write_text(content, encoding="utf-8")
@@ -246,7 +246,7 @@ class TableStore:
         :return: False if the file exists. In an object store it may be this file, written by a request whose answer was lost.
         :raises OSError: the store refused it, or it is unknown if it was written.
         """
-        target = Path(self.full(path))
+        target = Path(self.make_full_path(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
@@ -268,7 +268,9 @@ class TableStore:
         :raises OSError: the store did not answer.
         """
         with suppress(FileNotFoundError):
-            return sorted(found for found in os.listdir(self.full(directory)) if found > name and not found.startswith("."))
+            return sorted(
+                found for found in os.listdir(self.make_full_path(directory)) if found > name and not found.startswith(".")
+            )
         return []
 
     def probe(self) -> None:
@@ -285,9 +287,9 @@ class TableStore:
         """
         import pyarrow.fs
 
-        selector = pyarrow.fs.FileSelector(self.full(directory), allow_not_found=True, recursive=True)
+        selector = pyarrow.fs.FileSelector(self.make_full_path(directory), allow_not_found=True, recursive=True)
         found = self.filesystem.get_file_info(selector)
-        return [info.path.removeprefix(self.full("")) for info in found if info.type == pyarrow.fs.FileType.File]
+        return [info.path.removeprefix(self.make_full_path("")) for info in found if info.type == pyarrow.fs.FileType.File]
 
     def get(self, path: str) -> str | None:
         """Return the content of a small file, or None if it does not exist.
@@ -295,7 +297,7 @@ class TableStore:
         :raises OSError: the store did not answer.
         """
         try:
-            with self.filesystem.open_input_stream(self.full(path)) as stream:
+            with self.filesystem.open_input_stream(self.make_full_path(path)) as stream:
                 return stream.read().decode()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -305,7 +307,7 @@ class TableStore:
 
         :raises OSError: the store did not answer, or there is no such file.
         """
-        return self.filesystem.open_input_file(self.full(path))
+        return self.filesystem.open_input_file(self.make_full_path(path))
 
     def make(self, path: str) -> None:
         """Create a directory on a file system. S3 has no directories.
@@ -313,7 +315,7 @@ class TableStore:
         :raises OSError: it cannot be created.
         """
         if self.location.is_local:
-            os.makedirs(self.full(path), exist_ok=True)
+            os.makedirs(self.make_full_path(path), exist_ok=True)
 
     def make_within(self, path: str) -> None:
         """Create a directory within one that exists, on a file system. S3 has no directories.
@@ -322,7 +324,7 @@ class TableStore:
         """
         if self.location.is_local:
             with suppress(FileExistsError):
-                os.mkdir(self.full(path))
+                os.mkdir(self.make_full_path(path))
 
     def names(self, path: str) -> list[str]:
         """Return the names of the entries of a directory; an empty list if it does not exist.
@@ -331,7 +333,7 @@ class TableStore:
         """
         import pyarrow.fs
 
-        selector = pyarrow.fs.FileSelector(self.full(path), allow_not_found=True)
+        selector = pyarrow.fs.FileSelector(self.make_full_path(path), allow_not_found=True)
         return [info.base_name for info in self.filesystem.get_file_info(selector)]
 
     def exists(self, path: str) -> bool:
@@ -341,27 +343,27 @@ class TableStore:
         """
         import pyarrow.fs
 
-        return self.filesystem.get_file_info(self.full(path)).type != pyarrow.fs.FileType.NotFound
+        return self.filesystem.get_file_info(self.make_full_path(path)).type != pyarrow.fs.FileType.NotFound
 
-    def modified(self, path: str) -> float | None:
+    def read_modified_time(self, path: str) -> float | None:
         """Return the time at which a file was written, in seconds since 1970; None if it does not exist.
 
         :raises OSError: the store did not answer.
         """
-        mtime = self.filesystem.get_file_info(self.full(path)).mtime_ns
+        mtime = self.filesystem.get_file_info(self.make_full_path(path)).mtime_ns
         return None if mtime is None else mtime / 1e9
 
-    def size(self, path: str) -> int:
+    def read_size(self, path: str) -> int:
         """Return the number of bytes of a file that was written.
 
         :raises OSError: the store did not answer.
         """
-        return int(self.filesystem.get_file_info(self.full(path)).size)
+        return int(self.filesystem.get_file_info(self.make_full_path(path)).size)
 
     def remove(self, path: str) -> None:
         """Remove a file. Never raises."""
         with suppress(OSError):
-            self.filesystem.delete_file(self.full(path))
+            self.filesystem.delete_file(self.make_full_path(path))
 
     def remove_files(self, paths: Sequence[str]) -> None:
         """Remove files. Never raises."""
@@ -371,16 +373,16 @@ class TableStore:
     def remove_all(self, path: str) -> None:
         """Remove a directory and everything in it. Never raises; the next attempt removes the rest."""
         try:
-            self.filesystem.delete_dir(self.full(path))
+            self.filesystem.delete_dir(self.make_full_path(path))
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
+            log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.make_full_path(path), error)
 
     def remove_empty(self, directory: str) -> None:
         """Remove a directory and those within it if they hold no file. S3 has no directories. Never raises."""
         if self.location.is_local:
-            for path, _, _ in os.walk(self.full(directory), topdown=False):
+            for path, _, _ in os.walk(self.make_full_path(directory), topdown=False):
                 with suppress(OSError):
                     os.rmdir(path)
 
@@ -392,8 +394,8 @@ class TableStore:
         import pyarrow as pa
 
         if self.location.is_local:
-            return pa.OSFile(self.full(path), "wb")
-        return self.filesystem.open_output_stream(self.full(path))
+            return pa.OSFile(self.make_full_path(path), "wb")
+        return self.filesystem.open_output_stream(self.make_full_path(path))
 
 
 def open_store(location: TableLocation, conn_id: str | None) -> TableStore:
@@ -528,14 +530,14 @@ class ObjectTableStore(TableStore):
     def exists(self, path: str) -> bool:
         return self._head(path) is not None
 
-    def modified(self, path: str) -> float | None:
+    def read_modified_time(self, path: str) -> float | None:
         found = self._head(path)
         return found["last_modified"].timestamp() if found else None
 
-    def size(self, path: str) -> int:
+    def read_size(self, path: str) -> int:
         found = self._head(path)
         if found is None:
-            raise FileNotFoundError(f"{self.full(path)} is not there")
+            raise FileNotFoundError(f"{self.make_full_path(path)} is not there")
         return found["size"]
 
     def remove(self, path: str) -> None:
@@ -553,7 +555,7 @@ class ObjectTableStore(TableStore):
         try:
             self._delete([found["path"] for found in self._list_objects(f"{self._key(path)}/")])
         except OSError as error:
-            log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.full(path), error)
+            log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.make_full_path(path), error)
 
     def _delete(self, keys: Sequence[str]) -> None:
         import obstore
@@ -662,7 +664,7 @@ class UploadStore:
     @cached_property
     def client(self) -> Any:
         """The client of S3, for all threads."""
-        return self.access.client()
+        return self.access.make_client()
 
     def _key(self, path: str) -> str:
         return f"{self.store.location.path.partition('/')[2]}/{path}"
@@ -670,7 +672,7 @@ class UploadStore:
     def _named(self, path: str) -> dict[str, str]:
         return {"Bucket": self.store.location.bucket, "Key": self._key(path)}
 
-    def pending(self, directory: str) -> dict[str, str]:
+    def list_pending(self, directory: str) -> dict[str, str]:
         """Return the uploads below a directory that are neither completed nor aborted: their paths by id.
 
         :raises OSError: the store did not answer.
@@ -712,17 +714,17 @@ class UploadStore:
                 )
             except ClientError as error:
                 # Others may have completed it. Its object's name is of this task attempt alone.
-                if file["upload"] in self.pending(file["path"].rpartition("/")[0]):
+                if file["upload"] in self.list_pending(file["path"].rpartition("/")[0]):
                     raise
                 if self.store.exists(file["path"]):
                     return
-                what = f"the upload of {self.store.full(file['path'])} was aborted after its window was committed"
+                what = f"the upload of {self.store.make_full_path(file['path'])} was aborted after its window was committed"
                 raise UploadsGone(what) from error
 
     def abort(self, uploads: Mapping[str, str]) -> None:
         """Abort uploads. Never raises; a rule of the bucket removes the rest.
 
-        :param uploads: as :meth:`pending` returns them.
+        :param uploads: as :meth:`list_pending` returns them.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -791,7 +793,7 @@ class PendingUpload:
         with suppress(BotoCoreError, ClientError):
             self.client.abort_multipart_upload(**self.named)
 
-    def stream(self) -> pa.NativeFile:
+    def open_stream(self) -> pa.NativeFile:
         """Return the file as Arrow writes to it."""
         import pyarrow as pa
 

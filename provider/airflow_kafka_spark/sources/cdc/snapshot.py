@@ -132,7 +132,7 @@ class ChunkPlanner(ABC):
         """The maximum number of rows of a chunk."""
 
     @abstractmethod
-    def token(self) -> dict[str, Any]:
+    def make_token(self) -> dict[str, Any]:
         """Return the token that a chunk would have if it were read now."""
 
     def cut(self, state: SnapshotState) -> SnapshotState:
@@ -162,7 +162,7 @@ class ChunkPlanner(ABC):
     @cached_property
     def _now(self) -> dict[str, Any]:
         """Return the token of a chunk that is given up: its present rows are left out, and later changes are published."""
-        return self.token()
+        return self.make_token()
 
     def _add(self, table: TableSnapshot, after: Key | None, upto: Key | None) -> None:
         of_table = table.begin_again().to_json()

@@ -29,13 +29,13 @@ class LogWindowPlanner(Protocol):
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow: ...
 
-    def position_after(
+    def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]: ...
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None: ...
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader: ...
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader: ...
 
 
 class LogSource(RowSource):
@@ -45,10 +45,10 @@ class LogSource(RowSource):
     movable: ClassVar[frozenset[str]] = frozenset({SERVER, "publication", "tables", "topic_prefix"})
 
     @abstractmethod
-    def _windows(self) -> LogWindowPlanner:
+    def _make_planner(self) -> LogWindowPlanner:
         """Return the windows of the server that the connection leads to."""
 
-    def columns(self) -> tuple[str, ...]:
+    def find_columns(self) -> tuple[str, ...]:
         """Return ``topic``, ``key``, ``value`` and ``timestamp``."""
         return COLUMNS
 
@@ -66,15 +66,15 @@ class LogSource(RowSource):
         """``key`` and ``value`` with ``schemas_enable``."""
         return WITH_SCHEMA if self.schemas_enable else ()
 
-    def position_after(
+    def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.position_after`."""
-        return self._windows().position_after(splits, position, tokens)
+        """Return the position after a window, with the tokens of its tasks. See :meth:`RowSource.compute_position_after`."""
+        return self._make_planner().compute_position_after(splits, position, tokens)
 
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
         """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
-        return self._windows().count_bytes_behind(position)
+        return self._make_planner().count_bytes_behind(position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
@@ -87,16 +87,16 @@ class LogSource(RowSource):
         import pyarrow as pa
 
         numbers = spark.range(0, len(splits), 1, len(splits))
-        task = ReadSplits(self._windows().reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
+        task = ReadSplits(self._make_planner().make_reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
         return numbers.mapInArrow(cast(Any, task), SPARK_SCHEMA)
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`."""
         return spark.createDataFrame([], SPARK_SCHEMA)
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return the reader with which tasks read these splits. See :meth:`RowSource.reader`.
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return the reader with which tasks read these splits. See :meth:`RowSource.make_reader`.
 
         :raises SourceUnavailable: the server does not answer.
         """
-        return self._windows().reader(splits, columns)
+        return self._make_planner().make_reader(splits, columns)

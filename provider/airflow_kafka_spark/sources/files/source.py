@@ -464,7 +464,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         """Return the problems of options, schema, directory and the right to list it."""
         return self.find_option_problems()
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return the directory and the server of its object store: two servers may have buckets of one name.
 
         The window itself contains the names of its files.
@@ -472,7 +472,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         server = self._store.server
         return Endpoint({"path": self.uri, **({SERVER: server} if server else {})})
 
-    def columns(self) -> tuple[str, ...] | None:
+    def find_columns(self) -> tuple[str, ...] | None:
         """Return the columns of ``schema``, else those in the newest file's footer; None if there is no file yet."""
         if self.format == "text":
             return ("value",)

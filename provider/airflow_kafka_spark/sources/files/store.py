@@ -141,7 +141,7 @@ class FileStore(ABC):
         """
 
     @abstractmethod
-    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+    def list_files(self, selection: FileSelection) -> Iterator[ListedFile]:
         """Yield the selected files.
 
         :raises OSError: the directory does not exist, or may not be listed.
@@ -151,7 +151,7 @@ class FileStore(ABC):
     def stat(self, names: Iterable[str]) -> Mapping[str, ListedFile]:
         """Return these files as they are now, without those that are gone.
 
-        :raises OSError: as :meth:`files`.
+        :raises OSError: as :meth:`list_files`.
         """
 
     @abstractmethod
@@ -203,7 +203,7 @@ class LocalStore(FileStore):
         except OSError as error:
             yield Problem("source.path", f"{directory} cannot be read: {error}", "Give the worker's user the right to")
 
-    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+    def list_files(self, selection: FileSelection) -> Iterator[ListedFile]:
         pending = [""]
         while pending:
             below = pending.pop()
@@ -299,7 +299,7 @@ class ObjectStore(FileStore):
             yield missing
             return
         try:
-            next(iter(self.files(FileSelection())), None)
+            next(iter(self.list_files(FileSelection())), None)
         except Exception as error:  # an object store's client has errors of its own
             detail = f"{type(error).__name__}: {error}"
             action = "Check path, `conn_id` and its rights"
@@ -307,7 +307,7 @@ class ObjectStore(FileStore):
                 action = _find_pattern_action(self.path) or action
             yield Problem("source.path", f"{self.uri} cannot be listed: {detail}", action)
 
-    def files(self, selection: FileSelection) -> Iterator[ListedFile]:
+    def list_files(self, selection: FileSelection) -> Iterator[ListedFile]:
         for name, file in self._list_objects(recursive=selection.recursive):
             if selection.matches(name):
                 yield file
@@ -351,8 +351,8 @@ class ObjectStore(FileStore):
 def _list_recursively(fs: AbstractFileSystem, base: str) -> Iterator[Mapping[str, Any]]:
     """Yield every file below the directory, by one listing if the store has no directories.
 
-    :raises OSError: as :meth:`FileStore.files`. (fsspec's own walk leaves out directories that it cannot list: their files would
-        be mistaken for removed ones.)
+    :raises OSError: as :meth:`FileStore.list_files`. (fsspec's own walk leaves out directories that it cannot list: their files
+        would be mistaken for removed ones.)
     """
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem

@@ -351,7 +351,7 @@ def list_selected_files(options: FilesSourceOptions, store: FileStore) -> list[L
 
 def _list_selected(options: FilesSourceOptions, store: FileStore, selection: FileSelection) -> list[ListedFile]:
     try:
-        return list(store.files(selection))
+        return list(store.list_files(selection))
     except Exception as error:  # an object store's client has errors of its own
         raise SourceUnavailable(options.uri, "listing files", f"{type(error).__name__}: {error}") from error
 

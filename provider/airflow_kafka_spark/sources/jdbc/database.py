@@ -161,22 +161,22 @@ class SqlDialect(ABC):
     def quote(self, name: str) -> str: ...
 
     @abstractmethod
-    def text(self, column: SourceColumn, name: str) -> str:
-        """Return an expression that writes the value of ``name`` so that :meth:`literal` gives it back exactly."""
+    def make_text(self, column: SourceColumn, name: str) -> str:
+        """Return an expression that writes the value of ``name`` so that :meth:`make_literal` gives it back exactly."""
 
     @abstractmethod
-    def literal(self, column: SourceColumn, value: str) -> str: ...
+    def make_literal(self, column: SourceColumn, value: str) -> str: ...
 
     @abstractmethod
-    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_after_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         """Return the condition for rows after these values. ``names`` are expressions that are never NULL."""
 
     @abstractmethod
-    def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_up_to_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         """Return the condition for rows at or before these values."""
 
     @abstractmethod
-    def clock(self, column: SourceColumn, instant: datetime) -> str:
+    def make_clock_literal(self, column: SourceColumn, instant: datetime) -> str:
         """Return a literal of the column's type.
 
         :param instant: a wall clock's time without zone: in UTC, or in the zone of the column's values.
@@ -197,11 +197,11 @@ class DatabaseSession(ABC):
         """Close the connection."""
 
     @abstractmethod
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         """Return the rows of a query."""
 
     @abstractmethod
-    def stream(self, statement: str) -> Iterator[tuple]:
+    def stream_rows(self, statement: str) -> Iterator[tuple]:
         """Yield the rows of a query, which the server sends a few thousand at a time. Read to the end, or close the session."""
 
     def prefer_indexes(self) -> None:  # noqa: B027
@@ -220,11 +220,11 @@ class DatabaseSession(ABC):
         """Return a name of the order of a text column; columns with the same name, in any databases, are in the same order."""
 
     @abstractmethod
-    def now(self) -> datetime:
+    def read_clock(self) -> datetime:
         """Return the time of the database's clock, in UTC."""
 
     @abstractmethod
-    def table(self, schema: str | None, name: str) -> Relation | MissingRelation:
+    def find_table(self, schema: str | None, name: str) -> Relation | MissingRelation:
         """Look up a table or view in the catalog.
 
         :param schema: None for the connection's default.
@@ -252,7 +252,7 @@ class DatabaseSession(ABC):
         not.
         """
 
-    def identity(self) -> str:
+    def read_identity(self) -> str:
         """Return the server's own identifier, which does not depend on the address; empty if the server has none."""
         return ""
 

@@ -68,7 +68,7 @@ class MysqlDialect(SqlDialect):
             raise ValueError(f"Not a name in MySQL: {name!r}")
         return "`" + name.replace("`", "``") + "`"
 
-    def text(self, column: SourceColumn, name: str) -> str:
+    def make_text(self, column: SourceColumn, name: str) -> str:
         kind = column.literal.split(" ")[0]
         if kind == "text":
             # The bytes as they are stored; a query's texts all arrive in one character set.
@@ -77,7 +77,7 @@ class MysqlDialect(SqlDialect):
             return f"HEX({name})"
         return f"CAST({name}{_NUMBERS.get(kind, '')} AS CHAR)"
 
-    def literal(self, column: SourceColumn, value: str) -> str:
+    def make_literal(self, column: SourceColumn, value: str) -> str:
         kind, charset, collation = (column.literal.split(" ") + ["", ""])[:3]
         if kind in ("text", "binary"):
             plain = _check_value(value, r"[0-9A-Fa-f]*")
@@ -94,15 +94,15 @@ class MysqlDialect(SqlDialect):
         prefix = {"datetime": "TIMESTAMP", "timestamp": "TIMESTAMP", "date": "DATE", "time": "TIME"}[kind]
         return f"{prefix}'{_check_value(value, '-?[0-9: .-]+')}'"
 
-    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_after_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, literals, ">", ">")
 
-    def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_up_to_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, literals, "<", "<=")
 
-    def clock(self, column: SourceColumn, instant: datetime) -> str:
+    def make_clock_literal(self, column: SourceColumn, instant: datetime) -> str:
         form = "%Y-%m-%d" if column.clock == "date" else "%Y-%m-%d %H:%M:%S.%f"
-        return self.literal(column, instant.strftime(form))
+        return self.make_literal(column, instant.strftime(form))
 
 
 _NUMBERS = {"ordinal": " + 0", "double": " + 0e0"}
@@ -196,10 +196,10 @@ class MysqlSession(DatabaseSession):
     def close(self) -> None:
         self.connection.close()
 
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         return fetch_rows(self.connection, statement)
 
-    def stream(self, statement: str) -> Iterator[tuple]:
+    def stream_rows(self, statement: str) -> Iterator[tuple]:
         from pymysql.cursors import SSCursor
 
         with self.connection.cursor(SSCursor) as cursor:
@@ -215,13 +215,13 @@ class MysqlSession(DatabaseSession):
     def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         return column.literal if " " in column.literal else f"unknown, of {self.server.where}"
 
-    def now(self) -> datetime:
-        found: datetime = self.rows("SELECT UTC_TIMESTAMP(6)")[0][0]
+    def read_clock(self) -> datetime:
+        found: datetime = self.fetch_rows("SELECT UTC_TIMESTAMP(6)")[0][0]
         return found.replace(tzinfo=timezone.utc)
 
     @property
     def _version(self) -> tuple[str, tuple[int, ...]]:
-        text = str(self.rows("SELECT VERSION()")[0][0])
+        text = str(self.fetch_rows("SELECT VERSION()")[0][0])
         numbers = re.findall(r"\d+", text)[:2]
         return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), tuple(map(int, numbers))
 
@@ -239,13 +239,13 @@ class MysqlSession(DatabaseSession):
 
     # --- the catalog ---
 
-    def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
+    def find_table(self, schema: str | None, table: str) -> Relation | MissingRelation:
         schema = schema or self.server.database
         name = f"{self.dialect.quote(schema)}.{self.dialect.quote(table)}" if schema else self.dialect.quote(table)
         if not schema:
             return MissingRelation(name, "; the connection names no database (its `schema`)")
         condition = f"table_schema = {quote_literal(schema)}"
-        tables = [row[0] for row in self.rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
+        tables = [row[0] for row in self.fetch_rows(f"SELECT table_name FROM information_schema.tables WHERE {condition}")]
         if table not in tables:
             similar = [other for other in tables if other.casefold() == table.casefold()]
             return MissingRelation(name, f"; there is `{similar[0]}`, and names are compared exactly" if similar else "")
@@ -258,12 +258,12 @@ class MysqlSession(DatabaseSession):
                     readable="select" in row[8].lower(),
                 )
             )
-            for row in self.rows(_COLUMNS.format(condition=condition))
+            for row in self.fetch_rows(_COLUMNS.format(condition=condition))
         }  # fmt: skip
         if all(column.readable for column in columns.values()) and self._hides_columns(name):
             columns[_HIDDEN] = describe_column(ColumnMetadata(_HIDDEN, "", "unknown", nullable=True, readable=False))
         parts: dict[str, list[tuple]] = {}
-        for index, *facts in self.rows(_INDEXES.format(condition=condition)):
+        for index, *facts in self.fetch_rows(_INDEXES.format(condition=condition)):
             parts.setdefault(index, []).append(tuple(facts))
         # The primary key first, then the unique index of the fewest columns that takes no NULL.
         found = sorted(parts.items(), key=lambda item: (item[0] != "PRIMARY", len(item[1]), item[0]))
@@ -278,7 +278,7 @@ class MysqlSession(DatabaseSession):
         import pymysql
 
         try:
-            self.rows(f"SELECT * FROM {relation} LIMIT 0")
+            self.fetch_rows(f"SELECT * FROM {relation} LIMIT 0")
         except pymysql.err.MySQLError as error:
             return bool(error.args) and error.args[0] in _DENIED
         return False
@@ -305,8 +305,8 @@ class MysqlSession(DatabaseSession):
     def find_hidden_writers(self, relation: Relation) -> str:
         # Not each replica is read-only, and MySQL does not count its threads here.
         found = (f"CAST(@@global.{name} AS CHAR) NOT IN ('0', 'OFF')" for name in ("read_only", "innodb_read_only"))
-        ((is_read_only,),) = self.rows(f"SELECT {' OR '.join(found)}")
-        running = self.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        ((is_read_only,),) = self.fetch_rows(f"SELECT {' OR '.join(found)}")
+        running = self.fetch_rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
         if not is_read_only and not any(int(count) for _, count in running):
             return ""
         return "the server is a replica, which does not show the transactions that write on its primary, and may be behind it"

@@ -120,19 +120,19 @@ class PostgresDialect(SqlDialect):
     def quote(self, name: str) -> str:
         return quote(name)
 
-    def text(self, column: SourceColumn, name: str) -> str:
+    def make_text(self, column: SourceColumn, name: str) -> str:
         return f"CAST({name} AS text)"
 
-    def literal(self, column: SourceColumn, value: str) -> str:
+    def make_literal(self, column: SourceColumn, value: str) -> str:
         return f"CAST({quote_literal(value)} AS {column.literal})"
 
-    def after(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_after_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, ">", literals)
 
-    def up_to(self, names: Sequence[str], literals: Sequence[str]) -> str:
+    def make_up_to_condition(self, names: Sequence[str], literals: Sequence[str]) -> str:
         return _compare(names, "<=", literals)
 
-    def clock(self, column: SourceColumn, instant: datetime) -> str:
+    def make_clock_literal(self, column: SourceColumn, instant: datetime) -> str:
         zone = "+00" if column.clock == "zoned" else ""
         # As a timestamp first: a date takes no time of day.
         kind = "timestamp with time zone" if zone else "timestamp without time zone"
@@ -152,15 +152,15 @@ class PostgresSession(DatabaseSession):
     dialect = PostgresDialect()
 
     def begin(self, statement: str) -> None:
-        make_settings(statement, partial(run, self.connection), self.rows)
+        make_settings(statement, partial(run, self.connection), self.fetch_rows)
 
     def close(self) -> None:
         self.connection.close()
 
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         return fetch_rows(self.connection, statement)
 
-    def stream(self, statement: str) -> Iterator[tuple]:
+    def stream_rows(self, statement: str) -> Iterator[tuple]:
         with self.connection.transaction(), self.connection.cursor("streamed") as cursor:
             cursor.itersize = STREAMED_ROWS
             cursor.execute(statement.encode())
@@ -171,46 +171,48 @@ class PostgresSession(DatabaseSession):
         settings = ", ".join(
             f"set_config('{name}', 'off', false)" for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort")
         )
-        self.rows(f"SELECT {settings}")
+        self.fetch_rows(f"SELECT {settings}")
 
     def estimate_rows(self, relation: str) -> int:
-        plan = self.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
+        plan = self.fetch_rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
         return int(plan[0]["Plan"]["Plan Rows"])
 
     def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         if not relation.writers:
             return f"unknown, of {self.server.where}"
-        ((name, database),) = self.rows(_COLLATION.format(oid=relation.writers[0], column=quote_literal(column.name)))
+        ((name, database),) = self.fetch_rows(_COLLATION.format(oid=relation.writers[0], column=quote_literal(column.name)))
         collation = name or database
         # Other collations depend on the libraries of the server's machine.
-        return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.identity() or self.server.where}"
+        return "bytes" if collation in ("C", "POSIX") else f"{collation}, of {self.read_identity() or self.server.where}"
 
-    def now(self) -> datetime:
-        found: datetime = self.rows("SELECT clock_timestamp()")[0][0]
+    def read_clock(self) -> datetime:
+        found: datetime = self.fetch_rows("SELECT clock_timestamp()")[0][0]
         return found.astimezone(timezone.utc)
 
-    def identity(self) -> str:
+    def read_identity(self) -> str:
         return read_system_identifier(self.connection)
 
     # --- the catalog ---
 
     def find_server_problems(self) -> Iterator[Problem]:
-        version, release = self.rows("SELECT current_setting('server_version_num')::int, current_setting('server_version')")[0]
+        version, release = self.fetch_rows(
+            "SELECT current_setting('server_version_num')::int, current_setting('server_version')"
+        )[0]
         if version < OLDEST_POSTGRES * 10_000:
             what = f"connection `{self.server.conn_id}` leads to PostgreSQL {release}; expected {OLDEST_POSTGRES} or newer"
             yield Problem("source.conn_id", what)
 
-    def table(self, schema: str | None, table: str) -> Relation | MissingRelation:
+    def find_table(self, schema: str | None, table: str) -> Relation | MissingRelation:
         name = resolve_table(self.connection, schema, table)
-        found = self.rows(_OID.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
+        found = self.fetch_rows(_OID.format(schema=quote_literal(name.schema), table=quote_literal(name.table)))
         if not found:
             return MissingRelation(str(name), hint_at_similar_table(self.connection, name))
         oid, kind, usage = found[0]
-        attributes = self.rows(_ATTRIBUTES.format(oid=oid))
-        tree = self.rows(_TREE.format(oid=oid)) if kind in "rpf" else []
+        attributes = self.fetch_rows(_ATTRIBUTES.format(oid=oid))
+        tree = self.fetch_rows(_TREE.format(oid=oid)) if kind in "rpf" else []
         writers = tuple(row[0] for row in tree) if kind in "rp" else ()
         is_foreign = any(row[1] for row in tree)
-        found = self.rows(_INDEXES.format(oid=oid))
+        found = self.fetch_rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
         return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers, oid, is_foreign)
@@ -249,14 +251,14 @@ class PostgresSession(DatabaseSession):
         :param usage: True if the role may use the schema.
         """
         # Operators of other schemas are not found, and the server may use others instead: `>` of text for that of citext.
-        visible = ", ".join(quote_literal(name) for name in self.rows("SELECT current_schemas(true)")[0][0])
+        visible = ", ".join(quote_literal(name) for name in self.fetch_rows("SELECT current_schemas(true)")[0][0])
         oids = ",".join(str(row[1]) for row in attributes)
         modifiers = ",".join(str(row[2]) for row in attributes)
         with self.connection.transaction():
             # Names of types then mean one type in every session, whatever its search_path.
-            self.rows("SELECT set_config('search_path', '', true)")
+            self.fetch_rows("SELECT set_config('search_path', '', true)")
             lists = {"oids": quote_literal(f"{{{oids}}}"), "modifiers": quote_literal(f"{{{modifiers}}}")}
-            types = self.rows(_TYPES.format(**lists, visible=visible))
+            types = self.fetch_rows(_TYPES.format(**lists, visible=visible))
         micros = MICROS if self.connection.info.server_version >= 140_000 else MICROS_BEFORE_14
         columns = {}
         for (name, _, _, required, dimensions, readable, collation), facts in zip(attributes, types, strict=True):
@@ -285,7 +287,7 @@ class PostgresSession(DatabaseSession):
         """Return the sequences that belong to the column: name, increment, CYCLE, and the last value if that may be seen."""
         if not relation.writers or column.type not in ("smallint", "integer", "bigint"):
             return []
-        return self.rows(_SEQUENCES.format(oid=relation.writers[0], column=quote_literal(column.name)))
+        return self.fetch_rows(_SEQUENCES.format(oid=relation.writers[0], column=quote_literal(column.name)))
 
     def find_task_read_obstacle(self) -> str:
         if importlib.util.find_spec("adbc_driver_postgresql") is None:
@@ -304,27 +306,27 @@ class PostgresSession(DatabaseSession):
 
     def find_hidden_writers(self, relation: Relation) -> str:
         tables, is_foreign = relation.writers, relation.is_foreign
-        if self.rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
+        if self.fetch_rows("SELECT pg_catalog.pg_is_in_recovery()")[0][0]:
             return "the server is a standby, which does not show the transactions that write on its primary"
         if not tables and not is_foreign:
             tables, is_foreign = self._list_scanned_tables(relation)
         if is_foreign:
             return f"another server holds rows of {relation.name}, and this one does not show the transactions that write them"
-        if tables and self.rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, tables)))):
+        if tables and self.fetch_rows(_SUBSCRIPTIONS.format(tables=", ".join(map(str, tables)))):
             return f"a subscription writes {relation.name}, and this server does not show the transactions of its publisher"
         return ""
 
     def _list_scanned_tables(self, relation: Relation) -> tuple[tuple[int, ...], bool]:
         """Return the tables that a view or a query reads, and True if one of them is a foreign table."""
         names, kinds = set(), set()
-        left = [self.rows(f"EXPLAIN (VERBOSE, FORMAT JSON) SELECT * FROM {relation.sql}")[0][0][0]["Plan"]]
+        left = [self.fetch_rows(f"EXPLAIN (VERBOSE, FORMAT JSON) SELECT * FROM {relation.sql}")[0][0][0]["Plan"]]
         while left:
             node = left.pop()
             left += node.get("Plans", ())
             kinds.add(node["Node Type"])
             if "Relation Name" in node:
                 names.add(f"({quote_literal(node['Schema'])}, {quote_literal(node['Relation Name'])})")
-        found = self.rows(_OIDS.format(names=", ".join(sorted(names)))) if names else ()
+        found = self.fetch_rows(_OIDS.format(names=", ".join(sorted(names)))) if names else ()
         return tuple(oid for (oid,) in found), "Foreign Scan" in kinds
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
@@ -335,7 +337,7 @@ class PostgresSession(DatabaseSession):
             f"AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) AND {tables} GROUP BY 1"
         )
         # A virtual transaction id is never used again, so an id that is listed later belongs to a transaction of the first list.
-        waiting = dict(self.rows(writing))
+        waiting = dict(self.fetch_rows(writing))
         until, pause = time.monotonic() + seconds, 0.005
         while waiting:
             if time.monotonic() >= until:
@@ -343,7 +345,7 @@ class PostgresSession(DatabaseSession):
                 return f"transactions that write it (server process {pids})"
             time.sleep(pause)
             pause = min(pause * 2, 0.25)
-            waiting = {key: pid for key, pid in self.rows(writing) if key in waiting}
+            waiting = {key: pid for key, pid in self.fetch_rows(writing) if key in waiting}
         return ""
 
 
@@ -474,7 +476,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         import psycopg
 
         # With the encoding of a SQL_ASCII database, psycopg returns bytes for texts.
-        conninfo = f"{self.server.named(APPLICATION)} client_encoding=UTF8"
+        conninfo = f"{self.server.make_connection_string(APPLICATION)} client_encoding=UTF8"
         connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
         return PostgresSession(connection, self.server)
 
@@ -494,7 +496,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         return describe_driver_message(self.server.scrub(message)), refused
 
     def get_shown_cause(self, error: Exception) -> BaseException | None:
-        return self.server.cause(error)
+        return self.server.get_safe_cause(error)
 
     @property
     def role(self) -> str:
@@ -528,7 +530,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
         return found
 
     def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
-        if limits.max_replica_lag is not None and not session.rows(SEES_LAG)[0][0]:
+        if limits.max_replica_lag is not None and not session.fetch_rows(SEES_LAG)[0][0]:
             found = "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {self._options.get('user', 'the role')}")
 

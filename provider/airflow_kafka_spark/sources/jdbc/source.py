@@ -30,7 +30,7 @@ _INVALID_TEXT = re.compile(r'invalid byte sequence for encoding "UTF8"(?:: 0x[0-
 class JdbcSource(JdbcSourceOptions, RowSource):
     """Reads windows of a table or query.
 
-    Spark's tasks read PostgreSQL directly, if this gives equal values (:meth:`reader`). Otherwise, and for MariaDB and
+    Spark's tasks read PostgreSQL directly, if this gives equal values (:meth:`make_reader`). Otherwise, and for MariaDB and
     MySQL, Spark's JDBC reader is used.
 
     A window is the rows of ``(last, end]`` in the order of the *split columns*: those of the cursor, of the key, or both.
@@ -117,7 +117,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        database = self.database()
+        database = self.find_database()
         schema, table = self._parts
         parts = [schema or (database.default_schema if self.query is None else ""), table]
         # In MariaDB a schema is a database.
@@ -139,15 +139,15 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         except ValueError:
             return None, self.name
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return server, database and table; the query, the mode and the cursor."""
         from airflow_kafka_spark.sources.jdbc.windows import find_relation
 
-        database = self.database()
+        database = self.find_database()
         server = database.server_uri
         name = database.uri.removeprefix(server).removeprefix("/")
         with database.session("asking where the table is") as session:
-            identity = session.identity()
+            identity = session.read_identity()
             table = find_relation(self, session).name if self.query is None else "a query"
         place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
         query = {"query": self.name} if self.query is not None else {}
@@ -159,14 +159,14 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        return self.database().packages
+        return self.find_database().packages
 
     @property
     def settings(self) -> Mapping[str, str]:
         """UTC as the session's zone, in which Spark makes timestamps without zone."""
         return {"spark.sql.session.timeZone": "UTC"}
 
-    def database(self) -> SourceDatabase:
+    def find_database(self) -> SourceDatabase:
         """Return the database that the connection leads to, as :func:`open_database`."""
         return open_database(self.conn_id)
 
@@ -176,7 +176,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         found = self.find_option_problems()
         try:
-            database = self.database()
+            database = self.find_database()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *list_unchecked_arguments(self, "source.conn_id")]
         except ImportError as error:
@@ -186,7 +186,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         # A column may be unfit both to be read and to be split by.
         return list(dict.fromkeys(found))
 
-    def columns(self) -> tuple[str, ...]:
+    def find_columns(self) -> tuple[str, ...]:
         """Return the names of the columns, as the catalog has them now.
 
         :raises SourceUnavailable: the server cannot be reached.
@@ -196,7 +196,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         for problem in self.find_relation_problems():
             raise SourceRejected(self.uri, problem.what, problem.action)
-        with self.database().session("reading the catalog") as session:
+        with self.find_database().session("reading the catalog") as session:
             return tuple(column.name for column in list_selected_columns(self, find_relation(self, session)))
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
@@ -210,7 +210,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """
         from airflow_kafka_spark.sources.jdbc.windows import freeze_window
 
-        return freeze_window(self, self.database(), position)
+        return freeze_window(self, self.find_database(), position)
 
     def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.frame`.
@@ -219,7 +219,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """
         from airflow_kafka_spark.sources.jdbc.windows import read_frame
 
-        return read_frame(self, self.database(), spark, splits)
+        return read_frame(self, self.find_database(), spark, splits)
 
     def explain(self, error: BaseException) -> SourceRejected | None:
         """Return the error for a text that is not UTF-8, in a database without an encoding (SQL_ASCII); None for others."""
@@ -234,8 +234,10 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """Return a DataFrame without rows that has the columns of the table as they are now."""
         return self.frame(spark, ())
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
-        """Return the reader with which tasks read these splits, or the reason why only Spark can. See :meth:`RowSource.reader`.
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return the reader with which tasks read these splits, or the reason why only Spark can.
+
+        See :meth:`RowSource.make_reader`.
 
         Tasks read PostgreSQL in UTF-8, by ADBC, if no needed column is an array or a floating-point number, which Java writes in
         its own way.
@@ -245,7 +247,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         """
         from airflow_kafka_spark.sources.jdbc.windows import make_split_reader
 
-        return make_split_reader(self, self.database(), splits, columns)
+        return make_split_reader(self, self.find_database(), splits, columns)
 
 
 def open_database(conn_id: str) -> SourceDatabase:

@@ -83,7 +83,7 @@ class ServerValidation:
     def _try_statement(self, session: DatabaseSession, relation: Relation) -> None:
         order = list_split_columns(self.options, relation)
         statement = select_statement(session, relation, list_selected_columns(self.options, relation), order)
-        session.rows(f"SELECT * FROM {statement} LIMIT 0")
+        session.fetch_rows(f"SELECT * FROM {statement} LIMIT 0")
 
     # --- columns ---
 

@@ -58,7 +58,7 @@ def look_up_relation(options: JdbcSourceOptions, session: DatabaseSession) -> Re
     """Return the table or query that the options name, as the server describes it now."""
     if options.query is not None:
         return session.query(options.query, options.name)
-    return session.table(*parse_name(options.table or ""))
+    return session.find_table(*parse_name(options.table or ""))
 
 
 def find_relation(options: JdbcSourceOptions, session: DatabaseSession) -> Relation:
@@ -140,7 +140,7 @@ class SplitOrder:
     @property
     def texts(self) -> str:
         """Expressions for the columns' values as :data:`SplitKey`."""
-        return ", ".join(self.session.dialect.text(c, name) for c, name in zip(self.columns, self.names, strict=True))
+        return ", ".join(self.session.dialect.make_text(c, name) for c, name in zip(self.columns, self.names, strict=True))
 
     def make_not_null_condition(self) -> list[str]:
         """Return the conditions that no split column is NULL."""
@@ -150,14 +150,14 @@ class SplitOrder:
         """Return the condition that a split column is NULL; empty if none can be."""
         return " OR ".join(f"{name} IS NULL" for column, name in zip(self.columns, self.names, strict=True) if column.nullable)
 
-    def after(self, values: Sequence[str]) -> str:
-        return self.session.dialect.after(self.names, self._make_literals(values))
+    def make_after_condition(self, values: Sequence[str]) -> str:
+        return self.session.dialect.make_after_condition(self.names, self._make_literals(values))
 
-    def up_to(self, values: Sequence[str]) -> str:
-        return self.session.dialect.up_to(self.names, self._make_literals(values))
+    def make_up_to_condition(self, values: Sequence[str]) -> str:
+        return self.session.dialect.make_up_to_condition(self.names, self._make_literals(values))
 
     def _make_literals(self, values: Sequence[str]) -> list[str]:
-        return [self.session.dialect.literal(column, value) for column, value in zip(self.columns, values, strict=True)]
+        return [self.session.dialect.make_literal(column, value) for column, value in zip(self.columns, values, strict=True)]
 
     def split_condition(self, split: Mapping[str, Any]) -> str:
         """Return the condition for the rows of a split."""
@@ -165,8 +165,8 @@ class SplitOrder:
             return self.make_null_condition() or "1 = 0"
         conditions = self.make_not_null_condition()
         if split.get("after") is not None:
-            conditions.append(self.after(split["after"]))
-        conditions.append(self.up_to(split["to"]))
+            conditions.append(self.make_after_condition(split["after"]))
+        conditions.append(self.make_up_to_condition(split["to"]))
         return " AND ".join(f"({condition})" for condition in conditions)
 
 
@@ -279,7 +279,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             _check_sequence(options, session, relation, start)
         nulls = 0
         if not cursor and start.after is None and order.make_null_condition():
-            ((nulls,),) = session.rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
+            ((nulls,),) = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
         end = _find_end(options, order, relation, start)
         if cursor:
             start = _check_identity(order, relation, start, found_rows=end is not None)
@@ -336,9 +336,8 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
     assert start.after is not None
     there = f"the table was created again (its id was {start.table_id} and is {relation.table_id})"
     upto = ", ".join(start.after)
-    if not found_rows and not order.session.rows(
-        f"SELECT 1 FROM {relation.sql}{_format_where([*order.make_not_null_condition(), order.after(start.after)])} LIMIT 1"
-    ):
+    rest = _format_where([*order.make_not_null_condition(), order.make_after_condition(start.after)])
+    if not found_rows and not order.session.fetch_rows(f"SELECT 1 FROM {relation.sql}{rest} LIMIT 1"):
         last = _find_last_row(order, relation, order.make_not_null_condition())
         # An empty table may still be filled. The id stays that of the table whose rows were read.
         if last is None:
@@ -355,13 +354,13 @@ def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation,
     """Return the last row after ``start``; None if no row follows it."""
     conditions = order.make_not_null_condition()
     if start.after is not None:
-        conditions.append(order.after(start.after))
+        conditions.append(order.make_after_condition(start.after))
     clock = order.columns[0].clock
     if options.effective_mode.startswith("timestamp") and clock:
-        instant = order.session.now() - timedelta(seconds=options.delay)
+        instant = order.session.read_clock() - timedelta(seconds=options.delay)
         wall = find_lowest_clock(instant, timezone.utc if clock == "zoned" else ZoneInfo(options.db_timezone))
         wall = _round_down(wall, order.columns[0].clock_digits)
-        conditions.append(f"{order.names[0]} < {order.session.dialect.clock(order.columns[0], wall)}")
+        conditions.append(f"{order.names[0]} < {order.session.dialect.make_clock_literal(order.columns[0], wall)}")
     return _find_last_row(order, relation, conditions)
 
 
@@ -397,7 +396,7 @@ def _find_last_row(order: SplitOrder, relation: Relation, conditions: Sequence[s
     downwards = ", ".join(f"{name} DESC" for name in order.names)
     # Sorted in a subquery: beside CAST("id" AS text), which is called "id" too, ORDER BY "id" would sort texts.
     row = f"SELECT {order.sql} FROM {relation.sql}{_format_where(conditions)} ORDER BY {downwards} LIMIT 1"
-    found = order.session.rows(f"SELECT {order.texts} FROM ({row}) AS __end")
+    found = order.session.fetch_rows(f"SELECT {order.texts} FROM ({row}) AS __end")
     return tuple(found[0]) if found else None
 
 
@@ -454,7 +453,7 @@ class _RangeQueries:
         while taken < limit:
             step = min(size, limit - taken)
             row = f"SELECT {self.order.sql} FROM {self._make_range(after, self.end)} ORDER BY {self.order.sql}"
-            found = self.order.session.rows(f"SELECT {self.order.texts} FROM ({row} LIMIT 1 OFFSET {step - 1}) AS __cut")
+            found = self.order.session.fetch_rows(f"SELECT {self.order.texts} FROM ({row} LIMIT 1 OFFSET {step - 1}) AS __cut")
             if not found:
                 return
             after, taken = tuple(found[0]), taken + step
@@ -466,7 +465,7 @@ class _RangeQueries:
             f"SELECT {self.order.sql} FROM {self._make_range(self.start.after, self.end)} ORDER BY {self.order.sql} LIMIT {limit}"
         )
         numbered = f"SELECT {self.order.sql}, row_number() OVER (ORDER BY {self.order.sql}) AS __row FROM ({rows}) AS __rows"
-        found = self.order.session.rows(
+        found = self.order.session.fetch_rows(
             f"SELECT __row, {self.order.texts} FROM ({numbered}) AS __numbered "
             f"WHERE __row % {size} = 0 OR __row = {limit} ORDER BY __row"
         )
@@ -474,15 +473,16 @@ class _RangeQueries:
             yield row, tuple(values)
 
     def count(self, after: SplitKey | None, upto: SplitKey) -> int:
-        found: int = self.order.session.rows(f"SELECT count(*) FROM {self._make_range(after, upto)}")[0][0]
+        found: int = self.order.session.fetch_rows(f"SELECT count(*) FROM {self._make_range(after, upto)}")[0][0]
         return found
 
     def has_rows(self, after: SplitKey | None, upto: SplitKey) -> bool:
-        return bool(self.order.session.rows(f"SELECT 1 FROM {self._make_range(after, upto)} LIMIT 1"))
+        return bool(self.order.session.fetch_rows(f"SELECT 1 FROM {self._make_range(after, upto)} LIMIT 1"))
 
     def _make_range(self, after: SplitKey | None, upto: SplitKey) -> str:
-        lower = [self.order.after(after)] if after is not None else []
-        return f"{self.relation.sql}{_format_where([*self.order.make_not_null_condition(), *lower, self.order.up_to(upto)])}"
+        lower = [self.order.make_after_condition(after)] if after is not None else []
+        conditions = [*self.order.make_not_null_condition(), *lower, self.order.make_up_to_condition(upto)]
+        return f"{self.relation.sql}{_format_where(conditions)}"
 
 
 def _make_splits_between(
@@ -552,7 +552,7 @@ def make_split_reader(
     options: JdbcSourceOptions, database: SourceDatabase, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None
 ) -> SplitReader | str:
     """Return the reader with which tasks read the splits, by the conditions of :func:`read_frame`; see
-    :meth:`RowSource.reader`.
+    :meth:`RowSource.make_reader`.
     """
     with database.session("reading the catalog") as session:
         if obstacle := session.find_task_read_obstacle():

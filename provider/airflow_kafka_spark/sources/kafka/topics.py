@@ -97,7 +97,7 @@ def find_compacted_topics(hook: KafkaHook, topics: Collection[str]) -> frozenset
     if not topics:
         return frozenset()
     try:
-        settings = hook.topic_config(sorted(topics))
+        settings = hook.read_topic_config(sorted(topics))
     except KafkaRefused as error:
         log.warning("It is unknown if topics are compacted: the right DESCRIBE_CONFIGS on them is missing: %s", error.found)
         return frozenset()
@@ -111,7 +111,7 @@ def find_record_without_key(hook: KafkaHook, topics: Collection[str]) -> str:
 
     :raises KafkaSparkError: Kafka does not answer, or the user may not read a topic.
     """
-    bounds = {partition: found for partition, found in hook.offsets(topics).items() if found.lso > found.low}
+    bounds = {partition: found for partition, found in hook.read_offsets(topics).items() if found.lso > found.low}
     newest = {partition: (max(found.low, found.lso - 2), found.lso) for partition, found in sorted(bounds.items())[:_SAMPLED]}
     if not newest:
         return ""

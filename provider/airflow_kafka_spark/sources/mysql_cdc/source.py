@@ -89,7 +89,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        server = self.server()
+        server = self.find_server()
         database = urllib.parse.quote(server.database, safe="")
         return f"{_format_address(server)}/{database}" if database else _format_address(server)
 
@@ -98,7 +98,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """``x-mysql-cdc://conn_id/topic_prefix``: only the connection knows the host, and Airflow does not check x- schemes."""
         return f"x-mysql-cdc://{self.conn_id}/{self.topic_prefix}"
 
-    def server(self) -> MysqlServer:
+    def find_server(self) -> MysqlServer:
         """Return the server that the connection leads to.
 
         :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
@@ -109,27 +109,27 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "mysql"))
 
-    def replicas(self) -> tuple[MysqlServer, ...]:
+    def find_replicas(self) -> tuple[MysqlServer, ...]:
         """Return the servers of ``replica_conn_ids``.
 
-        :raises ConnectionInvalid: as for :meth:`server`.
+        :raises ConnectionInvalid: as for :meth:`find_server`.
         """
         from airflow_kafka_spark.sources.jdbc.mysql import read_server
 
         return tuple(read_server(look_up(conn_id, "mysql")) for conn_id in self.replica_conn_ids)
 
-    def _windows(self) -> MySqlLogWindowPlanner:
+    def _make_planner(self) -> MySqlLogWindowPlanner:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
         from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
-        replicas = tuple(LogServer(server) for server in self.replicas()) if self.max_replica_lag is not None else ()
-        return MySqlLogWindowPlanner(self, LogServer(self.server()), replicas)
+        replicas = tuple(LogServer(server) for server in self.find_replicas()) if self.max_replica_lag is not None else ()
+        return MySqlLogWindowPlanner(self, LogServer(self.find_server()), replicas)
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
-        windows = self._windows()
+        windows = self._make_planner()
         with windows.server.session("asking which server it is") as connection:
-            identity = windows.server.identity(connection).get("server_uuid", "")
+            identity = windows.server.read_identity(connection).get("server_uuid", "")
         location = {SERVER: _format_address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
         return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
 
@@ -141,14 +141,14 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         found = list(self.find_option_problems())
         try:
-            server = self.server()
+            server = self.find_server()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
         wrong = frozenset(problem.where for problem in found)
         try:
-            replicas = tuple(map(LogServer, self.replicas())) if "source.replica_conn_ids" not in wrong else ()
+            replicas = tuple(map(LogServer, self.find_replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.replica_conn_ids", error), *WAITING]
         return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).find_problems()]
@@ -162,7 +162,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         :raises LogLost: the server no longer has the log after ``position``, because it was purged or reset.
         :raises SourceRejected: the server is another one.
         """
-        return self._windows().freeze(position)
+        return self._make_planner().freeze(position)
 
 
 def _format_address(server: MysqlServer) -> str:

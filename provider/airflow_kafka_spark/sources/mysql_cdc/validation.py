@@ -137,13 +137,13 @@ class BinlogValidation:
             with self.server.session("reading the end of the log") as connection:
                 monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
                 self.server.end(connection)
-                files = self.server.files(connection)
+                files = self.server.list_files(connection)
         except SourceRejected as error:
             action = f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO {user}"
             yield Problem("source.conn_id", f"user `{user}` may not ask where the log ends: {error.detail}", action)
             return
         try:
-            self.server.created(files[-1].file)
+            self.server.read_creation_time(files[-1].file)
         except LogLost as error:
             yield Problem.of("source.conn_id", error, "")
         except SourceRejected as error:

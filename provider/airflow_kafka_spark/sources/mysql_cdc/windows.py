@@ -104,7 +104,7 @@ class MysqlChunkPlanner(ChunkPlanner):
         for statement in SESSION:
             fetch_rows(self.connection, statement)
 
-    def token(self) -> dict[str, Any]:
+    def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
         coordinates = take_snapshot(self.connection)
         fetch_rows(self.connection, "ROLLBACK")
@@ -119,9 +119,11 @@ class MysqlChunkPlanner(ChunkPlanner):
         shape.refuse_other_key(table.key, table.types)
         names = [DIALECT.quote(name) for name in table.key]
         ordering, found, after = ", ".join(names), list[Key](), table.upto
-        texts = ", ".join(DIALECT.text(make_typed_column(kind), name) for kind, name in zip(table.types, names, strict=True))
+        texts = ", ".join(DIALECT.make_text(make_typed_column(kind), name) for kind, name in zip(table.types, names, strict=True))
         while table.key and len(found) < most:
-            where = f"WHERE {DIALECT.after(names, format_literals(table.types, after))} " if after is not None else ""
+            where = (
+                f"WHERE {DIALECT.make_after_condition(names, format_literals(table.types, after))} " if after is not None else ""
+            )
             query = f"SELECT {texts} FROM {shape.source} {where}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
             last = fetch_rows(self.connection, query)
             if not last:
@@ -206,7 +208,7 @@ class MySqlLogWindowPlanner:
             now = self.server.end(connection)
             form = self._form(connection)
             position, start, files = self._start(connection, position, now)
-            identity = self.server.identity(connection)
+            identity = self.server.read_identity(connection)
             state = self._read_state(connection, position, form)
             known = LogCoordinates.parse(position["begun"]) if position and "begun" in position else start
             if known != start:
@@ -217,7 +219,7 @@ class MySqlLogWindowPlanner:
             if state.tables and state.is_caught_up:
                 return self._chunks(connection, at, state, form)
             if self._is_finished(state):
-                return FrozenWindow((), self._position(at, start, state, self.server.created(start.file)))
+                return FrozenWindow((), self._position(at, start, state, self.server.read_creation_time(start.file)))
             start = self._make_readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
@@ -227,8 +229,8 @@ class MySqlLogWindowPlanner:
             after = state.after_log(end.order, _parse_order)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
                 return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_get_order)), after, form)
-        created = self.server.created(start.file)
-        of_end = self.server.created(end.file) if end.file != start.file and is_exact else created
+        created = self.server.read_creation_time(start.file)
+        of_end = self.server.read_creation_time(end.file) if end.file != start.file and is_exact else created
         at = replace(at, start=start)
         found = self._position(at, end, after, of_end)
         if not is_exact:
@@ -309,7 +311,7 @@ class MySqlLogWindowPlanner:
 
     def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
-        created = self.server.created(at.start.file)
+        created = self.server.read_creation_time(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
         chunks = MysqlChunkPlanner(
             most=self.options.snapshot_chunks_per_window,
@@ -331,7 +333,7 @@ class MySqlLogWindowPlanner:
         if given == "latest":
             return now
         if given == "earliest":
-            return LogCoordinates(self.server.files(connection)[0].file, FIRST)
+            return LogCoordinates(self.server.list_files(connection)[0].file, FIRST)
         coordinates = LogCoordinates.parse(given)
         if coordinates.order > now.order:
             found = f"`starting_position` is {coordinates}, and the log ends at {now}"
@@ -382,10 +384,10 @@ class MySqlLogWindowPlanner:
         is_published = find_truncated_table(body, form) is not None or is_change(body, form)
         return is_published or any(may_rename(body, table) for table in tables)
 
-    def position_after(
+    def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return the position after a window: the end of its last transaction. See :meth:`RowSource.position_after`."""
+        """Return the position after a window: the end of its last transaction. See :meth:`RowSource.compute_position_after`."""
         found = dict(advance_snapshot(position, splits, tokens, _parse_order))
         if not tokens or "end" not in tokens[0]:
             return found
@@ -410,7 +412,7 @@ class MySqlLogWindowPlanner:
             now = self.server.end(connection)
             return compute_distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader

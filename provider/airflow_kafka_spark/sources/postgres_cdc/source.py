@@ -86,7 +86,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         :raises ConnectionInvalid: the connection cannot be used.
         """
-        server = self.server()
+        server = self.find_server()
         return f"{_format_address(server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
 
     @property
@@ -94,7 +94,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """``x-postgres-cdc://conn_id/slot``: only the connection knows the host, and Airflow does not check x- schemes."""
         return f"x-postgres-cdc://{self.conn_id}/{self.slot}"
 
-    def server(self) -> PostgresServer:
+    def find_server(self) -> PostgresServer:
         """Return the server that the connection leads to.
 
         :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
@@ -105,15 +105,15 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "postgres"))
 
-    def _windows(self) -> PostgresLogWindowPlanner:
+    def _make_planner(self) -> PostgresLogWindowPlanner:
         from airflow_kafka_spark.sources.postgres_cdc.windows import PostgresLogWindowPlanner
 
-        return PostgresLogWindowPlanner(self, self.server())
+        return PostgresLogWindowPlanner(self, self.find_server())
 
-    def origin(self) -> Endpoint:
+    def find_origin(self) -> Endpoint:
         """Return server, database and slot; the publication, the tables and the prefix of topics."""
-        server = self.server()
-        windows = self._windows()
+        server = self.find_server()
+        windows = self._make_planner()
         with windows.slot.session("asking which server it is") as connection:
             from airflow_kafka_spark.hooks.databases import read_system_identifier
 
@@ -140,7 +140,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
 
         found = list(self.find_option_problems())
         try:
-            server = self.server()
+            server = self.find_server()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
@@ -157,11 +157,11 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         :raises SourceRejected: the slot no longer has the log after ``position``, because it is gone, lost, or was advanced; or
             the server is another one, or was failed over.
         """
-        return self._windows().freeze(position)
+        return self._make_planner().freeze(position)
 
     def finish_window(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.finish_window`."""
-        self._windows().finish_window(position)
+        self._make_planner().finish_window(position)
 
 
 def _format_address(server: PostgresServer) -> str:

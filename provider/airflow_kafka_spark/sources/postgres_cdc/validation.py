@@ -109,7 +109,7 @@ class CdcServerValidation:
     # --- slot ---
 
     def _find_slot_problems(self, connection: psycopg.Connection[Any], slot: SlotServer) -> Iterator[Problem]:
-        state, name = slot.state(connection), self.options.slot
+        state, name = slot.read_state(connection), self.options.slot
         if state is None:
             most = int(_read_setting(connection, "max_replication_slots"))
             used = _fetch_one(connection, "SELECT count(*) FROM pg_catalog.pg_replication_slots")

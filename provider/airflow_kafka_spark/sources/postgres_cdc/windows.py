@@ -128,7 +128,7 @@ class PostgresChunkPlanner(ChunkPlanner):
         """The maximum number of rows of a chunk."""
         return self.options.snapshot_chunk_rows
 
-    def token(self) -> dict[str, Any]:
+    def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
         return make_snapshot_token(self.connection)
 
@@ -184,7 +184,7 @@ class PostgresLogWindowPlanner:
         slot = self.slot
         with slot.session("freezing a window of the log") as connection:
             if position is not None and position.get("finished"):
-                self._drop_slot(connection, slot.state(connection))
+                self._drop_slot(connection, slot.read_state(connection))
                 return FrozenWindow((), position)
             position = self._find_usable_position(connection, position)
             if position is None:
@@ -200,7 +200,7 @@ class PostgresLogWindowPlanner:
                     snapshot = snapshot.add(self._begin_added(connection, position))
             slot.release(connection)
             self._advance(connection, start)
-            flushed, identity = read_flushed_lsn(connection), slot.identity(connection)
+            flushed, identity = read_flushed_lsn(connection), slot.read_identity(connection)
             if position is not None and "last" in position["log"]:
                 identity["last"] = position["log"]["last"]
             if snapshot.tables and snapshot.is_caught_up:
@@ -238,7 +238,7 @@ class PostgresLogWindowPlanner:
         :raises SourceRejected: the slot does not have that log, and ``snapshot`` is not ``when_needed``.
         """
         start, log_of = (parse_lsn(position["lsn"]), dict(position["log"])) if position else (2**64, {})
-        found = self.slot.state(connection)
+        found = self.slot.read_state(connection)
         try:
             if position is not None or found is not None:
                 state = self.slot.refuse_other(connection, start, log_of)
@@ -294,11 +294,11 @@ class PostgresLogWindowPlanner:
         position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **known, **snapshot.to_json()}
         return {**position, "finished": True} if self.options.snapshot == "only" and not snapshot.tables else position
 
-    def position_after(
+    def compute_position_after(
         self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Return the position behind a window, with the snapshots of its chunks, or with the last transaction of a window of the
-        log. See :meth:`RowSource.position_after`."""
+        log. See :meth:`RowSource.compute_position_after`."""
         found = advance_snapshot(position, splits, tokens, parse_lsn)
         last = tokens[0].get("last") if tokens else None
         return {**found, "log": {**found["log"], "last": last}} if last else found
@@ -319,7 +319,7 @@ class PostgresLogWindowPlanner:
         try:
             with self.slot.session("advancing the slot") as connection:
                 if position.get("finished"):
-                    self._drop_slot(connection, self.slot.state(connection))
+                    self._drop_slot(connection, self.slot.read_state(connection))
                     return
                 self.slot.refuse_other(connection, start, dict(position["log"]))
                 self.slot.release(connection)
@@ -329,7 +329,7 @@ class PostgresLogWindowPlanner:
 
     def _create_slot(self, connection: psycopg.Connection[Any]) -> None:
         """Create the slot if it is missing."""
-        if self.slot.state(connection) is not None:
+        if self.slot.read_state(connection) is not None:
             return
         connection.execute(f"SET statement_timeout = '{CREATE_SECONDS}s'")
         connection.execute(
@@ -357,7 +357,7 @@ class PostgresLogWindowPlanner:
 
     def _advance(self, connection: psycopg.Connection[Any], to: int) -> None:
         """Advance the slot; never backwards."""
-        state = self.slot.state(connection)
+        state = self.slot.read_state(connection)
         if state is not None and state.confirmed < to:
             connection.execute(
                 "SELECT pg_catalog.pg_replication_slot_advance(%s::name, %s::pg_lsn)", [self.options.slot, format_lsn(to)]
@@ -384,7 +384,7 @@ class PostgresLogWindowPlanner:
         assert isinstance(begin, BeginMessage), begin
         return begin.commit_lsn if begin.commit_lsn < end else None
 
-    def reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
         from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions

@@ -120,7 +120,7 @@ class AvroDecoder(BatchDecoder):
 
     # --- whole batches -----------------------------------------------------------------------------------------------
 
-    def _chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
+    def _split_into_chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Larger chunks than for texts: finding a bad value rereads fewer of the others.
         step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
         for at in range(0, len(records), step):
@@ -594,7 +594,7 @@ class WireLayout(ABC):
     """True if there are branch numbers to check."""
 
     @abstractmethod
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         """Return the number of bytes of each value; any number for nulls."""
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
@@ -610,18 +610,18 @@ class FixedSizeLayout(WireLayout):
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         return np.full(len(array), self._size, np.int64)
 
 
 class LongLayout(WireLayout):
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         numbers = (pc.fill_null(array, 0) if array.null_count else array).to_numpy()
         return compute_varint_sizes(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
 
 
 class BinaryLayout(WireLayout):
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         counts = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
         return counts + compute_varint_sizes((counts << 1).astype(np.uint64))
 
@@ -637,8 +637,8 @@ class OptionalLayout(WireLayout):
     def __init__(self, value: WireLayout, present: int, absent: int) -> None:
         self._value, self._present, self._absent = value, present, absent
 
-    def sizes(self, array: pa.Array) -> np.ndarray:
-        own = self._value.sizes(array)
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
+        own = self._value.compute_sizes(array)
         if array.null_count:
             own = np.where(array.is_valid().to_numpy(zero_copy_only=False), own, 0)
         return own + 1
@@ -659,7 +659,7 @@ class AvroRecordLayout(WireLayout):
         self._parts = list(parts)
         self.has_branches = any(p.has_branches for p in parts)
 
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         return sum(self.compute_sizes_of(self._split_fields(array)), np.zeros(len(array), np.int64))
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
@@ -671,7 +671,7 @@ class AvroRecordLayout(WireLayout):
 
     def compute_sizes_of(self, arrays: Sequence[pa.Array]) -> list[np.ndarray]:
         """Return the sizes of each field."""
-        return [p.sizes(a) for p, a in zip(self._parts, arrays, strict=True)]
+        return [p.compute_sizes(a) for p, a in zip(self._parts, arrays, strict=True)]
 
     def check_of(self, arrays: Sequence[pa.Array], sizes: Sequence[np.ndarray], starts: np.ndarray, body: np.ndarray) -> None:
         """Check fields that are separate arrays, and whose sizes are known."""
@@ -688,16 +688,16 @@ class ArrayLayout(WireLayout):
         self._item = item
         self.has_branches = item.has_branches
 
-    def sizes(self, array: pa.Array) -> np.ndarray:
+    def compute_sizes(self, array: pa.Array) -> np.ndarray:
         counts, before = self._count_items(array)
-        ends = np.append(0, np.cumsum(self._item.sizes(array.flatten())))
+        ends = np.append(0, np.cumsum(self._item.compute_sizes(array.flatten())))
         last = np.cumsum(counts)
         return before + ends[last] - ends[last - counts] + (counts > 0)
 
     def check(self, array: pa.Array, starts: np.ndarray, body: np.ndarray) -> None:
         items = array.flatten()
         counts, before = self._count_items(array)
-        sizes = self._item.sizes(items)
+        sizes = self._item.compute_sizes(items)
         ahead = np.cumsum(sizes) - sizes
         first = np.append(ahead, 0)[np.minimum(np.cumsum(counts) - counts, len(ahead))]
         self._item.check(items, ahead + np.repeat(starts + before - first, counts), body)

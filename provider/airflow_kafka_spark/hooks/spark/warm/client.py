@@ -155,7 +155,7 @@ def _enter(settings: WarmSettings, name: str) -> tuple[socket.socket, dict[str, 
     files = ProcessFiles(make_private_directory(), settings.key)
     if entered := _greet(files, settings, name):
         return (*entered, False)
-    with files.locked():
+    with files.hold_lock():
         # Another task may have started the process meanwhile.
         if entered := _greet(files, settings, name):
             return (*entered, False)

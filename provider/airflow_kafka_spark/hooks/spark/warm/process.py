@@ -69,7 +69,7 @@ class ProcessFiles:
         return self.directory / f"{self.key}.log"
 
     @contextlib.contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+    def hold_lock(self, *, wait: bool = True) -> Iterator[bool]:
         """Hold the lock under which the warm process is started and ended.
 
         :param wait: True (default) to wait while another process holds the lock.
@@ -103,7 +103,7 @@ def open_sockets(directory: Path, but: Path) -> int:
         files = ProcessFiles(directory, path.stem)
         if path == but:
             continue
-        with contextlib.suppress(FileNotFoundError), files.locked(wait=False) as locked:
+        with contextlib.suppress(FileNotFoundError), files.hold_lock(wait=False) as locked:
             if not locked:
                 listening += 1  # the process is starting or ending
             elif (connection := connect(path)) is not None:

@@ -130,7 +130,7 @@ class Server:
 
     def _leave(self) -> str:
         """Remove the socket, unless a task is connecting, and return the reason to end."""
-        with self.files.locked(wait=False) as locked:
+        with self.files.hold_lock(wait=False) as locked:
             if not locked or is_readable(self._listening):
                 return ""
             self._remove_socket()
@@ -159,7 +159,7 @@ class Server:
         threading.Thread(target=self._remove_socket_locked, daemon=True).start()
 
     def _remove_socket_locked(self) -> None:
-        with self.files.locked():
+        with self.files.hold_lock():
             self._remove_socket()
 
     def _accept(self) -> None:

@@ -288,7 +288,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         pairs = zip(columns, found, strict=True)
         return found if all(d.startswith(f"{name}=") and len(d.encode()) <= LONGEST_NAME for name, d in pairs) else ()
 
-    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
+    def name_partitions(self, column: str, values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
         """Return the values of a partition column as Delta's log has them. Delta takes an empty text for a null."""
         encoded = values.dictionary_encode(null_encoding="encode")
         names = [value or None for value in format_partition_values(encoded.dictionary)]
@@ -456,7 +456,7 @@ class DeltaFile(TableFile):
         self.identity = (file.path,)
         self.fragment, self.schema, self.written, self.file = fragment, schema, written, file
 
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         wanted = list(columns) if columns is not None else self.schema.names
         names = [self.written.field(self.schema.get_field_index(name)).name for name in wanted]
         schema = pa.schema([self.schema.field(name) for name in wanted])
@@ -494,7 +494,7 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None
         for name, column in columns.items():
             of_file = pc.field(physical[name])
             within &= of_file == column[at].cast(schema.field(name).type) if column[at].is_valid else of_file.is_null()
-        fragment = parquet.make_fragment(store.full(path), store.filesystem, within)
+        fragment = parquet.make_fragment(store.make_full_path(path), store.filesystem, within)
         file = DataFile(path, sizes[at], rows[at] or 0, {physical[name]: of_table[at] for name, of_table in texts.items()})
         files.append(DeltaFile(fragment, schema, written, file))
     return files, schema
@@ -525,7 +525,7 @@ def _find_candidates(actions: pa.Table, upsert: Upsert, physical: Mapping[str, s
     """
     found = np.ones(actions.num_rows, bool)
     for name in upsert.key:
-        low, high = upsert.bounds(name)
+        low, high = upsert.find_bounds(name)
         for prefix, compare, wanted in (
             ("max", pc.greater_equal, low),
             ("min", pc.less_equal, high),

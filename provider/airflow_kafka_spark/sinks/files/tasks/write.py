@@ -55,7 +55,7 @@ class FilesTarget:
     @property
     def file_schema(self) -> pa.Schema:
         """The schema of the files: all columns that are not in the path."""
-        return self.spec.stored(pa.schema([f for f in self.schema if f.name not in self.partition_by]))
+        return self.spec.make_stored_schema(pa.schema([f for f in self.schema if f.name not in self.partition_by]))
 
 
 class _LocalFile(BufferedFile):
@@ -139,7 +139,7 @@ class FilesSplitWriter(BufferedFilesWriter[_LocalFile]):
         file.finish()
         return {"path": "/".join([*key, file.path.name]), "rows": file.rows, "bytes": file.path.stat().st_size}
 
-    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
+    def name_partitions(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
         """Return the directories of a partition column's values, and the index of the directory of each row."""
         return make_directory_names(column, values)
 
@@ -198,7 +198,7 @@ class HiddenFilesWriter(StoreSplitWriter[ObjectT]):
         """Return no further facts, because the directories of a file hold its partition values."""
         return {}
 
-    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
+    def name_partitions(self, column: str, values: pa.Array) -> tuple[Sequence[str], np.ndarray]:
         """Return the directories of a partition column's values, and the index of the directory of each row."""
         return make_directory_names(column, values)
 
@@ -224,7 +224,7 @@ class UploadFile(StoreFile):
     def __init__(self, target: StoreTarget, path: str, uploads: UploadStore) -> None:
         self.store, self.path = target.store, path
         self.upload = uploads.open(path)
-        BufferedFile.__init__(self, self.upload.stream(), target.spec, target.file_schema)
+        BufferedFile.__init__(self, self.upload.open_stream(), target.spec, target.file_schema)
 
     def finish(self) -> None:
         BufferedFile.finish(self)
@@ -276,7 +276,7 @@ def find_unfit_rows(spec: FileSpec, schema: pa.Schema, partition_by: Sequence[st
     :return: positions in the batch, with the reasons.
     """
     found: dict[int, str] = {}
-    for row, reason in spec.unfit(rows.batch.select(schema.names)):
+    for row, reason in spec.find_unfit(rows.batch.select(schema.names)):
         found.setdefault(row, reason)
     for column in partition_by:
         names, codes = make_directory_names(column, rows.batch.column(column))

@@ -83,7 +83,7 @@ class IcebergTarget(StoreTarget):
         """A name for each partition field, which no column has."""
         return tuple(f"\0{number}" for number in range(len(self.partitions)))
 
-    def values(self, batch: pa.RecordBatch | pa.Table, wanted: TransformedColumn) -> pa.Array:
+    def compute_values(self, batch: pa.RecordBatch | pa.Table, wanted: TransformedColumn) -> pa.Array:
         """Return the result of a transform of a column; nulls if the rows do not have it."""
         name = self.names.get(wanted.source_id)
         if name is None:
@@ -121,7 +121,7 @@ def _sort_rows(table: pa.Table, target: IcebergTarget) -> pa.Table:
     keys: dict[str, pa.Array] = {}
     order: list[tuple[str, str]] = []
     for number, wanted in enumerate(target.order):
-        values = target.values(table, wanted)
+        values = target.compute_values(table, wanted)
         keys[f"null {number}"], keys[f"value {number}"] = values.is_null(), values
         order += [
             (f"null {number}", "descending" if wanted.nulls_first else "ascending"),
@@ -147,12 +147,12 @@ class IcebergSplitWriter(StoreSplitWriter[IcebergDataFile]):
     def _group_rows(
         self, batch: pa.RecordBatch, stored: pa.RecordBatch, offsets: pa.Array
     ) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
-        values = [self.target.values(stored, wanted) for wanted in self.target.partitions]
+        values = [self.target.compute_values(stored, wanted) for wanted in self.target.partitions]
         if values:
             batch = pa.RecordBatch.from_arrays(values, names=list(self.target.partition_by))
         return super()._group_rows(batch, stored, offsets)
 
-    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
+    def name_partitions(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
         """Return the partition values in the form of Iceberg's metadata."""
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)

@@ -136,7 +136,7 @@ class IcebergFile(TableFile):
         self.identity = (task.file.file_path, *sorted(file.file_path for file in task.delete_files))
         self.table, self.task, self.names, self.file = table, task, names, task.file
 
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         schema, io = self.table.schema(), self.table.io
         if columns is not None:
             schema = schema.select(*(self.names[name] for name in columns))
@@ -220,7 +220,7 @@ def list_table_files(table: Table, snapshot_id: int | None, upsert: Upsert, name
         raise ValueError(f"{path} deletes rows by their values, which pyiceberg cannot apply")
     within: BooleanExpression = AlwaysTrue()
     for name in upsert.key:
-        low, high = (_to_json_value(bound) for bound in upsert.bounds(name))
+        low, high = (_to_json_value(bound) for bound in upsert.find_bounds(name))
         if isinstance(low, (int, str)) and not isinstance(low, bool):
             column = Reference(names[name])
             bounds: tuple[Any, Any] = (literal(low), literal(high))

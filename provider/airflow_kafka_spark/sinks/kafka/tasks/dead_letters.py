@@ -153,7 +153,7 @@ class Envelope:
     classes: Mapping[str, str]
     with_context: bool = True
 
-    def records(self, letters: pa.Table) -> pa.RecordBatch:
+    def make_records(self, letters: pa.Table) -> pa.RecordBatch:
         """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
         return _make_records(letters, self._context if self.with_context else None)
 

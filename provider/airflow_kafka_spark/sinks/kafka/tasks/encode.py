@@ -1,8 +1,8 @@
 """Encoding rows as the keys, values and headers of records.
 
 :class:`RecordEncoder` is for rows that a task has read by itself. Its records are those that
-:meth:`~airflow_kafka_spark.sinks.kafka.sink.KafkaSink.records` makes in Spark, byte for byte. :class:`KeyValueEncoder` is for
-rows that Spark passes as structs. Headers are handled as Arrow arrays for many records at once, because a dead letter has ten
+:meth:`~airflow_kafka_spark.sinks.kafka.sink.KafkaSink.make_records` makes in Spark, byte for byte. :class:`KeyValueEncoder` is
+for rows that Spark passes as structs. Headers are handled as Arrow arrays for many records at once, because a dead letter has ten
 headers.
 """
 

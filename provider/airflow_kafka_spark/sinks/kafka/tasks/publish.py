@@ -128,7 +128,7 @@ class ClaimedWindow:
             if record.key.startswith(self._mine):
                 self._newest[record.key] = self._last = record
 
-    def memory(self, split: int) -> Memory:
+    def fold_memory(self, split: int) -> Memory:
         """Return the state of the window and of one of its splits, folded from these records."""
         claim = self._claim
         keys = (make_window_key(claim.pipeline, claim.number), make_marker_key(claim.pipeline, claim.number, split))
@@ -152,7 +152,7 @@ def read_claimed_window(claim: LedgerClaim, split: int, read: ReadFrom, end: int
     _kept[claim] = window
     while len(_kept) > KEPT:
         _kept.popitem(last=False)
-    return window.memory(split)
+    return window.fold_memory(split)
 
 
 def read_topic_ids(config: Mapping[str, Any], topics: Sequence[str], conn_id: str) -> dict[str, str]:
@@ -359,7 +359,7 @@ class Publisher:
         :raises Fenced: a newer attempt has claimed the window, or the window is complete: this task belongs to an older attempt.
         """
         memory = self._read_memory(split)
-        mine = memory.owned(self.ledger.number, self.ledger.token)
+        mine = memory.find_owned(self.ledger.number, self.ledger.token)
         if mine is None or mine.state.value != "PLANNED":
             raise Fenced(self.ledger.pipeline, self._format_step(split))
         return memory.markers.get((self.ledger.number, split))
@@ -453,7 +453,7 @@ class Publisher:
             result.index,
             "dead letter",
         )
-        sender.send(policy.envelope.records(letters))
+        sender.send(policy.envelope.make_records(letters))
         return sender.flush()
 
     def _make_sender(

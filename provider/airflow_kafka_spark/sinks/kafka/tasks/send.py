@@ -123,7 +123,7 @@ class Sender:
         count = self._count(topic)
         if columns["key"].null_count and topic not in self._keyless:
             self._keyless[topic] = self._row(rows[pc.index(columns["key"].is_null(), True).as_py()])
-        partitions = self._partitions(topic, columns, count, rows)
+        partitions = self._choose_partitions(topic, columns, count, rows)
         self.turn += 1
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
         order = np.argsort(partitions, kind="stable")
@@ -203,7 +203,7 @@ class Sender:
             self.partitions[topic] = len(found.partitions)
         return self.partitions[topic]
 
-    def _partitions(self, topic: str, columns: Mapping[str, pa.Array], count: int, rows: Sequence[int]) -> np.ndarray:
+    def _choose_partitions(self, topic: str, columns: Mapping[str, pa.Array], count: int, rows: Sequence[int]) -> np.ndarray:
         """Return the partitions that the rows name, or those of their keys for rows that name none."""
         column = columns.get("partition")
         if column is None:

@@ -80,7 +80,7 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
         """Return nothing: the driver reads the file as a whole."""
         return {}
 
-    def partition_names(self, column: str, values: pa.Array) -> NoReturn:
+    def name_partitions(self, column: str, values: pa.Array) -> NoReturn:
         raise AssertionError("a staged file is not partitioned")
 
     def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
@@ -116,7 +116,7 @@ class TableFile(ABC):
     identity: tuple[str, ...]
 
     @abstractmethod
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield its rows, in the same order each time.
 
         :param columns: only these columns; None: all columns of the table.
@@ -193,7 +193,7 @@ class Upsert:
         )
         # Later rows have higher numbers: within a partition by their offsets, else by the order of the partitions.
         self.staged = [file["path"] for result in ordered for file in result.token.get("files", ())]
-        self.events = self._events()
+        self.events = self._find_last_events()
 
     @classmethod
     def make_deletion(
@@ -219,7 +219,7 @@ class Upsert:
                 return True
         return False
 
-    def _events(self) -> pa.Table:
+    def _find_last_events(self) -> pa.Table:
         """Return the last event of each key, with its row number."""
         names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ()), DELETED]
         tables, count = [], 0
@@ -235,7 +235,7 @@ class Upsert:
         last = found.group_by(list(self.key)).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
         return found.take(pa.array(np.sort(last.to_numpy())))
 
-    def bounds(self, name: str) -> tuple[Any, Any]:
+    def find_bounds(self, name: str) -> tuple[Any, Any]:
         """Return the lowest and the highest value of a column of the key among the events."""
         found = pc.min_max(self.events.column(name)).as_py()
         return found["min"], found["max"]
@@ -283,7 +283,7 @@ class Upsert:
         sizes: list[tuple[TableFile, int]] = []
         for file in files:
             names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ())]
-            table = self._table(file.batches(names), names)
+            table = self._table(file.read_batches(names), names)
             numbers = {_FILE: pa.array(np.full(table.num_rows, len(sizes))), _AT: pa.array(np.arange(table.num_rows))}
             for name, values in numbers.items():
                 table = table.append_column(name, values)
@@ -338,7 +338,7 @@ class Upsert:
         digest = np.packbits(kept).tobytes()
         known = self._kept.get(file.identity)
         if known is None or known[0] != digest:
-            written = self._write(file.batches(None), kept, columns) if kept.any() else ()
+            written = self._write(file.read_batches(None), kept, columns) if kept.any() else ()
             self._kept[file.identity] = known = (digest, written)
         return known[1]
 
@@ -444,7 +444,7 @@ def join_files(
     writer.open(Split(0, OffsetRange("compacted", 0, 0, window)))
     try:
         for file in files:
-            for batch in file.batches(None):
+            for batch in file.read_batches(None):
                 writer.write(Rows(batch, pa.array(np.zeros(batch.num_rows, np.int64))))
     except BaseException:
         writer.abort()

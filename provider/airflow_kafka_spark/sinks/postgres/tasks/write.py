@@ -67,7 +67,7 @@ class LoadSession(ABC):
         """Run a statement and return how many rows it wrote."""
 
     @abstractmethod
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         """Run a query and return its rows."""
 
     @abstractmethod
@@ -100,10 +100,10 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     """
     # All pipelines use one connection string, so that they share one ADBC database. A session does nothing before it has its
     # name: a session of an overtaken attempt then finds the attempt's tables gone, like a task that begins late.
-    session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.named(APPLICATION))
+    session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.make_connection_string(APPLICATION))
     try:
         settings = sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name)
-        make_settings(settings, session.run, session.rows, session.rollback)
+        make_settings(settings, session.run, session.fetch_rows, session.rollback)
         session.commit()
     except BaseException:
         session.close()
@@ -148,7 +148,7 @@ class AdbcSession(LoadSession):
         self._cursor.execute(statement)
         return self._cursor.rowcount
 
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         self._cursor.execute(statement)
         return self._cursor.fetchall()
 
@@ -205,7 +205,7 @@ class PsycopgSession(LoadSession):
     def run(self, statement: str) -> int:
         return self._connection.execute(statement.encode()).rowcount
 
-    def rows(self, statement: str) -> list[tuple]:
+    def fetch_rows(self, statement: str) -> list[tuple]:
         return self._connection.execute(statement.encode()).fetchall()
 
     def load(self, table: Name | str, batches: pa.RecordBatchReader, types: Sequence[str]) -> int:
@@ -558,7 +558,7 @@ class CopyWriter(SplitWriter):
             if not self._is_ours(error):
                 raise
             raised = self._explain(error, f"{doing} split {self.split.index} of window {self.load.window}")
-            raise raised from self.load.server.cause(error)
+            raise raised from self.load.server.get_safe_cause(error)
 
     def _is_ours(self, error: Exception) -> bool:
         errors = self._open_split.session.errors if self._open_split is not None else ()
@@ -614,7 +614,7 @@ class StageWriter(CopyWriter):
         return there
 
     def _find_token(self, session: LoadSession) -> Mapping[str, Any] | None:
-        found = session.rows(sql.select_stages(self.registry, self.split.index))
+        found = session.fetch_rows(sql.select_stages(self.registry, self.split.index))
         return self._make_token(*found[0]) if found else None
 
     def _start(self, session: LoadSession) -> Stream:
@@ -631,7 +631,7 @@ class StageWriter(CopyWriter):
             session.commit()
             return self._make_token(*mine)
         # Another task attempt at this split was faster. This stage is rolled back.
-        return self._make_token(*session.rows(sql.select_stages(self.registry, self.split.index))[0])
+        return self._make_token(*session.fetch_rows(sql.select_stages(self.registry, self.split.index))[0])
 
     def _make_token(self, split: int, stage: str | None, rows: int, tombstones: int) -> Mapping[str, Any]:
         return {"rows": rows, "stage": stage, "tombstones": tombstones}
@@ -728,7 +728,7 @@ class SplitAtomicWriter(CopyWriter):
     _claimed: bool = field(default=False, init=False, repr=False)
 
     def _begin(self, session: LoadSession) -> Mapping[str, Any] | None:
-        self._claimed = session.rows(sql.try_lock(self._lock))[0][0]
+        self._claimed = session.fetch_rows(sql.try_lock(self._lock))[0][0]
         return self._claim(session) if self._claimed else None
 
     def _claim(self, session: LoadSession) -> Mapping[str, Any] | None:
@@ -739,11 +739,11 @@ class SplitAtomicWriter(CopyWriter):
         """
         # First lock the owner's row, until this transaction ends. An attempt that takes the window over waits for that and then
         # sees the marker; or it was faster, and this task sees that.
-        owners = session.rows(sql.lock_owner(self.splits, self.load.pipeline))
+        owners = session.fetch_rows(sql.lock_owner(self.splits, self.load.pipeline))
         if (there := self._find_token(session)) is not None:
             return there
         # Its markers are deleted when the next window is applied. A task that comes even later must not write the split again.
-        if session.rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):
+        if session.fetch_rows(sql.select_applied_since(self.windows, self.load.pipeline, self.load.number)):
             return {}
         if [owner for (owner,) in owners] != [self.owner]:
             raise Fenced(self.load.pipeline, f"writing {self.split.range} of window {self.load.number}")
@@ -764,7 +764,7 @@ class SplitAtomicWriter(CopyWriter):
                 raise SinkRejected(self.load.target, self.load.window, detail, "Keep the splits of a window until it is complete")
 
     def _read_markers(self, session: LoadSession) -> list[sql.SplitRow]:
-        found = session.rows(sql.select_splits(self.splits, self.load.pipeline, self.load.number))
+        found = session.fetch_rows(sql.select_splits(self.splits, self.load.pipeline, self.load.number))
         return [sql.SplitRow(*row) for row in found]
 
     def _start(self, session: LoadSession) -> Stream:
@@ -837,9 +837,9 @@ class SplitAtomicWriter(CopyWriter):
         """Take the split's lock. Ends the session of its holder after the lock timeout."""
         deadline = time.monotonic() + self.load.server.lock_timeout
         # Polled, since a lock timeout would be an error and roll back what is loaded.
-        while not session.rows(sql.try_lock(self._lock))[0][0]:
+        while not session.fetch_rows(sql.try_lock(self._lock))[0][0]:
             if time.monotonic() > deadline:
-                session.rows(sql.terminate_lock_holder(self._lock))
+                session.fetch_rows(sql.terminate_lock_holder(self._lock))
             time.sleep(_POLL_SECONDS)
 
     def _merge(self, session: LoadSession) -> tuple[int, int]:
@@ -848,7 +848,7 @@ class SplitAtomicWriter(CopyWriter):
             return session.run(self.merge.insert(stage)), 0
         if not self.open_split.tombstones:
             return session.run(self.merge.upsert([stage])), 0
-        written, deleted = session.rows(self.merge.upsert_and_delete([stage]))[0]
+        written, deleted = session.fetch_rows(self.merge.upsert_and_delete([stage]))[0]
         return written, deleted
 
     @property

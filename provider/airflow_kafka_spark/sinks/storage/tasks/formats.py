@@ -65,7 +65,7 @@ class FileSpec:
         """The options that are passed to the format's writer."""
         return {name: value for name, value in self.options.items() if name not in GENERAL_OPTIONS}
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
+    def make_stored_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the files: timestamps in microseconds, as Spark has them.
 
         Members of nullable structs are nullable, since Parquet's writer takes a null struct as a null of each member.
@@ -73,7 +73,7 @@ class FileSpec:
         naive = self.format == "orc" and self.options.get("timestamps", "utc") == "utc"
         return pa.schema([_make_stored_field(f, naive, False) for f in schema])
 
-    def unfit(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+    def find_unfit(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         """Yield position and reason of the rows with values that readers would not get back from the format."""
         if self.format == "orc":
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -207,10 +207,10 @@ class TextFile(FileWriter):
 
     def write(self, table: pa.Table) -> None:
         for batch in table.to_batches(max_chunksize=_TEXT_ROWS):
-            self.stream.write(self.lines(batch))
+            self.stream.write(self.format_lines(batch))
 
     @abstractmethod
-    def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
+    def format_lines(self, batch: pa.RecordBatch) -> pa.Buffer:
         """Return the lines of a batch."""
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class JsonFile(TextFile):
             raise TypeError(f"unexpected {', '.join(spec.format_options)}")
         super().__init__(stream, schema, spec)
 
-    def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
+    def format_lines(self, batch: pa.RecordBatch) -> pa.Buffer:
         return format_json_lines(batch)
 
 
@@ -240,7 +240,7 @@ class CsvFile(TextFile):
         if header:
             self.stream.write(format_csv_header(schema.names, delimiter))
 
-    def lines(self, batch: pa.RecordBatch) -> pa.Buffer:
+    def format_lines(self, batch: pa.RecordBatch) -> pa.Buffer:
         return format_csv_lines(batch, self.delimiter)
 
 
@@ -250,11 +250,11 @@ _WRITERS: dict[str, type[FileWriter]] = {"parquet": ParquetFile, "json": JsonFil
 def try_writing(spec: FileSpec, schema: pa.Schema) -> str | None:
     """Write a file without rows into memory, and return the error, or None."""
     try:
-        writer = spec.writer(pa.BufferOutputStream(), spec.stored(schema), spec)
-        writer.write(spec.stored(schema).empty_table())
+        writer = spec.writer(pa.BufferOutputStream(), spec.make_stored_schema(schema), spec)
+        writer.write(spec.make_stored_schema(schema).empty_table())
         # Text writers encode types only with a row.
         if isinstance(writer, TextFile):
-            writer.lines(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema))
+            writer.format_lines(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema))
         writer.close()
     except Exception as error:  # pyarrow raises many kinds of errors for types and options
         return f"{type(error).__name__}: {error}"

@@ -125,7 +125,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """Make a file durable, and return the facts about it that the driver needs."""
 
     @abstractmethod
-    def partition_names(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
+    def name_partitions(self, column: str, values: pa.Array) -> tuple[Sequence[Any], np.ndarray]:
         """Return the names of a partition column's values, and the index of the name of each row."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
             stored = self._stored(rows)
             try:
                 for key, group in self._group_rows(batch, stored, rows.offsets):
-                    self._file(key).add(group)
+                    self._get_file(key).add(group)
                 self._write_waiting()
             except OSError as error:
                 raise self.make_write_error(error) from error
@@ -165,7 +165,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _file(self, key: PartitionKey) -> FileT:
+    def _get_file(self, key: PartitionKey) -> FileT:
         """Return the open file of a key. If too many are open, finish the least recently used one first."""
         if key in self.files:
             self.files.move_to_end(key)
@@ -198,7 +198,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
     def _stored(self, rows: Rows) -> pa.RecordBatch:
         """Return the columns of the files, in the types that the files have."""
         batch = rows.batch.select(self.schema.names)
-        self._refuse([(int(rows.offsets[row].as_py()), reason) for row, reason in self.target.spec.unfit(batch)])
+        self._refuse([(int(rows.offsets[row].as_py()), reason) for row, reason in self.target.spec.find_unfit(batch)])
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -213,7 +213,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         names: list[Sequence[Any]] = []
         per_column: list[np.ndarray] = []
         for column in self.target.partition_by:
-            values, places = self.partition_names(column, batch.column(column))
+            values, places = self.name_partitions(column, batch.column(column))
             names.append(values)
             per_column.append(places)
             codes = np.unique(codes * max(len(names[-1]), 1) + per_column[-1], return_inverse=True)[1]
@@ -316,7 +316,7 @@ class StoreFile(BufferedFile):
     def finish(self) -> None:
         super().finish()
         if self.store.location.is_local:
-            flush(self.store.full(self.path))
+            flush(self.store.make_full_path(self.path))
 
     def drop(self) -> None:
         super().drop()
@@ -392,7 +392,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             self.finish_all()
             if self.target.store.location.is_local:
                 for directory in sorted(self._directories()):
-                    flush(self.target.store.full(directory))
+                    flush(self.target.store.make_full_path(directory))
         except OSError as error:
             raise self.make_write_error(error) from error
         # A process that removes the attempt may have listed its files before this one was created.
@@ -442,7 +442,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
 
     def finish_file(self, file: LakeFileT, key: PartitionKey) -> Mapping[str, Any]:
         file.finish()
-        size = self.target.store.size(file.path)
+        size = self.target.store.read_size(file.path)
         return {"path": file.path, "rows": file.rows, "bytes": size, **self.describe(file, key)}
 
     # --- errors -------------------------------------------------------------------------------------------------------

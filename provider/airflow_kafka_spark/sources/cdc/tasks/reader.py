@@ -70,7 +70,7 @@ class EventReader(SplitReader):
         for batch in found:
             yield batch.select(names)
 
-    def token(self, split: int) -> Mapping[str, Any]:
+    def get_token(self, split: int) -> Mapping[str, Any]:
         """Return the token that :meth:`read` has set for a split."""
         return self._tokens.get(split, {})
 
@@ -125,7 +125,7 @@ class ReadSplits(CheckedOnExecutors):
         try:
             for rows in self.reader.read(number):
                 yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, pa.string())], schema=self.schema)
-            end = encode_result(SplitResult(number, token=self.reader.token(number)))
+            end = encode_result(SplitResult(number, token=self.reader.get_token(number)))
         except KafkaSparkError as error:
             end = encode_error(error)
         yield pa.RecordBatch.from_pylist([{END: end}], schema=self.schema)

@@ -134,7 +134,7 @@ class ChunkFilter(ABC):
     def leave_to_chunk(self) -> None:  # noqa: B027
         """Called for a change of a row whose chunk is not read yet, and has to include the change. Does nothing by default."""
 
-    def table(self, name: TableName) -> TableSnapshot | None:
+    def find_table(self, name: TableName) -> TableSnapshot | None:
         """Return the progress of a table; None if its snapshot is complete, or it has none."""
         return self._tables.get(name)
 

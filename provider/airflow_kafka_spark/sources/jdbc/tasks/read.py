@@ -58,7 +58,7 @@ class PostgresSplitReader(SplitReader):
     @contextmanager
     def _cursor(self) -> Iterator[adbc.Cursor]:
         # Arrow takes texts for UTF-8, whatever encoding the connection asks for.
-        connection = adbc.connect(f"{self.server.named(APPLICATION)} client_encoding=UTF8")
+        connection = adbc.connect(f"{self.server.make_connection_string(APPLICATION)} client_encoding=UTF8")
         try:
             cursor = connection.cursor()
             try:
@@ -87,7 +87,7 @@ class PostgresSplitReader(SplitReader):
         try:
             yield
         except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-            raise self._make_source_error(error, doing) from self.server.cause(error)
+            raise self._make_source_error(error, doing) from self.server.get_safe_cause(error)
 
     def _make_source_error(self, error: Exception, doing: str) -> KafkaSparkError:
         detail = describe_driver_message(self.server.scrub(extract_server_message(error)))

@@ -63,7 +63,7 @@ class KafkaRecords:
     value_bytes: int | None = None
     messages: Sequence[Any] | None = field(default=None, repr=False)
 
-    def originals(self, at: Sequence[int]) -> dict[str, pa.Array]:
+    def get_originals(self, at: Sequence[int]) -> dict[str, pa.Array]:
         """Return ``key``, ``value``, ``headers`` and ``timestamp`` of some records, even those parts that were not asked for.
 
         :param at: the positions of the records, at least one.
@@ -113,7 +113,7 @@ class KafkaSplitReader:
         an error.
     :param with_headers: True if headers are wanted.
     :param with_keys: True if keys are wanted.
-    :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.originals`.
+    :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.get_originals`.
     :param patience: seconds without any progress after which reading fails.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
     """

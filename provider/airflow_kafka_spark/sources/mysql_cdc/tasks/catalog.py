@@ -104,7 +104,7 @@ def read_table_shape(server: LogServer, connection: Connection, name: TableName,
     :raises SourceRejected: its engine has no snapshots.
     """
     session = MysqlSession(connection, server.server)
-    found = session.table(*name)
+    found = session.find_table(*name)
     if isinstance(found, MissingRelation):
         return None
     with connection.cursor() as cursor:

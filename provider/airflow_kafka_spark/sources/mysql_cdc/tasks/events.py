@@ -357,7 +357,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._tables[number] = None
         if self._form.takes((name[0], name[1])):
             try:
-                snapshot = self._filter.table((name[0], name[1])) if self._filter is not None else None
+                snapshot = self._filter.find_table((name[0], name[1])) if self._filter is not None else None
                 table = binlog.parse_table_map(body, self._form.is_mariadb)
                 if not table.is_sequence:
                     self._tables[number] = LogTableWriter(table, self._form, snapshot)

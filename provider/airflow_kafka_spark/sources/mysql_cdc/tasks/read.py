@@ -55,9 +55,9 @@ def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MyS
     key = [DIALECT.quote(column) for column in shape.key]
     conditions = []
     if chunk["after"] is not None:
-        conditions.append(f"({DIALECT.after(key, format_literals(shape.types, chunk['after']))})")
+        conditions.append(f"({DIALECT.make_after_condition(key, format_literals(shape.types, chunk['after']))})")
     if chunk["upto"] is not None:
-        conditions.append(f"({DIALECT.up_to(key, format_literals(shape.types, chunk['upto']))})")
+        conditions.append(f"({DIALECT.make_up_to_condition(key, format_literals(shape.types, chunk['upto']))})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     fetch_rows(connection, "SET SESSION character_set_results = NULL")
     connection.query(f"SELECT {shape.expressions} FROM {shape.source}{where}", unbuffered=True)

@@ -123,7 +123,7 @@ class LogServer:
                 raise SourceRejected(self.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
 
-    def events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
+    def read_events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
         """Yield the events from ``start`` on, up to the end of the log. Afterwards, the connection cannot be used for anything
         else.
 
@@ -172,7 +172,7 @@ class LogServer:
         deadline = time.monotonic() + SENT_SECONDS
         while True:
             with self.session(doing) as connection:
-                for located in self.events(connection, coordinates):
+                for located in self.read_events(connection, coordinates):
                     transactions.enter(located.event)
                     coordinates = located.end
                     yield located
@@ -201,23 +201,23 @@ class LogServer:
         is_new = not is_mariadb(connection) and read_version(connection) >= (8, 4)
         return "SHOW BINARY LOG STATUS" if is_new else "SHOW MASTER STATUS"
 
-    def files(self, connection: Connection) -> list[LogCoordinates]:
+    def list_files(self, connection: Connection) -> list[LogCoordinates]:
         """Return the files of the log, each with its size as position."""
         return [LogCoordinates(str(row[0]), int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
 
-    def identity(self, connection: Connection) -> dict[str, Any]:
+    def read_identity(self, connection: Connection) -> dict[str, Any]:
         """Return the facts that identify this server: its ``server_id``, and MySQL's ``server_uuid``."""
         names = ("server_id",) if is_mariadb(connection) else ("server_id", "server_uuid")
         found = fetch_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
         return dict(zip(names, found, strict=True))
 
-    def created(self, file: str) -> int:
+    def read_creation_time(self, file: str) -> int:
         """Return the time at which a file of the log was begun, in seconds since 1970. With its name, it identifies the file.
 
         :raises LogLost: the server does not have the file.
         """
         with self.session(f"reading the beginning of {file}") as connection:
-            for found in self.events(connection, LogCoordinates(file, FIRST)):
+            for found in self.read_events(connection, LogCoordinates(file, FIRST)):
                 if found.event.kind == binlog.FORMAT:
                     return found.event.seconds
         raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
@@ -229,12 +229,12 @@ class LogServer:
         :raises SourceRejected: it is another server.
         :raises LogLost: the log no longer contains ``start``, because it was purged, was reset, or has lost its end.
         """
-        found = self.identity(connection)
+        found = self.read_identity(connection)
         for name, value in found.items():
             if log.get(name) not in (None, value):
                 detail = f"its {name} is `{value}`, and the windows so far were read with `{log[name]}`"
                 raise SourceRejected(self.where, detail, f"Connect to the server of before. {NEW_PIPELINE}")
-        files = self.files(connection)
+        files = self.list_files(connection)
         there = {file.file: file.position for file in files}
         if start.file not in there:
             names = f"{files[0].file} to {files[-1].file}" if files else "no files"
@@ -260,7 +260,7 @@ class LogServer:
         :raises LogLost: it is another file of this name.
         """
         known = log.get("created")
-        if known is not None and known != self.created(file):
+        if known is not None and known != self.read_creation_time(file):
             raise LogLost(
                 self.where,
                 f"its file {file} was begun at another time than the one that was read before: the log was reset, or this is "

@@ -165,7 +165,7 @@ def format_literals(types: Sequence[str], key: Key) -> list[str]:
 
     :param types: the forms in which values of each column are written and compared.
     """
-    return [DIALECT.literal(make_typed_column(kind), value) for kind, value in zip(types, key, strict=True)]
+    return [DIALECT.make_literal(make_typed_column(kind), value) for kind, value in zip(types, key, strict=True)]
 
 
 def make_typed_column(kind: str) -> SourceColumn:
@@ -212,7 +212,7 @@ class BinlogFilter(ChunkFilter):
             wanted.setdefault(name, {})[key] = None
         self.forget_chunks()
         for name, found in wanted.items():
-            table = self.table(name)
+            table = self.find_table(name)
             if table is not None and table.bounds:
                 keys_of = list(found)
                 for at in range(0, len(keys_of), KEYS_AT_ONCE):
@@ -222,7 +222,7 @@ class BinlogFilter(ChunkFilter):
         """Record the number of ends of chunks before each key."""
         names = [f"c{number}" for number in range(len(table.key))]
         values = ", ".join(f"({n}, {', '.join(format_literals(table.types, key))})" for n, key in enumerate(keys))
-        before = " + ".join(f"({DIALECT.after(names, format_literals(table.types, end))})" for end in table.bounds)
+        before = " + ".join(f"({DIALECT.make_after_condition(names, format_literals(table.types, end))})" for end in table.bounds)
         query = f"WITH k (n, {', '.join(names)}) AS (VALUES {values}) SELECT n, {before} FROM k"
         for number, count in fetch_rows(self.connection, query):
             self.note_chunk(table.table, keys[int(number)], int(count))

@@ -102,12 +102,12 @@ class SlotServer:
         import psycopg
 
         try:
-            conninfo = f"{self.server.named(make_session_name(self.slot))} client_encoding=UTF8"
+            conninfo = f"{self.server.make_connection_string(make_session_name(self.slot))} client_encoding=UTF8"
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 make_settings(SESSION, connection.execute, connection.execute)
                 yield connection
         except psycopg.Error as error:
-            raise self._error(error, doing) from self.server.cause(error)
+            raise self._error(error, doing) from self.server.get_safe_cause(error)
 
     def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
         text = describe_driver_message(" ".join(self.server.scrub(str(error)).split()))
@@ -120,7 +120,7 @@ class SlotServer:
             return SourceRejected(self.server.where, f"{doing}: {text}")
         return SourceUnavailable(self.server.where, doing, text)
 
-    def state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
+    def read_state(self, connection: psycopg.Connection[Any]) -> SlotState | None:
         """Return the state of the slot; None if the slot does not exist."""
         version = connection.info.server_version
         found = connection.execute(
@@ -170,7 +170,7 @@ class SlotServer:
         :raises SourceUnavailable: another program uses the slot, or our session does not end.
         """
         deadline = time.monotonic() + RELEASE_SECONDS
-        while (found := self.state(connection)) is not None and found.pid is not None:
+        while (found := self.read_state(connection)) is not None and found.pid is not None:
             if found.application != make_session_name(self.slot):
                 raise SourceUnavailable(
                     self.server.where, f"using the slot `{self.slot}`", describe_foreign_use(self.slot, found)
@@ -181,7 +181,7 @@ class SlotServer:
                 raise SourceUnavailable(self.server.where, f"taking over the slot `{self.slot}`", detail)
             time.sleep(0.05)
 
-    def identity(self, connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    def read_identity(self, connection: psycopg.Connection[Any]) -> dict[str, Any]:
         """Return the facts that identify this server's log: system identifier, timeline and database."""
         query = "SELECT substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
         timeline = fetch_rows(connection, query)[0][0]
@@ -229,7 +229,7 @@ class SlotServer:
         """
         if connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
             raise SourceUnavailable(self.server.where, "reading the log", "the server is a standby, or is recovering")
-        found = self.identity(connection)
+        found = self.read_identity(connection)
         for name, called in (("slot", "slot"), ("database", "database"), ("system", "system identifier")):
             if planned.get(name) and found[name] and planned[name] != found[name]:
                 raise SourceRejected(
@@ -252,7 +252,7 @@ class SlotServer:
                 "restored, or the server has lost the end of its log in a crash",
                 NEW_PIPELINE,
             )
-        state = self.state(connection)
+        state = self.read_state(connection)
         if state is None:
             raise LogLost(
                 self.server.where, f"the slot `{self.slot}` is gone, and with it the log behind {format_lsn(start)}", NEW_PIPELINE

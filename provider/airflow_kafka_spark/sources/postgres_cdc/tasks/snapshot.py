@@ -341,7 +341,7 @@ class SnapshotFilter(ChunkFilter):
                 self._relations[message.oid] = message
             elif isinstance(message, ChangeMessage):
                 relation = self._relations[message.relation]
-                table = self.table((relation.schema, relation.table))
+                table = self.find_table((relation.schema, relation.table))
                 if table is None or not table.bounds:
                     continue
                 for values in (message.old, message.new):
@@ -349,7 +349,7 @@ class SnapshotFilter(ChunkFilter):
                         keys.setdefault(table.table, {})[self._key(table, relation, values, message.old)] = None
         self.forget_chunks()
         for name, wanted in keys.items():
-            if (table := self.table(name)) is not None:
+            if (table := self.find_table(name)) is not None:
                 self._find(table, list(wanted))
 
     def _key(self, table: TableSnapshot, relation: RelationMessage, values: Tuple, old: Tuple | None) -> Key:
