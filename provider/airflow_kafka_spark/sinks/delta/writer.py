@@ -86,8 +86,14 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         return tuple(name for name in self.options.key if name in self.partition_by)
 
     def make_data_writer(
-        self, columns: pa.Schema | None, of_rows: bool = False, attempt: TableAttempt | None = None
+        self, columns: pa.Schema | None = None, *, of_rows: bool = False, attempt: TableAttempt | None = None
     ) -> DeltaSplitWriter:
+        """Return a writer of data files.
+
+        :param columns: the table's columns; None: the columns of the window's rows.
+        :param of_rows: True if the rows do not have the columns of their origin yet.
+        :param attempt: the attempt that writes; None: this one.
+        """
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.delta.tasks.data_files import (
@@ -134,8 +140,10 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def merge(self, table: LoadedDelta, upsert: Upsert) -> Merged:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
 
-        store = self.records.store
-        return upsert.merge(*(list_table_files(store, table.table, upsert) if upsert.events.num_rows else ((), None)))
+        if not upsert.events.num_rows:
+            return upsert.merge((), self.make_data_writer)
+        files, columns = list_table_files(self.records.store, table.table, upsert)
+        return upsert.merge(files, lambda: self.make_data_writer(columns))
 
     def prepare(self, table: LoadedDelta, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[WindowRecord, TryCommit]:
         """Write the record of the window beside the attempt. The commit's transaction version names the attempt."""

@@ -343,15 +343,16 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         except ValueError as error:  # another writer has removed a column since
             raise self.lake.make_unavailable_error(f"beginning window {self.window}", error) from error
 
-    def make_data_writer(self, columns: Table | None, of_rows: bool = False) -> IcebergSplitWriter:
+    def make_data_writer(self, table: Table | None = None, *, of_rows: bool = False) -> IcebergSplitWriter:
         """Return a writer of data files.
 
-        :param columns: the table whose columns they get; None: the columns of the window's rows.
+        :param table: the table whose columns they get; None: the columns of the window's rows.
+        :param of_rows: True if the rows do not have the columns of their origin yet.
         """
         from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter, IcebergTarget
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import describe_layout
 
-        file_schema, written = self._make_row_columns() if columns is None else make_table_columns(columns.metadata)
+        file_schema, written = self._make_row_columns() if table is None else make_table_columns(table.metadata)
         return IcebergSplitWriter(
             IcebergTarget(**self.make_common_target(file_schema, of_rows), **describe_layout(self.table, written))
         )
@@ -384,7 +385,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         matched = match_columns(self.shape.schema, table.table.metadata)
         names = {found.row.name: found.column.name for found in matched if found.column is not None}
         files = list_table_files(table.table, find_head(table.table.metadata, self.branch), upsert, names)
-        return upsert.merge(files, table.table)
+        return upsert.merge(files, lambda: self.make_data_writer(table.table))
 
     def prepare(self, table: LoadedIceberg, change: TableChange[Mapping[str, Any], DataFile]) -> tuple[Recorded, TryCommit]:
         """Write the manifests of the window's snapshot."""

@@ -80,7 +80,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     def split_writer(self) -> SplitWriter:
         if not self.options.upserts:
-            return self.make_data_writer(None, of_rows=True)
+            return self.make_data_writer(of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.rewrite import StageTarget, UpsertStageWriter, make_staged_schema
 
         common = self.make_common_target(make_staged_schema(self.make_row_schema()), of_rows=True)
@@ -96,10 +96,9 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         return ()
 
     @abstractmethod
-    def make_data_writer(self, columns: Any, of_rows: bool = False) -> StoreSplitWriter[Any]:
-        """Return a writer of data files.
+    def make_data_writer(self, *, of_rows: bool = False) -> StoreSplitWriter[Any]:
+        """Return a writer of data files with the columns of the window's rows.
 
-        :param columns: the columns that :meth:`merge` passes to :meth:`.Upsert.merge`; None for the columns of the window's rows.
         :param of_rows: True if the rows do not have the columns of their origin yet.
         """
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -155,6 +155,10 @@ class _Matches:
     rows: int
 
 
+MakeDataWriter: TypeAlias = Callable[[], StoreSplitWriter[Any]]
+"""Returns a writer of data files that is not open yet."""
+
+
 @dataclass
 class Upsert:
     """The upsert of one window on the driver. If its commit is refused, :meth:`merge` is called again with the files of the table
@@ -166,7 +170,7 @@ class Upsert:
     :param store: the store of the staged files.
     :param results: the results of the tasks.
     :param splits: the window's splits.
-    :param writer: returns a writer of data files for the columns that :meth:`merge` gets, or for the columns of the rows (None).
+    :param make_row_writer: returns a writer of data files with the columns of the window's rows; None if no row is written.
     """
 
     window: Window
@@ -175,7 +179,7 @@ class Upsert:
     store: TableStore | None
     results: Sequence[SplitResult]
     splits: Sequence[Split]
-    writer: Callable[[Any], StoreSplitWriter[Any]] | None
+    make_row_writer: MakeDataWriter | None
     staged: list[str] = field(default_factory=list)
     _matches: dict[tuple[str, ...], _Matches] = field(default_factory=dict)
     _kept: dict[tuple[str, ...], tuple[bytes, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
@@ -203,10 +207,10 @@ class Upsert:
         text: str,
         store: TableStore | None = None,
         splits: Sequence[Split] = (),
-        writer: Callable[[Any], StoreSplitWriter[Any]] | None = None,
+        make_row_writer: MakeDataWriter | None = None,
     ) -> Upsert:
         """Return an upsert that only deletes: the rows that have a text in a column."""
-        found = cls(window, (column,), False, store, (), splits, writer)
+        found = cls(window, (column,), False, store, (), splits, make_row_writer)
         found.rows = 1
         found.events = pa.table({column: [text], DELETED: [True], _ROW: pa.array([0], pa.int64())})
         return found
@@ -240,11 +244,11 @@ class Upsert:
         found = pc.min_max(self.events.column(name)).as_py()
         return found["min"], found["max"]
 
-    def merge(self, files: Iterable[TableFile], columns: object) -> Merged:
+    def merge(self, files: Iterable[TableFile], make_writer: MakeDataWriter) -> Merged:
         """Write the files that the upsert adds to the table as it was loaded.
 
         :param files: the table's files that may hold one of the keys.
-        :param columns: the table's columns.
+        :param make_writer: returns a writer of data files with the table's columns, for the rows of these files that are kept.
         :raises OSError: a store did not answer.
         """
         if not self.events.num_columns or not self.events.num_rows:
@@ -267,7 +271,7 @@ class Upsert:
         put = last & ~dead & ~lost
         added = list(self._put(put))
         with ThreadPoolExecutor(_THREADS) as pool:
-            for kept in pool.map(lambda one: self._keep(one[0], one[1].rows, one[2], columns), gone):
+            for kept in pool.map(lambda one: self._keep(one[0], one[1].rows, one[2], make_writer), gone):
                 added += kept
         deleted = sum(int((dead & ~lost)[matches.row].sum()) for _, matches in found)
         return Merged(added, [file for file, *_ in gone], int(put.sum()), deleted)
@@ -331,14 +335,14 @@ class Upsert:
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
+    def _keep(self, file: TableFile, rows: int, gone: np.ndarray, make_writer: MakeDataWriter) -> Sequence[Mapping[str, Any]]:
         """Write the rows of a file that are kept."""
         kept = np.ones(rows, bool)
         kept[gone] = False
         digest = np.packbits(kept).tobytes()
         known = self._kept.get(file.identity)
         if known is None or known[0] != digest:
-            written = self._write(file.read_batches(None), kept, columns) if kept.any() else ()
+            written = self._write(file.read_batches(None), kept, make_writer) if kept.any() else ()
             self._kept[file.identity] = known = (digest, written)
         return known[1]
 
@@ -346,7 +350,9 @@ class Upsert:
         """Write the last row of each key."""
         digest = np.packbits(put).tobytes()
         if self._fresh is None or self._fresh[0] != digest:
-            self._fresh = (digest, self._write(self._read_staged_batches(), put, None) if put.any() else ())
+            assert self.make_row_writer is not None
+            written = self._write(self._read_staged_batches(), put, self.make_row_writer) if put.any() else ()
+            self._fresh = (digest, written)
         return self._fresh[1]
 
     def _read_staged_batches(self) -> Iterator[pa.RecordBatch]:
@@ -355,11 +361,13 @@ class Upsert:
                 for batch in pa.parquet.ParquetFile(source).iter_batches(_BATCH_ROWS):
                     yield batch.drop_columns([DELETED])
 
-    def _write(self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, columns: object) -> Sequence[Mapping[str, Any]]:
+    def _write(
+        self, batches: Iterator[pa.RecordBatch], kept: np.ndarray, make_writer: MakeDataWriter
+    ) -> Sequence[Mapping[str, Any]]:
         """Write some of the rows into data files.
 
         :param kept: True for each row that is written.
-        :param columns: their columns, for :attr:`writer`.
+        :param make_writer: returns a writer of data files with their columns.
         """
         writer: StoreSplitWriter[Any] | None = None
         at = 0
@@ -367,8 +375,7 @@ class Upsert:
             wanted = kept[at : at + batch.num_rows]
             at += batch.num_rows
             if writer is None:
-                assert self.writer is not None
-                writer = self.writer(columns)
+                writer = make_writer()
                 writer.open(self.splits[0])
             if wanted.any():
                 some = batch if wanted.all() else batch.filter(pa.array(wanted))
