@@ -374,10 +374,10 @@ def parse_columns(schema: str | SparkSchema) -> tuple[Column, ...]:
     value = schema.jsonValue() if hasattr(schema, "jsonValue") else None
     if not isinstance(value, Mapping) or value.get("type") != "struct":
         raise SchemaInvalid(repr(schema), 0, f"a {type(schema).__name__}", "DDL text or a pyspark StructType")
-    fields = _parse_json_value(value).fields  # type: ignore[union-attr]
-    if not fields:
+    parsed = _parse_json_value(value)
+    if not isinstance(parsed, Struct) or not parsed.fields:
         raise SchemaInvalid(repr(schema), 0, "a StructType without fields", "at least one column")
-    return fields
+    return parsed.fields
 
 
 def _parse_json_value(value: Any) -> DataType:

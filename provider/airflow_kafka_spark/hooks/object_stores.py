@@ -171,8 +171,8 @@ class S3Access:
 
     def make_client(self) -> Any:
         """Return a client of boto3, for uploads in parts that others complete."""
-        import boto3  # type: ignore[import-not-found]
-        from botocore.config import Config  # type: ignore[import-not-found]
+        import boto3
+        from botocore.config import Config
 
         named = {
             "aws_access_key_id": self.access_key,
@@ -215,7 +215,7 @@ def find_s3_access(conn_id: str | None) -> S3Access:
         return S3Access()
     # For an undefined connection the Amazon provider would take the environment's credentials.
     look_up(conn_id, "aws", GENERIC)
-    from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook  # type: ignore[import-not-found]
+    from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook
 
     hook: AwsGenericHook = AwsGenericHook(aws_conn_id=conn_id, client_type="s3")
     config = hook.conn_config

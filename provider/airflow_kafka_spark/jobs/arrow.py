@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -861,7 +861,7 @@ def _make_program(frame: DataFrame, schema: pa.Schema) -> Program:
     builder = Builder()
     known = _make_leaf(builder, leaf, schema)
     for at in range(len(levels) - 2, -1, -1):
-        known = _add_level(builder, levels[at], known, lambda at=at: plan.apply(at))  # type: ignore[misc]
+        known = _add_level(builder, levels[at], known, partial(plan.apply, at))
     types = to_arrow_schema(frame.schema)
     outputs = [(column.name, builder.make_whole(column.node, types.field(column.name).type)) for column in known.values()]
     if any(builder.find_depth(at) > _DEEPEST for _, at in outputs):
@@ -882,19 +882,24 @@ def _get_plan(frame: DataFrame) -> Any:
 def _make_leaf(builder: Builder, level: Mapping[str, Any], schema: pa.Schema) -> LevelColumns:
     if "output" not in level:
         raise Unknown(get_short_class_name(level))
+
+    def make_node(name: str) -> int:
+        return builder.make_column(name, schema.field(name).type)
+
     columns = [output[0] for output in level["output"]]
-    return {
-        parse_number(c): LevelColumn(c["name"], lambda c=c: builder.make_column(c["name"], schema.field(c["name"]).type))  # type: ignore[misc]
-        for c in columns
-    }
+    return {parse_number(column): LevelColumn(column["name"], partial(make_node, column["name"])) for column in columns}
 
 
 def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, plan: Callable[[], Any]) -> LevelColumns:
     kind = level["class"]
     if kind == f"{_PLANS}Project":
         made: dict[int, LevelColumn] = {}
+
+        def read_expression(index: int) -> Any:
+            return plan().expressions().apply(index)
+
         for index, trees in enumerate(level["projectList"]):
-            top, found = trees[0], Expression(builder, known, trees, lambda i=index: plan().expressions().apply(i))  # type: ignore[misc]
+            top, found = trees[0], Expression(builder, known, trees, partial(read_expression, index))
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
                 raise Unknown(get_short_class_name(top))
             made[parse_number(top)] = LevelColumn(top["name"], found.node)
@@ -902,10 +907,11 @@ def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, 
     if kind == f"{_PLANS}Filter":
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))
         number = builder.filter(condition.node())
-        return {
-            key: LevelColumn(column.name, lambda column=column: builder.make_kept(column.node, number))  # type: ignore[misc]
-            for key, column in known.items()
-        }
+
+        def make_kept(column: LevelColumn) -> int:
+            return builder.make_kept(column.node, number)
+
+        return {key: LevelColumn(column.name, partial(make_kept, column)) for key, column in known.items()}
     raise Unknown(get_short_class_name(level))
 
 

@@ -233,10 +233,12 @@ class LakeSide:
         if (files := _load_files(sink)) is None:
             return
         schema, fragments = files
+
+        def read_file(opened: Callable[[], ds.Fragment]) -> Iterator[pa.RecordBatch]:
+            return ds.Scanner.from_fragment(opened(), schema=schema, columns=list(self.columns), use_threads=False).to_batches()
+
         for opened in fragments:
-            yield lambda opened=opened: ds.Scanner.from_fragment(  # type: ignore[misc]
-                opened(), schema=schema, columns=list(self.columns), use_threads=False
-            ).to_batches()
+            yield partial(read_file, opened)
 
     def _list_delta(self, sink: DeltaSink, doing: str) -> Iterator[Piece]:
         """Yield the whole table. deltalake's query engine reads its files in parallel."""

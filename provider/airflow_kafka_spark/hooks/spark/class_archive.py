@@ -253,7 +253,8 @@ def find_available_memory() -> int:
     found = [1 << 62]
     with contextlib.suppress(OSError, AttributeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        found.append(int(re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)[1]) << 10)  # type: ignore[index]
+        if available := re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE):
+            found.append(int(available[1]) << 10)
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         group = re.search("^0::(.*)", Path("/proc/self/cgroup").read_text(encoding="utf-8"), re.MULTILINE)
         directory = Path("/sys/fs/cgroup") / (group[1].strip("/") if group else "")
@@ -308,7 +309,8 @@ def _train_archive(written: Path, extra_class_path: str) -> None:
         session.sparkContext.parallelize([], 2).mapPartitionsWithIndex(lambda number, rows: [str(number)]).collect()
         session.stop()
     finally:
-        process = SparkContext._gateway.proc  # type: ignore[union-attr]
+        assert SparkContext._gateway is not None
+        process = SparkContext._gateway.proc
         # Closing its standard input ends the JVM.
         process.stdin.close()
         try:

@@ -221,8 +221,8 @@ def fits(row: IcebergType, table: IcebergType, grows: bool = False) -> bool:
         return _members_fit(row, table, grows)
     if isinstance(row, DecimalType) and isinstance(table, DecimalType):
         return row.scale == table.scale and row.precision <= table.precision
-    wider = {IntegerType: LongType, FloatType: DoubleType}
-    return row == table or wider.get(type(row)) is type(table)  # type: ignore[call-overload]
+    wider: dict[type[Any], type[Any]] = {IntegerType: LongType, FloatType: DoubleType}
+    return row == table or wider.get(type(row)) is type(table)
 
 
 def _members_fit(row: StructType, table: StructType, grows: bool) -> bool:

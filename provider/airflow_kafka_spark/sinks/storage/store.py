@@ -641,7 +641,7 @@ class UploadsGone(OSError):
 @contextmanager
 def _raise_s3_as_os_errors() -> Iterator[None]:
     """Raise errors of botocore as :class:`OSError`, those of a user without a right as :class:`PermissionError`."""
-    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found]
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield

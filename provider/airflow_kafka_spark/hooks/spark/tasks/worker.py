@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from io import BufferedReader
+from types import FrameType
 from typing import TypeVar
 
 from airflow_kafka_spark.errors import RowsCutOff
@@ -38,12 +39,12 @@ def require_end_of_stream(batches: Iterator[T]) -> Iterator[T]:
 
 
 def _find_stream() -> BufferedReader | None:
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         stream = frame.f_locals.get(_STREAM)
         if isinstance(stream, BufferedReader) and frame.f_globals.get("__name__") in (_WORKER, "__main__"):
             return stream
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors import BadRecords, Fenced, Problem, SinkUnavaila
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Rows, SplitWriter
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, BEGUN
 from airflow_kafka_spark.sinks.storage.store import TableStore, flush, make_file_stem, remove_tildes
-from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
+from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec, ParquetFile
 from airflow_kafka_spark.windows.model import BadRecord, Split
 
 _MOST_BUFFERED = 128 << 20
@@ -328,7 +328,8 @@ LakeFileT = TypeVar("LakeFileT", bound=StoreFile)
 
 def read_footer(file: StoreFile) -> pyarrow.parquet.FileMetaData:
     """Return the footer of a file that is finished."""
-    return file.writer.footer  # type: ignore[attr-defined]
+    assert isinstance(file.writer, ParquetFile)
+    return file.writer.footer
 
 
 class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
