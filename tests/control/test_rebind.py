@@ -143,7 +143,7 @@ def test_of_intervals_that_bind_a_pipeline_at_once_only_one_does_and_the_others_
     piped.settle()
     (won,) = [hour for hour, refused in enumerate(refusals) if not refused]
     memory = read_pipeline(piped.hook, piped.name, piped.ledger_topic).memory
-    assert memory.binding.find_destination.place == {"path": str(won)}
+    assert memory.binding.destination.place == {"path": str(won)}
     assert [text for text in refusals if text] == [f"bound to {won}."] * 3
 
 
@@ -215,7 +215,7 @@ def test_a_slot_that_a_pipeline_has_got_by_a_rebind_is_its_own_and_the_one_that_
         with pytest.raises(GroupOwned, match=f"`a` mirrors pipeline `{two}`"):
             plan_with(piped, one, "a", decided=2)
     memory = read_pipeline(piped.hook, one, piped.ledger_topic).memory
-    assert (memory.last_number, memory.open_entry, memory.binding.find_origin.place) == (2, None, {"slot": "b"})
+    assert (memory.last_number, memory.open_entry, memory.binding.origin.place) == (2, None, {"slot": "b"})
     assert plan_with(piped, one, "b", decided=2).window.number == 3
 
 

@@ -113,7 +113,7 @@ def test_a_text_with_braces_that_is_no_template_is_wrapped_in_a_literal():
     # Airflow itself removes it where templates are rendered.
     operator = to_sink(sink=PostgresSink("w", literal('"{{ t }}"')))
     operator.render_template_fields({})
-    assert operator.sink.find_table == '"{{ t }}"'
+    assert operator.sink.table == '"{{ t }}"'
     table, lake = JdbcSource("shop", "t", cursor=literal("{{ id }}")), FilesSink("/x", partition_by=[literal("{{ day }}")])
     verify = VerifyOperator(task_id="v", source=table, sink=lake)
     assert [p for p in complaints(verify) if "template" in p.what] == []

@@ -777,7 +777,7 @@ def test_a_pipeline_of_intervals_that_another_one_overtakes_at_its_new_group_is_
     with pytest.raises(GroupOwned, match=f"mirrors pipeline `{other}`"):
         dry.run(1, group_id=group, between=overtaking)
     with KafkaHook() as hook:
-        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.find_origin.details == {"group": dry.name}
+        assert read_pipeline(hook, dry.name, f"ledger-{dry.name}").memory.binding.origin.details == {"group": dry.name}
     moved_once(dry, 3)
     assert dry.run(1)["records_read"] == 1
 

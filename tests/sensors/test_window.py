@@ -29,7 +29,7 @@ def upstream(unique, topic):
             ledger.plan(Window(name, number, (OffsetRange(topic, 0, 0, 0),), run, format_utc_now(), hook.read_cluster_id()))
             ledger.close({"completed_at": format_utc_now(), "records_read": number}, {})
 
-    complete.make_pipeline_name = name
+    complete.pipeline = name
     return complete
 
 

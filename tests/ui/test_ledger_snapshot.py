@@ -133,7 +133,7 @@ def test_windows_of_data_intervals_are_windows_of_their_pipeline():
     ]
     found = summarize_pipeline(pipeline)
     assert found.has_intervals
-    assert found.open.make_window.interval is not None
+    assert found.open.window.interval is not None
     assert found.problem == ""
 
 
@@ -156,7 +156,7 @@ def test_a_pipeline_has_a_position_from_its_first_planned_window_on():
     snapshot = LedgerSnapshot()
     put(snapshot, make_window_record(entry("p", 1, State.PLANNED)), 1)
     found = summarize_pipeline(snapshot.pipelines["p"])
-    assert (found.last, found.open.make_window.number) == (None, 1)
+    assert (found.last, found.open.window.number) == (None, 1)
     assert found.read_position.offsets == {TopicPartition("t", 0): 1}
     # The last complete window gives the position, not the open window.
     put(snapshot, make_position_record("p", Position({TopicPartition("t", 0): 7}), 0), 2)

@@ -161,7 +161,7 @@ def test_the_watch_ends_without_requests_and_continues_at_its_position(past, kaf
     eventually(lambda: not watcher.is_watching and not thread.is_alive())
     read = watch.snapshot.records
     past.move("dag.task", 2, ["watched"], 10, run="dag/r{n}/task", group="g-idle", ledger_topic=name.topic)
-    eventually(lambda: watcher.request_received() or watch.summaries["dag.task"].last.make_window.number == 3)
+    eventually(lambda: watcher.request_received() or watch.summaries["dag.task"].last.window.number == 3)
     # Only what has come meanwhile was read.
     assert read < watch.snapshot.records <= read + 6
     watcher.stop()

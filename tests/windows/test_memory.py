@@ -60,7 +60,7 @@ def test_the_newest_record_of_a_window_counts():
             make_window_record(entry(2, State.PLANNED)),
         ),
     )
-    assert memory.open_entry.make_window.number == 2
+    assert memory.open_entry.window.number == 2
     assert memory.find_completed_by("run1").report == {"n": 1}
     assert memory.find_completed_by("run2") is None
     assert memory.oldest_offset == 1
@@ -267,7 +267,7 @@ def test_nothing_is_complete_in_an_empty_ledger():
 def test_the_window_of_a_run_is_found_by_who_planned_it_not_by_who_finished_it():
     found = find_completed(memory(run_entry(1, "dag/run1/task"), run_entry(2, "dag/run2/task"), run_entry(3, "dag/run3/task")),
                       WindowCriteria(run="dag/run2/task"))  # fmt: skip
-    assert (found.make_window, found.run, found.report["records_read"]) == ("0000000002", "dag/run2/task", 2)
+    assert (found.window, found.run, found.report["records_read"]) == ("0000000002", "dag/run2/task", 2)
 
 
 def test_an_open_window_is_not_complete():
@@ -275,21 +275,21 @@ def test_an_open_window_is_not_complete():
 
 
 def test_after_a_number_the_newest_window_counts():
-    assert find_completed(memory(run_entry(4), run_entry(5), run_entry(6)), WindowCriteria(after=4)).make_window == "0000000006"
+    assert find_completed(memory(run_entry(4), run_entry(5), run_entry(6)), WindowCriteria(after=4)).window == "0000000006"
     assert find_completed(memory(run_entry(4)), WindowCriteria(after=4)) is None
 
 
 def test_since_a_moment_counts_when_it_was_completed():
     entries = memory(run_entry(1, at="2026-01-01T00:00:00+00:00"), run_entry(2, at="2026-01-02T00:00:00+00:00"))
     moment = 1767312000.0
-    assert find_completed(entries, WindowCriteria(since=moment)).make_window == "0000000002"
+    assert find_completed(entries, WindowCriteria(since=moment)).window == "0000000002"
     assert find_completed(entries, WindowCriteria(since=moment + 1)) is None
 
 
 def test_all_that_is_given_has_to_hold():
     entries = memory(run_entry(1, "dag/a/task"), run_entry(2, "dag/b/task"))
     assert find_completed(entries, WindowCriteria(run="dag/a/task", after=1)) is None
-    assert find_completed(entries, WindowCriteria(run="dag/b/task", after=1)).make_window == "0000000002"
+    assert find_completed(entries, WindowCriteria(run="dag/b/task", after=1)).window == "0000000002"
 
 
 def test_a_data_interval_is_found_by_its_run():
@@ -300,7 +300,7 @@ def test_a_data_interval_is_found_by_its_run():
             Memory("p", exists=True, intervals=Intervals({interval.name: known})), WindowCriteria(run="dag/run1/task")
         )
         assert (found is not None) == (state is State.COMPLETE)
-    assert (found.make_window, found.run) == (interval.name, "dag/run1/task")
+    assert (found.window, found.run) == (interval.name, "dag/run1/task")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None
         with pytest.raises(SchemaInvalid):
             parse_ddl(schema)
     else:
-        assert parse_ddl(schema) == _parse_json_value(wanted).list_fields
+        assert parse_ddl(schema) == _parse_json_value(wanted).fields
 
 
 def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spark: SparkSession) -> None:

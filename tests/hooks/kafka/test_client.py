@@ -45,8 +45,8 @@ def test_a_client_without_references_ends_on_the_reapers_thread():
 def test_a_client_whose_owner_is_garbage_in_a_cycle_ends_there_too():
     ends: list[str] = []
     owner = Owner()
-    owner.itself, owner.make_client = owner, Client(ends)
-    keep_client(owner.make_client, owner)
+    owner.itself, owner.client = owner, Client(ends)
+    keep_client(owner.client, owner)
     gone = weakref.ref(owner)
     del owner
     gc.collect()

@@ -473,7 +473,7 @@ def test_only_the_files_that_results_name_are_published(path):
         assert tree(path) == published
     record = sink.table.record(job.window)
     window = sink.table.get_window_path(job.window)
-    assert {f["path"] for f in record.list_files} | {RECORD} == set(names(window))
+    assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 
 
 @pytest.mark.faults
@@ -562,7 +562,7 @@ def test_executors_without_the_shared_file_system_get_an_error_that_names_it(pat
     with sink.begin(job.window, job.splits, job.shape) as writer:
         task = writer.split_writer()
         elsewhere = str(path.parent / "other-host" / "staging" / "attempt")
-        task.make_target = type(task.make_target)(**{**vars(task.make_target), "attempt": elsewhere})
+        task.target = type(task.target)(**{**vars(task.make_target), "attempt": elsewhere})
         with pytest.raises(SinkUnavailable, match="must share the file system"):
             task.open(job.splits[0])
 

@@ -223,7 +223,7 @@ def test_the_snapshot_holds_the_window_and_the_pipelines_tag_names_it(lake, feed
     job = feed.next()
     apply(lake.sink, job)
     table, window = current(lake), job.window
-    summary = table.current_snapshot().make_summary.additional_properties
+    summary = table.current_snapshot().summary.additional_properties
     assert summary[PIPELINE] == window.pipeline
     found = json.loads(summary[WINDOW])
     assert (found["number"], found["rows"], found["ranges"]) == (1, len(job.ids), ranges_to_json(window.ranges))

@@ -239,7 +239,7 @@ def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(new_lake, feed, 
         lake.expire()
         assert lake.sink.find_last_applied(feed.pipeline).number == 3, "the snapshot of the replay knows the newest window, too"
         # The summary counts what was removed.
-        assert lake.table().current_snapshot().make_summary["total-records"] == str(len(lake.ids()))
+        assert lake.table().current_snapshot().summary["total-records"] == str(len(lake.ids()))
     fourth = feed.next()
     apply(lake.sink, fourth)
     assert Counter(lake.ids()) == Counter([*(i for job in [*jobs, fourth] for i in job.ids), -1])
