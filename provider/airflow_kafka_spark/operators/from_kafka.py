@@ -391,32 +391,25 @@ class FromKafkaOperator(WindowOperator):
         return Endpoint(details={"group": self.group_id})
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
-        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, resolve_stop, warn_of_lost_transactions
-        from airflow_kafka_spark.ledger.attempt import format_utc_now
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 
         if isinstance(ledger, IntervalLedger):
             window, known = self._intervals.make_window(ledger, run), list_known_topic_ids(ledger.parent_memory)
             recreated = {t for t, found in window.topic_ids.items() if found not in known.get(t, (found,))}
             return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - known.keys())
+        return self._plan_progress_window(ledger, run)
+
+    def _plan_progress_window(self, ledger: Ledger, run: Run) -> Window:
+        """Return the window of all records after the position of the pipeline, as far as the options allow."""
+        from airflow_kafka_spark.hooks.kafka.log import compare_epochs, resolve_stop
+        from airflow_kafka_spark.ledger.attempt import format_utc_now
+
         topics = self.resolve()
         log = read_log(self.kafka, topics)
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        found = self._find_beginning(ledger, log, of_group, committed)
-        if found.decided_by == "group":
-            # Either the ledger is lost, or the pipeline got this name after the ledger was read.
-            ledger.read()
-            found = self._find_beginning(ledger, log, of_group, committed)
-        position = found.position
-        warn_of_lost_transactions(self.kafka, log, position.offsets)
-        if found.decided_by == "sink":
-            self.log.warning(
-                "The ledger has no record of pipeline %s, but its sink has: continuing after window %d",
-                ledger.pipeline,
-                found.last_number,
-            )
+        position, last_number = self._find_position(ledger, log, of_group, committed)
         beginning = (
             {} if position.offsets else resolve_starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
         )
@@ -436,7 +429,7 @@ class FromKafkaOperator(WindowOperator):
         is_first = not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets")
         window = Window(
             pipeline=ledger.pipeline,
-            number=max(found.last_number, ledger.memory.last_used) + 1,
+            number=max(last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=format_utc_now(),
@@ -457,6 +450,27 @@ class FromKafkaOperator(WindowOperator):
         if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
             recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
         return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - position.topic_ids.keys())
+
+    def _find_position(
+        self,
+        ledger: Ledger,
+        log: Log,
+        of_group: Mapping[TopicPartition, CommittedOffset | None],
+        committed: Mapping[TopicPartition, int],
+    ) -> tuple[Position, int]:
+        """Return the position after which the next window begins, and the number of the window before it."""
+        from airflow_kafka_spark.hooks.kafka.log import warn_of_lost_transactions
+
+        found = self._find_beginning(ledger, log, of_group, committed)
+        if found.decided_by == "group":
+            # Either the ledger is lost, or the pipeline got this name after the ledger was read.
+            ledger.read()
+            found = self._find_beginning(ledger, log, of_group, committed)
+        warn_of_lost_transactions(self.kafka, log, found.position.offsets)
+        if found.decided_by == "sink":
+            what = "The ledger has no record of pipeline %s, but its sink has: continuing after window %d"
+            self.log.warning(what, ledger.pipeline, found.last_number)
+        return found.position, found.last_number
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
         """Return a window that is going to be planned, unless an upsert would take its records for older ones.

@@ -107,28 +107,12 @@ class IntervalPlan:
         refuse_recreated(list_known_topic_ids(ledger.parent_memory), current.topic_ids, self.topics, self.data_loss)
         there = self.last_applied(ledger.pipeline)
         if there is not None:
-            refuse_elsewhere(there)
-            refuse_foreign(there, current.cluster_id, current.topic_ids)
-            # The ledger no longer has this interval, but the sink has: the sink's offsets are right.
-            log.warning("The ledger has no record of interval %s, but the sink has: its offsets are used", interval)
-            ledger.sink_has_it = True
-            planned = Ranges(there.ranges, (), 0)
+            planned = self._use_record_of_sink(ledger, there, current)
         else:
+            followed = find_followed_intervals(ledger.parent_pipeline, of_group, current.topic_ids)
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
-            followed = find_followed_intervals(ledger.parent_pipeline, of_group, current.topic_ids)
-            # The group was read before the ledger, so the ledger has to have the interval that the group names.
-            is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
-            if followed is not None and followed.interval.end == interval.start:
-                behind = followed.offsets if is_lost else followed.last
-                starts = {topic: limit_start(start, behind) for topic, start in starts.items()}
-            # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
-            moved = ledger.parent_memory.claimed_position
-            current = self._mark_truncated(current, starts, ends)
-            others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(interval)]
-            planned = plan_interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
-            if followed is not None and is_lost:
-                self._refuse_followed(ledger, planned, followed)
+            planned, current = self._plan_ranges(ledger, starts, ends, followed, current)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
@@ -142,6 +126,45 @@ class IntervalPlan:
             replay=there.replay if there else 0,
             epochs=find_epochs(current, planned.ranges),
         )
+
+    def _use_record_of_sink(self, ledger: IntervalLedger, there: Applied, current: Log) -> Ranges:
+        """Return the offsets of an interval that the sink has, although the ledger no longer has it: those of the sink are right.
+
+        :raises ForeignOffsets: the sink has committed this interval of another cluster, or of another topic of this name.
+        :raises RecordElsewhere: the sink has committed this interval to another table.
+        """
+        refuse_elsewhere(there)
+        refuse_foreign(there, current.cluster_id, current.topic_ids)
+        log.warning("The ledger has no record of interval %s, but the sink has: its offsets are used", ledger.interval)
+        ledger.sink_has_it = True
+        return Ranges(there.ranges, (), 0)
+
+    def _plan_ranges(
+        self,
+        ledger: IntervalLedger,
+        starts: Mapping[str, Boundary],
+        ends: Mapping[str, Boundary],
+        followed: FollowedIntervals | None,
+        current: Log,
+    ) -> tuple[Ranges, Log]:
+        """Return the offsets between two boundaries of each topic, and the log with the partitions that are truncated marked.
+
+        :param followed: the intervals up to which the group's offsets have moved.
+        :raises IntervalsLost: the ledger has lost intervals, and this may be one of them.
+        """
+        # The group was read before the ledger, so the ledger has to have the interval that the group names.
+        is_lost = followed is not None and followed.interval.name not in ledger.parent_memory.intervals
+        if followed is not None and followed.interval.end == ledger.interval.start:
+            behind = followed.offsets if is_lost else followed.last
+            starts = {topic: limit_start(start, behind) for topic, start in starts.items()}
+        # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
+        moved = ledger.parent_memory.claimed_position
+        current = self._mark_truncated(current, starts, ends)
+        others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(ledger.interval)]
+        planned = plan_interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
+        if followed is not None and is_lost:
+            self._refuse_followed(ledger, planned, followed)
+        return planned, current
 
     def _refuse_followed(self, ledger: IntervalLedger, planned: Ranges, followed: FollowedIntervals) -> None:
         """Refuse an interval before the group's offsets, if the ledger does not know the interval that the group names.
