@@ -51,7 +51,7 @@ def test_equal_tables_are_equal(orders: Place) -> None:
 
 
 def test_rows_that_are_missing_extra_or_different_are_counted_and_named(orders: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_kafka_spark.verification.ranges.READ_ROWS", 20)
+    monkeypatch.setattr("airflow_kafka_spark.verification.run.READ_ROWS", 20)
     for statement in (
         "DELETE FROM t WHERE id IN (1, 500)",
         "INSERT INTO t VALUES (0, 0, 'x'), (2000, 0, 'x')",
