@@ -409,7 +409,8 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        position, last_number = self._find_position(ledger, log, of_group, committed)
+        found = self._find_confirmed_beginning(ledger, log, of_group, committed)
+        position = found.position
         beginning = (
             {} if position.offsets else resolve_starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
         )
@@ -429,7 +430,7 @@ class FromKafkaOperator(WindowOperator):
         is_first = not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets")
         window = Window(
             pipeline=ledger.pipeline,
-            number=max(last_number, ledger.memory.last_used) + 1,
+            number=max(found.last_number, ledger.memory.last_used) + 1,
             ranges=planned.ranges,
             run=run.id,
             planned_at=format_utc_now(),
@@ -451,14 +452,14 @@ class FromKafkaOperator(WindowOperator):
             recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
         return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - position.topic_ids.keys())
 
-    def _find_position(
+    def _find_confirmed_beginning(
         self,
         ledger: Ledger,
         log: Log,
         of_group: Mapping[TopicPartition, CommittedOffset | None],
         committed: Mapping[TopicPartition, int],
-    ) -> tuple[Position, int]:
-        """Return the position after which the next window begins, and the number of the window before it."""
+    ) -> Beginning:
+        """Return the beginning of the next window. The ledger is read again if it has no position, but the group has."""
         from airflow_kafka_spark.hooks.kafka.log import warn_of_lost_transactions
 
         found = self._find_beginning(ledger, log, of_group, committed)
@@ -470,7 +471,7 @@ class FromKafkaOperator(WindowOperator):
         if found.decided_by == "sink":
             what = "The ledger has no record of pipeline %s, but its sink has: continuing after window %d"
             self.log.warning(what, ledger.pipeline, found.last_number)
-        return found.position, found.last_number
+        return found
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
         """Return a window that is going to be planned, unless an upsert would take its records for older ones.

@@ -562,7 +562,7 @@ def test_executors_without_the_shared_file_system_get_an_error_that_names_it(pat
     with sink.begin(job.window, job.splits, job.shape) as writer:
         task = writer.split_writer()
         elsewhere = str(path.parent / "other-host" / "staging" / "attempt")
-        task.target = type(task.target)(**{**vars(task.make_target), "attempt": elsewhere})
+        task.target = type(task.target)(**{**vars(task.target), "attempt": elsewhere})
         with pytest.raises(SinkUnavailable, match="must share the file system"):
             task.open(job.splits[0])
 

@@ -162,7 +162,7 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
     source = JdbcSource(CONN, "shop.t", timestamp_column="at")
     for seconds, rows in ((0.9, None), (1, 3), (1.9, 3), (2, 25)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MysqlSession, "now", lambda session, later=seconds: moment + timedelta(seconds=later))
+            patch.setattr(MysqlSession, "read_clock", lambda session, later=seconds: moment + timedelta(seconds=later))
             assert source.freeze(None).rows == rows or not rows
     shop.execute("UPDATE t SET at = utc_timestamp() - interval 600 second WHERE id < 5")
     shop.execute("UPDATE t SET at = utc_timestamp() WHERE id >= 5")

@@ -232,7 +232,7 @@ def test_a_row_that_changes_within_the_second_of_the_last_row_is_read(
     place.execute(f'DROP TABLE IF EXISTS "t"; CREATE TABLE "t" (n int PRIMARY KEY, v int, at {kind} NOT NULL)')
     place.execute("INSERT INTO t SELECT n, 0, '2026-01-01 10:00:10Z' FROM generate_series(1, 3) n")
     now = ten + timedelta(milliseconds=400)
-    monkeypatch.setattr(PostgresSession, "now", lambda session: now)
+    monkeypatch.setattr(PostgresSession, "read_clock", lambda session: now)
     source = source_of(place, timestamp_column="at", include_columns=["n", "v"])
     first = through_json(source.freeze(None))
     seen = [row for part in read(source, first.splits) for row in part]
