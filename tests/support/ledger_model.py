@@ -448,7 +448,7 @@ class Hook:
         ends = {tp: _ask("log") if tp.topic == TOPIC else HIGH for tp in partitions}
         return {tp: PartitionOffsets(0, end, end) for tp, end in ends.items()}
 
-    offsets = offsets_of_existing
+    read_offsets = read_offsets_of_existing
 
     def committed(self, group: str, partitions: Any, stable: bool = True) -> dict[TopicPartition, CommittedOffset | None]:
         found = _ask("committed", group)
