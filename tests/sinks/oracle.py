@@ -14,6 +14,10 @@ _PLAIN = {str, int, bool, bytes, dt.date, type(None)}
 
 def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> int:
     """Assert that both hold the same rows the same number of times, and at least one row. Return the number of rows."""
+    expected, found = list(expected), list(found)
+    # Values whose texts are equal are equal, types included, and texts of rows take a tenth of the time.
+    if expected and sorted(map(repr, expected)) == sorted(map(repr, found)):
+        return len(expected)
     return oracle.same_multiset(map(frozen, expected), map(frozen, found))
 
 

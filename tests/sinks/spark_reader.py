@@ -1,6 +1,6 @@
 """Read tables with a separate Spark: ``python -m tests.sinks.spark_reader <file with requests> <file for answers>``.
 
-Spark runs in a separate process, because a JVM has one time zone for its lifetime.
+Spark runs in a separate process, because its JVM gets time zones, jars and extensions that other tests must not have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +63,16 @@ class Statement:
 
 
 @dataclass(frozen=True)
+class Zone:
+    """The time zone of all later requests, of Spark's sessions, its JVM and its Python. Its answer is None.
+
+    :param name: as IANA calls it.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Meeting:
     """A point at which Spark creates one file and waits for another. Its answer is None.
 
@@ -80,20 +93,18 @@ class Meeting:
 
 
 def read(
-    requests: Sequence[Request | Partitions | Statement | Meeting],
+    requests: Sequence[Request | Partitions | Statement | Zone | Meeting],
     scratch: Path,
-    zone: str = "UTC",
     settings: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """The result of reading with Spark: the rows of each table, or the error's text.
+    """The result of reading with Spark: the rows of each table, or the error's text. The time zone is UTC at first.
 
-    :param zone: the time zone of the JVM and its sessions.
     :param settings: of Spark's session.
     """
     (scratch / "requests").write_bytes(pickle.dumps((list(requests), dict(settings or {}))))
     command = [sys.executable, "-m", "tests.sinks.spark_reader", str(scratch / "requests"), str(scratch / "answers")]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    env = {**os.environ, "PYTHONPATH": path, "TZ": zone, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    env = {**os.environ, "PYTHONPATH": path, "TZ": "UTC", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if "spark.jars" in (settings or {}):
         # Its jars would replace these.
         env.pop("PYSPARK_SUBMIT_ARGS", None)
@@ -102,37 +113,44 @@ def read(
     return pickle.loads((scratch / "answers").read_bytes())
 
 
+def _answer(spark: SparkSession, request: Request | Partitions | Statement | Zone | Meeting) -> Any:
+    if isinstance(request, Partitions):
+        rows = [(n, value) for n, value in enumerate(request.values)]
+        frame = spark.createDataFrame(rows, f"n int, `{request.column}` {request.type}")
+        frame.write.partitionBy(request.column).parquet(request.path)
+        return sorted(name for name in os.listdir(request.path) if "=" in name)
+    if isinstance(request, Zone):
+        zones = spark.sparkContext._jvm.java.util.TimeZone  # type: ignore[union-attr]
+        zones.setDefault(zones.getTimeZone(request.name))
+        spark.conf.set("spark.sql.session.timeZone", request.name)
+        os.environ["TZ"] = request.name
+        time.tzset()
+        return None
+    if isinstance(request, Meeting):
+        return request.wait()
+    if isinstance(request, Statement):
+        return [row.asDict(recursive=True) for row in spark.sql(request.sql).collect()]
+    reader = spark.read.format(request.format).options(**request.options)
+    try:
+        frame = (reader.schema(request.schema) if request.schema else reader).load(request.path)
+        return [row.asDict(recursive=True) for row in frame.collect()]
+    except Exception as error:
+        return str(error)
+
+
 def main() -> None:
     from pyspark.sql import SparkSession
 
     requests, settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.extraJavaOptions", f"-Duser.timezone={os.environ['TZ']}")
-    for name, value in settings.items():
+    # A plan of some hundred rows is interpreted sooner than it is compiled.
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    java = {"spark.driver.extraJavaOptions": f"-Duser.timezone={os.environ['TZ']}"}
+    for name, value in {**interpreted, **java, **settings}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    answers: list[Any] = []
-    for request in requests:
-        if isinstance(request, Partitions):
-            rows = [(n, value) for n, value in enumerate(request.values)]
-            frame = spark.createDataFrame(rows, f"n int, `{request.column}` {request.type}")
-            frame.write.partitionBy(request.column).parquet(request.path)
-            answers.append(sorted(name for name in os.listdir(request.path) if "=" in name))
-            continue
-        if isinstance(request, Meeting):
-            request.wait()
-            answers.append(None)
-            continue
-        if isinstance(request, Statement):
-            answers.append([row.asDict(recursive=True) for row in spark.sql(request.sql).collect()])
-            continue
-        reader = spark.read.format(request.format).options(**request.options)
-        try:
-            frame = (reader.schema(request.schema) if request.schema else reader).load(request.path)
-            answers.append([row.asDict(recursive=True) for row in frame.collect()])
-        except Exception as error:
-            answers.append(str(error))
+    answers = [_answer(spark, request) for request in requests]
     Path(sys.argv[2]).write_bytes(pickle.dumps(answers))
     spark.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,6 +17,8 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.sinks.files.sink import FilesSink
+from airflow_kafka_spark.sinks.storage.store import make_partition_directory
+from airflow_kafka_spark.sinks.storage.tasks.write import format_partition_values
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.cases import read_arrow
@@ -86,9 +89,37 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
     return made
 
 
+ODD = [
+    *("plain", "", None, "a/b", "a=b", "100%", "%2F", "ü ö", "日本", "x y", "a:b*c?d", "[{^}]", "q'\"q", "back\\slash", "#tag"),
+    *("\x01\x1f\x7f", "~.-_", ".", "..", "_x"),
+]
+PARTITIONS = {
+    "string": (pa.string(), ODD),
+    "boolean": (pa.bool_(), [True, False, None]),
+    "int": (pa.int32(), [0, -5, 2147483647, None]),
+    "date": (pa.date32(), [dt.date(2026, 11, 20), dt.date(1, 1, 1), None]),
+    "decimal(12,2)": (pa.decimal128(12, 2), [Decimal("0.00"), Decimal("-1.50"), Decimal("1234567890.12"), None]),
+}
+ELSEWHERE = "America/New_York"
+
+
+@dataclass(frozen=True)
+class BySpark:
+    """The answers of one Spark.
+
+    :param rows: of each table.
+    :param directories: that Spark has made of :data:`PARTITIONS`.
+    :param elsewhere: ids and instants that it reads from a table of each format in another time zone.
+    """
+
+    rows: dict[str, Any]
+    directories: dict[str, list[str]]
+    elsewhere: dict[str, list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the rows of all tables that one Spark session reads."""
+def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> BySpark:
+    """Let one Spark read all tables, and write rows of its own."""
 
     def request(name: str, table: Table) -> spark_reader.Request:
         format = table.sink.format
@@ -99,8 +130,16 @@ def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory)
         options = {**SPARK_CSV, "sep": table.sink.options.get("delimiter", ",")} if format == "csv" else {}
         return spark_reader.Request(str(table.path), format, given, options)
 
-    answers = spark_reader.read([request(*item) for item in tables.items()], tmp_path_factory.mktemp("spark"))
-    return dict(zip(tables, answers, strict=True))
+    here, formats = tmp_path_factory.mktemp("spark"), ("parquet", "json", "csv", "orc")
+    partitions = [spark_reader.Partitions(str(here / t), "a col/1", t, tuple(v)) for t, (_, v) in PARTITIONS.items()]
+    ddl = {name: "id bigint, placed_at timestamp" for name in formats}
+    ddl["csv"] = ", ".join(f"{n} {DDL[n]}" for n in tables["csv"].schema.names)
+    elsewhere = [spark_reader.Request(str(tables[n].path), n, ddl[n], SPARK_CSV if n == "csv" else {}) for n in formats]
+    first = [request(*item) for item in tables.items()]
+    answers = iter(spark_reader.read([*first, *partitions, spark_reader.Zone(ELSEWHERE), *elsewhere], here))
+    rows, directories = dict(zip(tables, answers, strict=False)), dict(zip(PARTITIONS, answers, strict=False))
+    assert next(answers) is None
+    return BySpark(rows, directories, dict(zip(formats, answers, strict=True)))
 
 
 def from_spark(line: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
@@ -119,44 +158,37 @@ def from_spark(line: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [n for n in TABLES if n != "orc-instant"])
 def test_spark_reads_the_same_values_back(tables, by_spark, name):
-    table, answer = tables[name], by_spark[name]
+    table, answer = tables[name], by_spark.rows[name]
     assert isinstance(answer, list), answer
     windows = Counter(line.pop("window") for line in answer)
     assert windows == {f"shop.orders_to_warehouse-000000000{n}": count for n, count in ((1, 98), (3, 5), (4, 121))}
     assert same_multiset(table.expected, [from_spark(line, table.schema) for line in answer]) == 224
 
 
-ELSEWHERE = "America/New_York"
-
-
-@pytest.fixture(scope="module")
-def by_spark_elsewhere(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return ids and instants that a Spark in another time zone reads from a table of each format."""
-    formats = ("parquet", "json", "csv", "orc")
-    ddl = {name: "id bigint, placed_at timestamp" for name in formats}
-    ddl["csv"] = ", ".join(f"{n} {DDL[n]}" for n in tables["csv"].schema.names)
-    requests = [spark_reader.Request(str(tables[n].path), n, ddl[n], SPARK_CSV if n == "csv" else {}) for n in formats]
-    return dict(zip(formats, spark_reader.read(requests, tmp_path_factory.mktemp("elsewhere"), ELSEWHERE), strict=True))
+def test_partition_directories_are_named_as_spark_names_them(by_spark):
+    for name, (kind, values) in PARTITIONS.items():
+        ours = {make_partition_directory("a col/1", v) for v in format_partition_values(pa.array(values, kind))}
+        assert sorted(ours) == by_spark.directories[name], name
 
 
 @pytest.mark.parametrize("name", ["parquet", "json", "csv"])
-def test_instants_do_not_depend_on_the_time_zone_of_spark(tables, by_spark_elsewhere, name):
+def test_instants_do_not_depend_on_the_time_zone_of_spark(tables, by_spark, name):
     zone = ZoneInfo(ELSEWHERE)
-    found = [(r["id"], r["placed_at"] and r["placed_at"].replace(tzinfo=zone)) for r in by_spark_elsewhere[name]]
+    found = [(r["id"], r["placed_at"] and r["placed_at"].replace(tzinfo=zone)) for r in by_spark.elsewhere[name]]
     assert Counter(found) == Counter((line["id"], line["placed_at"]) for line in tables[name].expected)
     assert len(found) == 224
 
 
-def test_orc_instants_are_read_as_wall_clocks_of_the_time_zone_of_spark(tables, by_spark_elsewhere):
+def test_orc_instants_are_read_as_wall_clocks_of_the_time_zone_of_spark(tables, by_spark):
     """Spark reads its own ORC files of another time zone like this, so docs/sinks.md asks for UTC in Spark."""
-    found = [(r["id"], r["placed_at"]) for r in by_spark_elsewhere["orc"]]
+    found = [(r["id"], r["placed_at"]) for r in by_spark.elsewhere["orc"]]
     expected = [(line["id"], line["placed_at"] and line["placed_at"].replace(tzinfo=None)) for line in tables["orc"].expected]
     assert Counter(found) == Counter(expected)
 
 
 def test_orc_instants_are_right_for_arrow_and_unreadable_for_spark(tables, by_spark):
     """Of ORC's two types of timestamps Spark reads one only, which is why the other is not the default."""
-    assert "timestamp with local time zone" in by_spark["orc-instant"] or "Syntax error" in by_spark["orc-instant"]
+    assert "timestamp with local time zone" in by_spark.rows["orc-instant"] or "Syntax error" in by_spark.rows["orc-instant"]
     table = pa.dataset.dataset(tables["orc-instant"].path, format="orc", partitioning="hive").to_table()
     assert table.schema.field("placed_at").type.tz == "UTC"
     same_multiset(tables["orc-instant"].expected, tables["orc-instant"].rows(table))

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,11 +26,9 @@ from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, Wind
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import RECORD, Staging
 from airflow_kafka_spark.sinks.files.sink import FilesSink
-from airflow_kafka_spark.sinks.storage.store import escape, make_partition_directory, make_pipeline_slug, to_safe_name
+from airflow_kafka_spark.sinks.storage.store import escape, make_pipeline_slug, to_safe_name
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
-from airflow_kafka_spark.sinks.storage.tasks.write import format_partition_values
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window
-from tests.sinks import spark_reader
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split
 from tests.sinks.cases import FilesCase, tree
 from tests.sinks.feed import SCHEMA, Feed, Job, rows_of
@@ -190,25 +187,6 @@ def test_files_are_durable_before_they_are_published_and_names_after(path, monke
 
 
 # --- partitions -----------------------------------------------------------------------------------------------------
-
-ODD = [
-    *("plain", "", None, "a/b", "a=b", "100%", "%2F", "ü ö", "日本", "x y", "a:b*c?d", "[{^}]", "q'\"q", "back\\slash", "#tag"),
-    *("\x01\x1f\x7f", "~.-_", ".", "..", "_x"),
-]
-CASES = {
-    "string": (pa.string(), ODD),
-    "boolean": (pa.bool_(), [True, False, None]),
-    "int": (pa.int32(), [0, -5, 2147483647, None]),
-    "date": (pa.date32(), [dt.date(2026, 11, 20), dt.date(1, 1, 1), None]),
-    "decimal(12,2)": (pa.decimal128(12, 2), [Decimal("0.00"), Decimal("-1.50"), Decimal("1234567890.12"), None]),
-}
-
-
-def test_partition_directories_are_named_as_spark_names_them(tmp_path):
-    requests = [spark_reader.Partitions(str(tmp_path / t), "a col/1", t, tuple(values)) for t, (_, values) in CASES.items()]
-    for (kind, values), found in zip(CASES.values(), spark_reader.read(requests, tmp_path), strict=True):
-        ours = {make_partition_directory("a col/1", v) for v in format_partition_values(pa.array(values, kind))}
-        assert sorted(ours) == found
 
 
 @pytest.mark.parametrize("format", ["parquet", "json", "csv", "orc"])

@@ -236,7 +236,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres)
     for _ in range(2):
         move(feed.next(60, 3, 0, values=any_year))
     with ThreadPoolExecutor(2) as pool:
-        spark = pool.submit(spark_reader.read, requests, here, "UTC", settings)
+        spark = pool.submit(spark_reader.read, requests, here, settings)
         _until(began.here, spark)
         with catalog.locked(spark) as wait_for:
             began.there.touch()
