@@ -19,7 +19,7 @@ from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import BadRecord, Followed, OffsetRange, SourcePlan, SplitResult, Window
-from tests.support.control import pause, resend, resume, skip
+from tests.support.control import pause, rebind, replay, resend, resume, skip
 from tests.support.oracle import committed_messages
 from tests.support.piped import BASE
 from tests.support.runs import Victim
@@ -127,11 +127,17 @@ def test_a_resend_is_remembered_as_long_as_its_window_however_many_changes_follo
     monkeypatch.setattr("airflow_kafka_spark.control.base.KEEP_CONTROLS", 2)
     fail(moved, dead, [12], 15, 15)
     assert ask().changed
+    assert replay(moved.hook, moved.name, window=2, why="x", **moved.place).changed
+    moved.settle()
+    assert rebind(moved.hook, moved.name, why="x", **moved.place).changed
+    moved.settle()
     for turn in range(3):
         (resume if turn % 2 else pause)(moved.hook, moved.name, why="x", **moved.place)
         moved.settle()
     memory = moved.memory
-    assert len(memory.controls) == 3 and [c.window for c in memory.counted_resends] == [2]
+    assert len(memory.controls) == 5 and [c.window for c in memory.counted_resends] == [2]
+    # So are requests that were not carried out yet.
+    assert [c.action for c in memory.pending_controls] == ["pause", "rebind", "replay"]
     # An attempt begins to read at that record or before it.
     assert memory.oldest_offset <= memory.counted_resends[0].offset
     assert not ask().changed and len(came_back(moved)) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 from airflow_kafka_spark.errors import SinkRejected, SinkUnavailable, SparkJobFailed
@@ -14,13 +17,13 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.jobs.tasks.account import Tolerance
 from airflow_kafka_spark.jobs.tasks.sort import RecordOrigin
 from airflow_kafka_spark.jobs.tasks.write import OTHERS, REFUSED, TAKEN, CapturingWriter, OtherSink, WriteTask
-from airflow_kafka_spark.jobs.watch import find_reason, is_retryable
+from airflow_kafka_spark.jobs.watch import collect, find_reason, is_retryable
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.kafka.tasks.encode import HEADERS
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import decode_result, encode_result
 from airflow_kafka_spark.windows.dead_letters import OffsetSet
-from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult
+from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
 COLUMN = f"{CAPTURED}0"
 COLUMNS = pa.schema([("id", pa.int64())])
@@ -142,6 +145,18 @@ def test_an_error_of_a_task_is_the_reason_of_its_job_with_its_samples_and_withou
         find_reason(RuntimeError(SPARK_SAID.format(error="ValueError: of a user's function")))
         == "ValueError: of a user's function"
     )
+
+
+def test_a_job_whose_jvm_has_ended_before_its_thread_runs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark's thread first calls the JVM, to copy properties of the job."""
+
+    class WithoutJvm(threading.Thread):
+        def run(self) -> None:
+            raise ConnectionResetError("the JVM has ended")
+
+    monkeypatch.setattr(pyspark, "InheritableThread", WithoutJvm)
+    with pytest.raises(SparkJobFailed, match="the JVM has ended"):
+        collect(SimpleNamespace(context=object(), collect=list), Window("a", 1, (), "run", ""))
 
 
 def test_the_reason_of_a_cast_that_fails_is_not_the_line_of_code_that_spark_quotes() -> None:

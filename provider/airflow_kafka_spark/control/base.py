@@ -351,7 +351,7 @@ def _build_records(memory: Memory, change: Change) -> list[LedgerRecord]:
     # The pause that ends here is history, which older releases may ignore. It is sent first, so that a reader that sees it
     # also sees its end.
     ended = [make_control_record(pipeline, pause)] if change.action == "resume" and pause is not None else []
-    kept = {control.number for control in (pause, *memory.counted_resends) if control is not None}
+    kept = {control.number for control in (*memory.pending_controls, *memory.counted_resends)}
     old = [n for n in sorted(memory.controls) if n <= change.number - KEEP_CONTROLS and n not in kept]
     return [
         *ended,

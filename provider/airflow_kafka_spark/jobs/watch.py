@@ -261,7 +261,16 @@ def _collect_interruptibly(results: RDD[str] | DataFrame) -> list[Any]:
         except BaseException as error:  # raised again by result()
             outcome.set_exception(error)
 
-    InheritableThread(target=run, name="airflow-kafka-spark-job", daemon=True).start()
+    class JobThread(InheritableThread):
+        def run(self) -> None:
+            try:
+                super().run()
+            except BaseException as error:
+                # The JVM has ended before `run` was called, or after it.
+                if not outcome.done():
+                    outcome.set_exception(error)
+
+    JobThread(target=run, name="airflow-kafka-spark-job", daemon=True).start()
     return outcome.result()
 
 

@@ -20,7 +20,6 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, 
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command, describe_producer_error, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
-from airflow_kafka_spark.windows.interval_archive import IntervalArchive
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     BINDING,
@@ -29,7 +28,9 @@ from airflow_kafka_spark.windows.memory import (
     NewerVersion,
     ParsedRecords,
     fold_records,
+    is_archive_key,
     make_key_prefix,
+    parse_archive_record,
 )
 from airflow_kafka_spark.windows.model import TopicPartition
 
@@ -282,26 +283,22 @@ class _Read:
     parsed: ParsedRecords = field(default_factory=dict)
 
     def add(self, record: LedgerRecord, prefixes: tuple[bytes, ...]) -> None:
-        """Add a record. For each prefix, only the newest tombstone is kept, which shows that there was a record."""
+        """Add a record. For each prefix, only the newest tombstone is kept, which shows that there was a record.
+
+        Archives are kept in their parsed form only. Offset and epoch identify them: if these may have another meaning, everything
+        is read again.
+        """
+        if (before := self.records.get(record.key)) is not None:
+            self.parsed.pop(before, None)
         if record.value is not None:
+            # A record of a newer release cannot be parsed, which the reader of the state reports.
+            if is_archive_key(record.key, prefixes) and (found := parse_archive_record(record)) is not None:
+                record = record._replace(value=DROPPED)
+                self.parsed[record] = found
             self.records[record.key] = record
             return
         self.records.pop(record.key, None)
         self.removed[next(filter(record.key.startswith, prefixes))] = record
-
-    def drop_parsed_values(self) -> None:
-        """Keep archives only in their parsed form, and no parsed form of records that are not the newest any more.
-
-        Offset and epoch identify an archive without its value: if they may have another meaning, everything is read again.
-        """
-        kept: ParsedRecords = {}
-        for key, record in self.records.items():
-            if (found := self.parsed.get(record)) is None:
-                continue
-            if isinstance(found, IntervalArchive):
-                record = self.records[key] = record._replace(value=DROPPED)
-            kept[record] = found
-        self.parsed = kept
 
 
 def make_unreadable_error(topic: str, found: str, what: str) -> LedgerUnreadable:
@@ -475,14 +472,12 @@ class LedgerTopic:
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(make_key_prefix, names))
         records = self.read_newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
-        read = self._read_before[partition, start, mine]
+        parsed = self._read_before[partition, start, mine].parsed
         try:
-            memory = fold_records(pipeline, records, read.parsed)
-            found = LedgerContent(memory, partition, fold_records(parent, records, read.parsed) if parent else None)
+            memory = fold_records(pipeline, records, parsed)
+            return LedgerContent(memory, partition, fold_records(parent, records, parsed) if parent else None)
         except NewerVersion as error:
             raise make_unreadable_error(self.name, f"pipeline `{pipeline}` has {error}", "records") from None
-        read.drop_parsed_values()
-        return found
 
     def read_newest(
         self,

@@ -426,8 +426,11 @@ class FromKafkaOperator(WindowOperator):
             max_records=self.read_options.record_limit,
         )
         self._compare_group(committed, position)
+        began: dict[TopicPartition, int] = {}
         # The windows of a ledger that was lost have begun somewhere before this one.
-        is_first = not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets")
+        if not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets"):
+            read_before = self._find_committed_start(of_group) if found.decided_by == "starting_offsets" else frozenset()
+            began = {tp: r.start for r in planned.ranges if r.start and (tp := r.topic_partition) not in read_before}
         window = Window(
             pipeline=ledger.pipeline,
             number=max(found.last_number, ledger.memory.last_used) + 1,
@@ -442,7 +445,7 @@ class FromKafkaOperator(WindowOperator):
             moved=position.moved,
             passed=position.passed,
             epochs=find_epochs(log, planned.ranges),
-            began={r.topic_partition: r.start for r in planned.ranges if r.start} if is_first else {},
+            began=began,
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
             # There are fewer offsets than the limit of records, so reading cannot find more.
@@ -472,6 +475,19 @@ class FromKafkaOperator(WindowOperator):
             what = "The ledger has no record of pipeline %s, but its sink has: continuing after window %d"
             self.log.warning(what, ledger.pipeline, found.last_number)
         return found
+
+    def _find_committed_start(self, of_group: Mapping[TopicPartition, CommittedOffset | None]) -> frozenset[TopicPartition]:
+        """Return the partitions in which the first window begins where another client has left off. That client has read the
+        records before.
+
+        :param of_group: the committed offsets of the pipeline's group.
+        """
+        start = parse_start(self.starting_offsets)
+        if not isinstance(start, CommittedOffsets):
+            return frozenset()
+        is_own = start.group_id in (None, self.group_id)
+        committed = of_group if is_own else self.kafka.committed(str(start.group_id), of_group)
+        return frozenset(tp for tp, there in committed.items() if there is not None)
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
         """Return a window that is going to be planned, unless an upsert would take its records for older ones.

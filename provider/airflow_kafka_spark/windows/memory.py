@@ -308,8 +308,22 @@ class Memory:
 
     @property
     def decided(self) -> int:
-        """The number of the newest ``rebind``; 0 without one."""
-        return max((c.number for c in self.controls.values() if c.action == "rebind"), default=0)
+        """The number of the newest ``rebind``; 0 without one. Its record may have been removed, or lie before a short cut: then
+        the binding has the number."""
+        known = self.binding.decided if self.binding else 0
+        return max((known, *(c.number for c in self.controls.values() if c.action == "rebind")))
+
+    @property
+    def pending_controls(self) -> tuple[Change, ...]:
+        """The control requests that are in force, or that no attempt has carried out yet."""
+        asked = (c for c in self.controls.values() if c.action == "replay" and self._get_replay(c) == c.replay)
+        return tuple(c for c in (self.pause, self.find_rebind_after(self.binding), *asked) if c is not None)
+
+    def _get_replay(self, asked: Change) -> int | None:
+        """Return the number of replays of the window that a request names; None if the ledger does not have the window."""
+        if asked.name:
+            return self.intervals[asked.name].replay if asked.name in self.intervals else None
+        return self.entries[asked.window].window.replay if asked.window in self.entries else None
 
     @property
     def history(self) -> tuple[Change, ...]:
@@ -526,6 +540,23 @@ def _parse_interval(record: LedgerRecord, parsed: ParsedRecords) -> IntervalStat
     if not isinstance(found, IntervalState):
         found = parsed[record] = interval_from_json(_parse_value(record, is_control=False), record.offset)
     return found
+
+
+def is_archive_key(key: bytes, prefixes: tuple[bytes, ...]) -> bool:
+    """Return True if a key is that of an archive.
+
+    :param prefixes: prefixes of keys (:func:`make_key_prefix`), one of which the key has.
+    """
+    kind = encode_json(ARCHIVE) + b","
+    return any(key.startswith(prefix) and key.startswith(kind, len(prefix)) for prefix in prefixes)
+
+
+def parse_archive_record(record: LedgerRecord) -> IntervalArchive | None:
+    """Return the archive that a record holds; None if a later release wrote it."""
+    try:
+        return _parse_archive(record, {})
+    except NewerVersion:
+        return None
 
 
 def _parse_archive(record: LedgerRecord, parsed: ParsedRecords) -> IntervalArchive:

@@ -145,6 +145,12 @@ def test_young_files_wait(path):
     assert names(window) == ["old"]
     assert text(path, min_age=50).freeze(window.position).splits == ()
     assert names(text(path).freeze(window.position)) == ["young"]
+    put(path, "ahead", mtime=now + 200)
+    assert text(path, min_age=50).freeze(window.position).splits == ()
+    put(path, "future", mtime=now + 1e6)
+    with pytest.raises(SourceRejected, match="`future` has a modification time in the future"):
+        text(path, min_age=50).freeze(window.position)
+    assert names(text(path).freeze(window.position)) == ["ahead", "future", "young"]
 
 
 def test_a_removed_file_is_no_trouble_for_later_windows_and_is_known_when_put_back(path):

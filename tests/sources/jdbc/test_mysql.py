@@ -170,6 +170,27 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
     assert JdbcSource(CONN, "t", timestamp_column="at", delay=300, db_timezone="Asia/Tokyo").freeze(None).rows == 25
 
 
+def test_a_counter_that_was_set_back_is_refused_and_one_behind_deleted_rows_is_not(shop: Shop) -> None:
+    shop.execute(
+        "CREATE TABLE t (`it's` varchar(9) COMMENT '`id` AUTO_INCREMENT', id int AUTO_INCREMENT PRIMARY KEY) COMMENT='x'"
+    )
+    source = JdbcSource(CONN, "shop.t", cursor="id")
+    shop.execute("INSERT INTO t (`it's`) VALUES ('a'), ('b'), ('c')")
+    position = through_json(source.freeze(None)).position
+    shop.execute("DELETE FROM t WHERE id > 1")
+    assert source.freeze(position).rows == 0
+    shop.execute("INSERT INTO t (`it's`) VALUES ('d')")
+    assert source.freeze(position).rows == 1
+    shop.execute("TRUNCATE t")
+    with pytest.raises(SourceRejected, match="next AUTO_INCREMENT of `id` is 1, and rows up to 3"):
+        source.freeze(position)
+    shop.execute("INSERT INTO t (`it's`) VALUES ('e'), ('f')")
+    with pytest.raises(SourceRejected, match="is 3, and rows up to 3"):
+        source.freeze(position)
+    shop.execute("INSERT INTO t (`it's`, id) VALUES ('g', 7)")
+    assert source.freeze(position).rows == 1, "rows up to its position count as read"
+
+
 # The values as PyMySQL takes them.
 TYPES: Types = [
     ("tinyint", "tinyint", [(-128, -128)]),

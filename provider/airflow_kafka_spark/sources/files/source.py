@@ -441,7 +441,8 @@ class FilesSource(FilesSourceOptions, RowSource):
         are long.
     :param max_bytes: maximum size of the files of a window, in bytes; None (default) for no maximum. A window has at least one
         file.
-    :param min_age: seconds since its last modification, by the worker's clock, before a file is read; default 0.
+    :param min_age: seconds since its last modification, by the worker's clock, before a file is read; default 0. A file with a
+        modification time more than five minutes in the future is then refused.
     :param on_change: the treatment of a file that was changed after it was read: ``fail`` (default) fails the task and names the
         file; ``read`` reads it as a new file, which publishes its earlier rows again; ``ignore`` ignores it.
     :param allowed_lateness: seconds between a file's modification time and its first listing, at most; default 6 hours. No more

@@ -332,6 +332,8 @@ MAX_PLAN_BYTES = 400_000
 """Maximum size of a window's splits as JSON, in bytes: about 4,000 files with names of the usual length."""
 MAX_FILES = 5_000
 """Maximum number of files in a window."""
+CLOCK_TOLERANCE = 300
+"""Seconds by which the clock of the store may be ahead of that of this worker."""
 FORMATS_WITH_FOOTER = ("parquet", "orc")
 
 
@@ -376,6 +378,7 @@ class WindowPlanner:
         reselected = self._is_reselected(position)
         listing = self._handle_changed(seen.classify((f for f in files if f.size), before))
         self._refuse_late(listing, seen)
+        self._refuse_of_the_future(listing, now)
         taken, splits = self._take(listing.new)
         if not taken:
             return FrozenWindow((), self._position(seen, reselected))
@@ -464,6 +467,16 @@ class WindowPlanner:
                 f"{listing.late} files have appeared with modification times up to {newest} UTC, where all files count as read",
                 "Find them by what the file system knows of their arrival (`find -newerct`), and give them a new modification "
                 "time (`touch`): they are then read. If files like these are expected, raise `allowed_lateness`",
+            )
+
+    def _refuse_of_the_future(self, listing: DirectoryListing, now: float) -> None:
+        """Refuse a file that ``min_age`` would leave for later windows until a time to come."""
+        ahead = [file for file in listing.young if file.mtime / 1e6 > now + CLOCK_TOLERANCE]
+        if ahead:
+            raise self._make_rejection(
+                f"{join_names(ahead)} a modification time in the future (`{ahead[0].name}`: {ahead[0].version}), and would not "
+                f"be read before that time, because of `min_age={self.options.min_age:g}`",
+                "Correct the clock that has set it, and give the file a new modification time (`touch`); or leave `min_age` out",
             )
 
     def _take(self, new: Sequence[ListedFile]) -> tuple[tuple[ListedFile, ...], tuple[dict[str, Any], ...]]:

@@ -299,8 +299,34 @@ class MysqlSession(DatabaseSession):
         return iter(())
 
     def explain_sequence_reset(self, relation: Relation, column: SourceColumn, value: str) -> str:
-        # The catalog's counter may be a day old, so it shows no reset.
-        return ""
+        following = self._read_next_number(relation, column)
+        if following is None or following > int(value):
+            return ""
+        return (
+            f"the next AUTO_INCREMENT of `{column.name}` is {following}, and rows up to {value} were read: it was set back, or "
+            "the table was emptied or created again"
+        )
+
+    def _read_next_number(self, relation: Relation, column: SourceColumn) -> int | None:
+        """Return the number that the next row gets in a column; None if it is not AUTO_INCREMENT, or may not be seen."""
+        import pymysql
+
+        if relation.sql != relation.name or column.literal != "number":
+            return None
+        try:
+            # The catalog of MySQL has a counter, too, but one that may be a day old.
+            statement = str(self.fetch_rows(f"SHOW CREATE TABLE {relation.sql}")[0][1])
+        except pymysql.err.MySQLError as error:
+            if error.args and error.args[0] in _DENIED:
+                return None
+            raise
+        # Names stay as they are, texts become empty.
+        plain = re.sub(r"(`(?:[^`]|``)*`)|'(?:[^'\\]|\\.|'')*'", lambda found: found[1] or "''", statement)
+        line = next((line for line in plain.splitlines() if line.startswith(f"  {self.dialect.quote(column.name)} ")), "")
+        if " AUTO_INCREMENT" not in line:
+            return None
+        found = re.search(r" AUTO_INCREMENT=(\d+)", plain[plain.rindex("\n)") :])
+        return int(found[1]) if found else 1
 
     def find_hidden_writers(self, relation: Relation) -> str:
         # Not each replica is read-only, and MySQL does not count its threads here.
