@@ -40,6 +40,7 @@ _REFUSED: dict[str, tuple[Sequence[str], str]] = {
     _MAPPING: (("none", "name"), "columns of files that others have added are known by their ids only"),
     "delta.enableDeletionVectors": (("false",), "deletion vectors are not supported"),
 }
+DELETION_VECTORS_REMEDY = "Drop the feature in Spark (`ALTER TABLE ... DROP FEATURE deletionVectors`)"
 _REFUSED_BY_UPSERTS: dict[str, tuple[Sequence[str], str]] = {
     "delta.appendOnly": (("false",), "it takes no upserts"),
     "delta.enableChangeDataFeed": (("false",), "an upsert rewrites files, so that its feed would have rows that did not change"),

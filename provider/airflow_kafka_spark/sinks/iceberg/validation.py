@@ -26,6 +26,10 @@ _VERSIONS = (1, 2)
 _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 """Properties of a table, and the values that a sink can write for."""
 
+EQUALITY_DELETES = "deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
+"""The problem of a file of a table."""
+EQUALITY_DELETES_REMEDY = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`"
+
 
 def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
     """Return the problems of options, columns and table. See :meth:`.IcebergSink.validate`."""
@@ -102,9 +106,7 @@ def _find_equality_delete_problem(sink: IcebergSinkOptions, table: Table) -> Pro
     head = metadata.snapshot_by_name(sink.branch) or metadata.snapshot_by_name(MAIN)
     if (path := find_equality_deletes(table, head)) is None:
         return None
-    what = f"{path} deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
-    action = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`; or append"
-    return Problem(f"sink.table {sink.table}", what, action)
+    return Problem(f"sink.table {sink.table}", f"{path} {EQUALITY_DELETES}", f"{EQUALITY_DELETES_REMEDY}; or append")
 
 
 def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
