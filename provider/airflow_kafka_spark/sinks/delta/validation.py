@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_problem, store_error
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_uncreatable_problem, store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 
@@ -117,12 +116,9 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
 
 
 def _find_right_problems(directory: Path) -> Iterator[Problem]:
-    existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
-    if not existing.is_dir():
-        yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
-    elif problem := find_unwritable_problem("sink.path", existing):
+    if problem := find_uncreatable_problem("sink.path", directory):
         yield problem
-    elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
+    elif directory.is_dir() and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
 
 

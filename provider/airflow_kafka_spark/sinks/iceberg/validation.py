@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.object_stores import find_unwritable_problem
+from airflow_kafka_spark.hooks.object_stores import (
+    find_uncreatable_problem,
+    find_unwritable_problem,
+    make_local_path,
+    parse_scheme,
+)
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, list_partition_fields
@@ -119,7 +124,8 @@ def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Ite
 
 
 def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
-    """Yield a problem if the store of a table that is created does not answer, or has no such bucket.
+    """Yield a problem if the store of a table that is created does not answer, has no such bucket, or is a directory in which
+    nothing can be created.
 
     A user without the right to list the whole bucket may have it for the table. A REST catalog's store is its own.
     """
@@ -127,6 +133,14 @@ def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> It
 
     options = lake.access.properties
     warehouse = str(options.get("warehouse", ""))
+    if sink.auto_create and options.get("type", "rest") != "rest" and warehouse and parse_scheme(warehouse) == "file":
+        try:
+            problem = find_uncreatable_problem("sink.conn_id", Path(make_local_path(warehouse)))
+        except ValueError as error:
+            problem = Problem("sink.conn_id", f"its `warehouse`: {error}", "Write an absolute path, or `file:///path`")
+        if problem:
+            yield problem
+        return
     if not sink.auto_create or not warehouse.startswith(("s3://", "s3a://")) or options.get("type", "rest") == "rest":
         return
     try:
