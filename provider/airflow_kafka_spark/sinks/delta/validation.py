@@ -39,7 +39,10 @@ _REFUSED: dict[str, tuple[Sequence[str], str]] = {
     _MAPPING: (("none", "name"), "columns of files that others have added are known by their ids only"),
     "delta.enableDeletionVectors": (("false",), "deletion vectors are not supported"),
 }
-DELETION_VECTORS_REMEDY = "Drop the feature in Spark (`ALTER TABLE ... DROP FEATURE deletionVectors`)"
+DELETION_VECTORS_REMEDY = (
+    "Copy the table, or run `ALTER TABLE ... DROP FEATURE deletionVectors` in Spark. Delta 4 then leaves `checkpointProtection`, "
+    "which `ALTER TABLE ... DROP FEATURE checkpointProtection TRUNCATE HISTORY` removes a day later"
+)
 _REFUSED_BY_UPSERTS: dict[str, tuple[Sequence[str], str]] = {
     "delta.appendOnly": (("false",), "it takes no upserts"),
     "delta.enableChangeDataFeed": (("false",), "an upsert rewrites files, so that its feed would have rows that did not change"),
@@ -162,7 +165,9 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     if others := sorted(used - _FEATURES):
         what = f"it has the features `{'`, `'.join(others)}`; expected none but {', '.join(sorted(_FEATURES))}"
-        yield Problem(where, what, "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table")
+        of_vectors = not {"deletionVectors", "checkpointProtection"}.isdisjoint(others)
+        action = "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table"
+        yield Problem(where, what, DELETION_VECTORS_REMEDY if of_vectors else action)
     properties = metadata.configuration
     refused = {**_REFUSED, **(_REFUSED_BY_UPSERTS if sink.upserts else {})}
     for name, (allowed, why) in refused.items():
