@@ -50,6 +50,11 @@ WRONG = [
     ({"producer_config": {"transactional.id": "x"}}, "sink.producer_config", "set by the operator itself"),
     ({"producer_config": {"acks": "1"}}, "sink.producer_config", "loses records"),
     ({"producer_config": {"linger": 5}}, "sink.producer_config", 'No such configuration property: "linger"'),
+    (
+        {"producer_config": {"linger.ms": "5ms"}},
+        "sink.producer_config",
+        "`linger.ms` is `5ms`, not a whole number of milliseconds",
+    ),
     ({"topic": "never-made", "auto_create": True, "topic_config": {"nonsense": "1"}}, "sink.auto_create", "nonsense"),
     ({"topic": "never-made", "auto_create": True, "replication_factor": 99}, "sink.auto_create", "INVALID_REPLICATION_FACTOR"),
     ({"partitions": 0}, "sink.partitions", "expected a whole number from 1, or -1"),

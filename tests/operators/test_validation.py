@@ -42,7 +42,9 @@ def test_all_problems_come_at_once(files):
         files,
         topics=["no-such-topic", "bad name!"],
         topics_pattern="x",
-        group_id=" ",
+        group_id="a\n",
+        pipeline="myself",
+        follows="myself",
         max_records="many",
         data_loss="maybe",
         read_timeout=-1,
@@ -52,7 +54,7 @@ def test_all_problems_come_at_once(files):
         spark_conf={"executor.cores": "4"},
         spark_conn_id="nowhere",
     )
-    of_reading = {"topics", "group_id", "max_records", "data_loss", "read_timeout", "ledger_topic"}
+    of_reading = {"topics", "group_id", "max_records", "data_loss", "read_timeout", "ledger_topic", "follows"}
     assert set(found) >= {*of_reading, "spark_conf", "spark_conn_id", "sink.path"}
     assert found["sink.path"].startswith("no directory can be created in /proc"), "also by root"
     assert any(where.startswith("value") for where in found)

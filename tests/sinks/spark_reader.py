@@ -109,7 +109,7 @@ def read(
         # Its jars would replace these.
         env.pop("PYSPARK_SUBMIT_ARGS", None)
     done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-30000:]
     return pickle.loads((scratch / "answers").read_bytes())
 
 

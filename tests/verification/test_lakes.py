@@ -12,14 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import convert_to_deltalake, write_deltalake
+from deltalake import DeltaTable, TableFeatures, convert_to_deltalake, write_deltalake
 from pyiceberg.catalog import load_catalog
 
-from airflow_kafka_spark.errors import ValidationError
+from airflow_kafka_spark.errors import SinkUnavailable, ValidationError
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.verification.lake import LakeSide
 from tests.sinks.attempt import apply
 from tests.sinks.feed import Feed
+from tests.sinks.iceberg.cases import delete_by_value
 from tests.sinks.postgres.kit import Place
 from tests.verification.test_verify import named, verify
 
@@ -144,6 +146,29 @@ def test_rows_that_a_lake_lacks_or_has_otherwise_are_found(
     place.connection.execute("ALTER TABLE s ADD COLUMN more int[]")
     with pytest.raises(ValidationError, match="source column `more`"):
         verify(place, sink=sink)
+    if not isinstance(sink, FilesSink):
+        refuse_rows_that_delete_files_may_delete(sink, tmp_path / "t", place)
+
+
+def refuse_rows_that_delete_files_may_delete(sink: DeltaSink | IcebergSink, path: Path, place: Place) -> None:
+    """Let another writer delete rows in a way that readers of files do not see. Assert that such a table is refused."""
+    if isinstance(sink, DeltaSink):
+        DeltaTable(path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+        where, said = f"sink.path table {sink.uri}", "deletionVectors"
+    else:
+        with sink.open() as lake:
+            delete_by_value(lake.loaded("deleting"), 7)
+        where, said = "sink", "deletes rows by their values"
+    # A condition that the deleted row does not meet changes nothing.
+    for options in ({}, {"where": "id > 100", "sink_where": "id > 100"}):
+        with pytest.raises(ValidationError, match=said) as raised:
+            verify(place, sink=sink, **options)
+        assert [problem.where for problem in raised.value.problems] == [where]
+    # They may come while rows are compared, too, and then nothing is asked again.
+    side = LakeSide(sink, ("id",), ("decimal",), 1, "")
+    with pytest.raises(SinkUnavailable) as refused:
+        side.explain()
+    assert not refused.value.retryable
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

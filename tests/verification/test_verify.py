@@ -237,6 +237,15 @@ def test_all_problems_are_named_before_anything_is_compared(orders: Place) -> No
     with pytest.raises(ValidationError) as raised:
         verify(orders, source=orders.sink("t"), sink="t")
     assert [p.where for p in raised.value.problems] == ["source", "sink"]
+    with pytest.raises(TypeError, match="Did you mean `chunk_rows` for `chunk_row`"):
+        verify(orders, chunk_row=5)
+    operator = VerifyOperator(
+        task_id="verify", source=JdbcSource(orders.conn_id, "{{ x }}"), sink=orders.sink("t"), where="{{ x }}", chunk_rows=0
+    )
+    operator.render_template_fields({"x": None})
+    with pytest.raises(ValidationError) as raised:
+        operator.execute(context("run1"))
+    assert [p.where for p in raised.value.problems] == ["where", "source.table", "chunk_rows"]
     assert verify(orders, exclude_columns=without)["columns"] == ["id", "amount", "note"]
 
 

@@ -355,6 +355,17 @@ def find_unwritable_problem(option: str, directory: Path) -> Problem | None:
     return Problem(option, f"{directory} cannot be written by user {os.geteuid()}", "Give this user the right to")
 
 
+def find_uncreatable_problem(option: str, directory: Path) -> Problem | None:
+    """Return a problem if this user cannot create a directory, or write into it if it exists.
+
+    :param option: the argument that has the problem, as users know it.
+    """
+    existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
+    if not existing.is_dir():
+        return Problem(option, f"{existing} is not a directory", "Name a directory, or remove the file")
+    return find_unwritable_problem(option, existing)
+
+
 def find_store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:
     """Return the address and credentials of an object store.
 

@@ -174,6 +174,8 @@ class FromKafkaOperator(WindowOperator):
             *self.follow_options.find_problems(read),
             *window.find_problems(read, self.follow_options),
         ]
+        if self.follow_options.follows == self.pipeline_name(run):
+            problems.append(Problem("follows", "a pipeline cannot follow itself", "Name the pipeline that publishes the records"))
         if self.ledger_topic in self.subscription.topics:
             what = "the pipeline reads this topic, and its records would be read as the state of pipelines"
             problems.append(Problem("ledger_topic", what, "Name a topic of its own, or leave it out (default `airflow-windows`)"))

@@ -184,8 +184,9 @@ class ReadOptions:
     def _find_option_problems(self) -> Iterator[Problem]:
         yield from find_choice_problems("data_loss", self.data_loss, ("fail", "skip"))
         yield from find_choice_problems("read_with", self.read_with, ("auto", "task", "spark"))
-        if not isinstance(self.group_id, str) or not self.group_id.strip():
-            yield Problem("group_id", f"`{self.group_id}` is not the name of a consumer group", "Name one, as `orders-warehouse`")
+        if not isinstance(self.group_id, str) or not self.group_id.strip() or not self.group_id.isprintable():
+            found = f"{self.group_id!r} is not the name of a consumer group"
+            yield Problem("group_id", found, "Name one in printable characters, as `orders-warehouse`")
         yield from _count_problems({"max_records": self.record_limit, "split_records": self.split_records})
         if not self.read_timeout > 0:
             yield Problem("read_timeout", f"it is {self.read_timeout!r}; expected seconds, more than 0")

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
-from airflow_kafka_spark.errors import SinkDiffers, ValidationError
+from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
 from airflow_kafka_spark.errors.arguments import (
     as_names,
+    describe_similar_arguments,
+    find_rendered_none,
     find_template_problems,
     find_type_problems,
     replace_wrong_arguments,
     unwrap_literals,
 )
-from airflow_kafka_spark.operators.base import render_templates
+from airflow_kafka_spark.operators.base import find_parts_rendered_none, render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
 from airflow_kafka_spark.operators.visibility.progress import find_store
 from airflow_kafka_spark.sinks.base import Sink
@@ -106,7 +108,10 @@ class VerifyOperator(BaseOperator):
         on_difference: Literal["fail", "warn"] = "fail",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
         self.source = unwrap_literals(source)
         self.sink = unwrap_literals(sink)
         self.columns = columns
@@ -120,13 +125,19 @@ class VerifyOperator(BaseOperator):
         self.max_keys = max_keys
         self.on_difference = on_difference
         self._stopped = Event()
+        self._rendered_none: list[Problem] = []
 
     def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
         """Render the operator's templates, and those of source and sink, which are frozen."""
+        given = {name: getattr(self, name) for name in self.template_fields}
         super().render_template_fields(context, jinja_env)
+        found = [problem for name in given for problem in find_rendered_none(name, given[name], getattr(self, name))]
         env = jinja_env or self.get_template_env()
-        self.source = render_templates(self, self.source, context, env)
-        self.sink = render_templates(self, self.sink, context, env)
+        source, sink = self.source, self.sink
+        self.source = render_templates(self, source, context, env)
+        self.sink = render_templates(self, sink, context, env)
+        found += find_parts_rendered_none(source, self.source, "source.")
+        self._rendered_none = [*found, *find_parts_rendered_none(sink, self.sink, "sink.")]
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Compare both tables, and return the report as JSON.
@@ -164,6 +175,7 @@ class VerifyOperator(BaseOperator):
         from airflow_kafka_spark.verification.plan import VerificationOptions, make_plan
 
         sound, problems = replace_wrong_arguments(self)
+        problems = [*self._rendered_none, *problems]
         where = sound.where or ""
         options = VerificationOptions(
             source=sound.source,
@@ -184,7 +196,8 @@ class VerifyOperator(BaseOperator):
         problems += options.find_problems()
         plan, of_tables = make_plan(options) if not any(p.where.startswith(("source", "sink")) for p in problems) else (None, [])
         if problems or plan is None:
-            raise ValidationError([*problems, *of_tables])
+            none = {problem.where for problem in self._rendered_none}
+            raise ValidationError([*problems, *(problem for problem in of_tables if problem.where not in none)])
         return options, plan
 
     @staticmethod

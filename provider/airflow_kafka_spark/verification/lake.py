@@ -14,7 +14,9 @@ from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks.databases import quote
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.delta.log import DeltaLog
+from airflow_kafka_spark.sinks.delta.validation import DELETION_VECTORS_REMEDY
 from airflow_kafka_spark.sinks.files.manifest import DATA, open_manifests
+from airflow_kafka_spark.sinks.iceberg.validation import EQUALITY_DELETES, EQUALITY_DELETES_REMEDY
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
 from airflow_kafka_spark.verification.forms import CanonicalRow, Comparable, Family, Form, Sums, compute_row_checksum, to_form
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
+    from pyiceberg.table import Table
 
     from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile
     from airflow_kafka_spark.sinks.storage.store import TableStore
@@ -150,7 +153,10 @@ class LakeTable:
                 return None if files is None else cls(sink, files[0])
             with sink.open() as lake:
                 table = lake.load(doing)
-                return None if table is None else cls(sink, table.schema().as_arrow())
+                if table is None:
+                    return None
+                _refuse_equality_deletes(sink, table, doing)
+                return cls(sink, table.schema().as_arrow())
 
     @property
     def name(self) -> str:
@@ -269,6 +275,7 @@ class LakeSide:
 
         with sink.open() as lake:
             table = lake.load_newest(doing)
+            _refuse_equality_deletes(sink, table, doing)
             snapshot = table.snapshot_by_name(sink.branch)
             if snapshot is None:
                 return
@@ -364,4 +371,22 @@ def _open_object(store: TableStore, hive: ds.HivePartitioning, path: str) -> ds.
 
 
 def _load_delta(sink: DeltaSink, doing: str) -> DeltaTable | None:
-    return DeltaLog(sink.store).load(doing)
+    """Return the newest version of a table; None if it does not exist.
+
+    :raises SinkUnavailable: others have given it deletion vectors since it was validated, so that its files have deleted rows.
+    """
+    table = DeltaLog(sink.store).load(doing)
+    if table is not None and "deletionVectors" in (table.protocol().reader_features or ()):
+        raise SinkUnavailable(sink.uri, doing, "the table has deletion vectors, which are not supported", DELETION_VECTORS_REMEDY)
+    return table
+
+
+def _refuse_equality_deletes(sink: IcebergSink, table: Table, doing: str) -> None:
+    """Make sure that the branch of a table has no rows that are deleted by their values: a scan would refuse only some of them.
+
+    :raises SinkUnavailable: there are such rows.
+    """
+    from airflow_kafka_spark.sinks.iceberg.tasks.table_files import find_equality_deletes
+
+    if (path := find_equality_deletes(table, table.snapshot_by_name(sink.branch))) is not None:
+        raise SinkUnavailable(sink.uri, doing, f"{path} {EQUALITY_DELETES}", EQUALITY_DELETES_REMEDY)

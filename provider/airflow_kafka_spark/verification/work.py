@@ -76,6 +76,8 @@ class Work:
             try:
                 return do()
             except (SourceUnavailable, SinkUnavailable) as error:
+                if not error.retryable:
+                    raise
                 log.warning("%s Asked again in %g s.", error.found, seconds)
                 self.wait(seconds)
         return do()

@@ -46,6 +46,33 @@ class _AppendDeletes(_FastAppendFiles):
         return _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression)
 
 
+def delete_by_value(table: Table, id: int) -> None:
+    """Delete a row as Flink does: by a file that holds its key."""
+    path, number = f"{table.location()}/data/deletes-{id}.parquet", table.schema().find_field("id").field_id
+    key = pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(number)})
+    local = path.removeprefix("file://")
+    pyarrow.parquet.write_table(pa.table([[id]], schema=pa.schema([key])), local)
+    bound = {number: id.to_bytes(8, "little")}
+    file = DataFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=os.path.getsize(local),
+        value_counts={number: 1},
+        lower_bounds=bound,
+        upper_bounds=bound,
+        equality_ids=[number],
+    )
+    file.spec_id = table.spec().spec_id
+    with table.transaction() as transaction:
+        appended = transaction.update_snapshot().fast_append()
+        appended.__class__ = _AppendDeletes
+        with appended:
+            appended.append_data_file(file)
+
+
 class IcebergCase(Case):
     """An Iceberg sink with a SQL catalog in SQLite and files on a local disk: pyiceberg names the files."""
 
@@ -112,30 +139,7 @@ class IcebergCase(Case):
     def delete_by_value(self, id: int) -> None:
         """Delete a row as Flink does: by a file that holds its key."""
         with self.catalog() as catalog:
-            table = catalog.load_table(NAME)
-            path, number = f"{table.location()}/data/deletes-{id}.parquet", table.schema().find_field("id").field_id
-            key = pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(number)})
-            local = path.removeprefix("file://")
-            pyarrow.parquet.write_table(pa.table([[id]], schema=pa.schema([key])), local)
-            bound = {number: id.to_bytes(8, "little")}
-            file = DataFile.from_args(
-                content=DataFileContent.EQUALITY_DELETES,
-                file_path=path,
-                file_format=FileFormat.PARQUET,
-                partition=Record(),
-                record_count=1,
-                file_size_in_bytes=os.path.getsize(local),
-                value_counts={number: 1},
-                lower_bounds=bound,
-                upper_bounds=bound,
-                equality_ids=[number],
-            )
-            file.spec_id = table.spec().spec_id
-            with table.transaction() as transaction:
-                appended = transaction.update_snapshot().fast_append()
-                appended.__class__ = _AppendDeletes
-                with appended:
-                    appended.append_data_file(file)
+            delete_by_value(catalog.load_table(NAME), id)
 
     def compact(self) -> None:
         """Write all rows into other files as another writer does."""

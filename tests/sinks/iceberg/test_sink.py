@@ -598,10 +598,19 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     table = current(lake)
     there = table.scan().use_ref("audit").to_arrow()["id"].to_pylist()
     assert Counter(there) == Counter([*first.ids, *second.ids, *third.ids])
+    # A column that is new on the branch is one of the table; a replay of an older window, also of one of `main`, keeps it.
+    evolving = replace(audit, auto_evolve=True)
+    wider = replace(feed, schema=pa.schema([*feed.schema, SCHEMA.field("wide"), SCHEMA.field("place")])).next(3, 0, 0)
+    apply(evolving, wider)
+    for job in (second, first):
+        apply(evolving, replayed(job))
+    assert Counter(lake.ids()) == Counter([*first.ids, -1])
     with lake.catalog() as catalog:
         table = catalog.load_table(NAME)
         table.manage_snapshots().set_current_snapshot(table.refs()["audit"].snapshot_id).commit()
-    assert Counter(lake.ids()) == Counter([*first.ids, *second.ids, *third.ids])
+    moved = [*first.expected, *second.expected, *third.expected, *wider.expected]
+    lake.schema = pa.schema([*feed.schema, SCHEMA.field("wide"), SCHEMA.field("place")])
+    same_multiset([{**dict.fromkeys(lake.schema.names), **line} for line in moved], lake.read())
     tag = replace(lake.sink, branch=tag_name("another"))
     assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
 
@@ -718,6 +727,10 @@ def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tm
     for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
         found = [problem.where for problem in sink.find_target_problems()]
         assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
+    for warehouse, said in (("file:///proc/lake", "no directory can be created in /proc"), ("lake", "not an absolute path")):
+        connect(monkeypatch, host=f"sqlite:///{tmp_path}/other.db", extra={"type": "sql", "warehouse": warehouse})
+        (problem,) = IcebergSink(NAME, "a_lake", auto_create=True).find_target_problems()
+        assert problem.where == "sink.conn_id" and said in problem.what
 
 
 def test_a_catalog_on_postgresql_with_the_connections_login(postgres, unique, tmp_path, monkeypatch, feed):

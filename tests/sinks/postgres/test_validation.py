@@ -130,9 +130,10 @@ def test_options_that_contradict_each_other_are_all_named(place: Place):
     assert names(problems(place.sink(mode="merge", atomic="rows", merge="soon"))) == {"sink.mode", "sink.atomic", "sink.merge"}
     assert names(problems(place.sink(key=["id"], delete_enabled=True))) == {"sink.key", "sink.delete_enabled"}
     assert names(problems(place.sink(mode="upsert"))) == {"sink.key"}
-    assert names(problems(place.sink(lock_timeout=0, windows_table="", stage_schema="x" * 64))) >= {
+    assert names(problems(place.sink(lock_timeout=0, windows_table="", window_column="", stage_schema="x" * 64))) >= {
         "sink.lock_timeout",
         "sink.windows_table",
+        "sink.window_column",
         "sink.stage_schema",
     }
     assert names(problems(PostgresSink(place.conn_id, "a.b.c"))) == {"sink.table"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_problem, store_error
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_uncreatable_problem, store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 
@@ -40,6 +39,10 @@ _REFUSED: dict[str, tuple[Sequence[str], str]] = {
     _MAPPING: (("none", "name"), "columns of files that others have added are known by their ids only"),
     "delta.enableDeletionVectors": (("false",), "deletion vectors are not supported"),
 }
+DELETION_VECTORS_REMEDY = (
+    "Copy the table, or run `ALTER TABLE ... DROP FEATURE deletionVectors` in Spark. Delta 4 then leaves `checkpointProtection`, "
+    "which `ALTER TABLE ... DROP FEATURE checkpointProtection TRUNCATE HISTORY` removes a day later"
+)
 _REFUSED_BY_UPSERTS: dict[str, tuple[Sequence[str], str]] = {
     "delta.appendOnly": (("false",), "it takes no upserts"),
     "delta.enableChangeDataFeed": (("false",), "an upsert rewrites files, so that its feed would have rows that did not change"),
@@ -116,12 +119,9 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
 
 
 def _find_right_problems(directory: Path) -> Iterator[Problem]:
-    existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
-    if not existing.is_dir():
-        yield Problem("sink.path", f"{existing} is not a directory", "Name a directory, or remove the file")
-    elif problem := find_unwritable_problem("sink.path", existing):
+    if problem := find_uncreatable_problem("sink.path", directory):
         yield problem
-    elif existing == directory and not (directory / "_delta_log").is_dir() and _has_files(directory):
+    elif directory.is_dir() and not (directory / "_delta_log").is_dir() and _has_files(directory):
         yield Problem("sink.path", f"{directory} is not empty, and no Delta table", "Name an empty directory, or a Delta table")
 
 
@@ -165,7 +165,9 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     if others := sorted(used - _FEATURES):
         what = f"it has the features `{'`, `'.join(others)}`; expected none but {', '.join(sorted(_FEATURES))}"
-        yield Problem(where, what, "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table")
+        of_vectors = not {"deletionVectors", "checkpointProtection"}.isdisjoint(others)
+        action = "Drop these features (`ALTER TABLE ... DROP FEATURE`), or name another table"
+        yield Problem(where, what, DELETION_VECTORS_REMEDY if of_vectors else action)
     properties = metadata.configuration
     refused = {**_REFUSED, **(_REFUSED_BY_UPSERTS if sink.upserts else {})}
     for name, (allowed, why) in refused.items():

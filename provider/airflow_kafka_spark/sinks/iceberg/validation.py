@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
-from airflow_kafka_spark.hooks.object_stores import find_unwritable_problem
+from airflow_kafka_spark.hooks.object_stores import (
+    find_uncreatable_problem,
+    find_unwritable_problem,
+    make_local_path,
+    parse_scheme,
+)
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.iceberg.options import MAIN
 from airflow_kafka_spark.sinks.iceberg.table import EXPECTED, PartitionField, list_partition_fields
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
 _VERSIONS = (1, 2)
 _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 """Properties of a table, and the values that a sink can write for."""
+
+EQUALITY_DELETES = "deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
+"""The problem of a file of a table."""
+EQUALITY_DELETES_REMEDY = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`"
 
 
 def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:
@@ -102,9 +111,7 @@ def _find_equality_delete_problem(sink: IcebergSinkOptions, table: Table) -> Pro
     head = metadata.snapshot_by_name(sink.branch) or metadata.snapshot_by_name(MAIN)
     if (path := find_equality_deletes(table, head)) is None:
         return None
-    what = f"{path} deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
-    action = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`; or append"
-    return Problem(f"sink.table {sink.table}", what, action)
+    return Problem(f"sink.table {sink.table}", f"{path} {EQUALITY_DELETES}", f"{EQUALITY_DELETES_REMEDY}; or append")
 
 
 def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
@@ -117,7 +124,8 @@ def _find_location_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Ite
 
 
 def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> Iterator[Problem]:
-    """Yield a problem if the store of a table that is created does not answer, or has no such bucket.
+    """Yield a problem if the store of a table that is created does not answer, has no such bucket, or is a directory in which
+    nothing can be created.
 
     A user without the right to list the whole bucket may have it for the table. A REST catalog's store is its own.
     """
@@ -125,6 +133,14 @@ def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> It
 
     options = lake.access.properties
     warehouse = str(options.get("warehouse", ""))
+    if sink.auto_create and options.get("type", "rest") != "rest" and warehouse and parse_scheme(warehouse) == "file":
+        try:
+            problem = find_uncreatable_problem("sink.conn_id", Path(make_local_path(warehouse)))
+        except ValueError as error:
+            problem = Problem("sink.conn_id", f"its `warehouse`: {error}", "Write an absolute path, or `file:///path`")
+        if problem:
+            yield problem
+        return
     if not sink.auto_create or not warehouse.startswith(("s3://", "s3a://")) or options.get("type", "rest") == "rest":
         return
     try:

@@ -195,7 +195,7 @@ class KafkaSink(metaclass=OptionsType):
         return problems or self._find_client_problems()
 
     def _find_client_problems(self) -> list[Problem]:
-        """Return the problem of settings that the producers of tasks would not accept. A client is made, which connects to no
+        """Return the problems of settings that the producers of tasks would not accept. Clients are made, which connect to no
         broker.
         """
         if not self.producer_config:
@@ -203,15 +203,16 @@ class KafkaSink(metaclass=OptionsType):
         from confluent_kafka import KafkaException, Producer
 
         from airflow_kafka_spark.hooks.kafka.client import ClientEvents
+        from airflow_kafka_spark.hooks.kafka.client_settings import find_setting_problems
 
-        try:
-            Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())
-        except (KafkaException, TypeError, ValueError) as error:
-            reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            return [
-                Problem("sink.producer_config", f"the client does not accept it: {reason}", "Use librdkafka's names and values")
-            ]
-        return []
+        reasons = find_setting_problems(self.producer_config)
+        if not reasons:
+            try:
+                Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())
+            except (KafkaException, TypeError, ValueError) as error:
+                reasons = [error.args[0].str() if isinstance(error, KafkaException) else str(error)]
+        action = "Use librdkafka's names and values"
+        return [Problem("sink.producer_config", f"the client does not accept it: {reason}", action) for reason in reasons]
 
     def find_server_problems(self, hook: KafkaHook, *, keyless: bool = False) -> list[Problem]:
         """Return the problems for which the brokers would refuse the window: a topic that is missing and is not or cannot be

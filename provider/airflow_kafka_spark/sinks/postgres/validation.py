@@ -290,7 +290,7 @@ class _TargetValidation:
 
     def _find_window_column_problems(self, table: Table) -> Iterator[Problem]:
         name = self.sink.window_column
-        if name is None:
+        if name is None or not is_name(name):
             return
         target = table.columns.get(name)
         if target is None and self.sink.auto_evolve:
