@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from airflow_kafka_spark.errors import SourceRejected
@@ -92,13 +92,17 @@ class RowPosition(NamedTuple):
     row: int
 
 
-class LogRow(list[object]):
-    """A row of the log as JSON, and its key as JSON.
+class LogRow(NamedTuple):
+    """A row of the log.
 
-    :ivar key: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
+    :param text: its JSON.
+    :param key: the JSON of its key.
+    :param cut: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
     """
 
-    key: Key = ()
+    text: str
+    key: str
+    cut: Key = ()
 
 
 class RowChange(NamedTuple):
@@ -155,13 +159,16 @@ class LogTableWriter(TableWriter):
         return raw
 
     def row(self, values: RowValues) -> str:
-        return str(values[0])
+        assert isinstance(values, LogRow)
+        return values.text
 
     def key_of(self, values: RowValues) -> str:
-        return str(values[1])
+        assert isinstance(values, LogRow)
+        return values.key
 
     def has_same_key(self, old: RowValues, new: RowValues) -> bool:
-        return old[1] == new[1]
+        assert isinstance(old, LogRow) and isinstance(new, LogRow)
+        return old.key == new.key
 
     def _list_chunk_key_columns(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
         """Return index and form of each column by which the table is cut.
@@ -202,15 +209,16 @@ class LogTableWriter(TableWriter):
         count = sum(counts)
         texts = join_objects(members, count, nulls=True).to_pylist()
         keys = join_objects([members[at] for at in self.key_indexes], count, nulls=True).to_pylist()
-        rows = list(map(LogRow, zip(texts, keys, strict=True)))
+        cuts: Iterable[Key] = repeat(())
         if self._chunk_key:
-            cuts = [
-                [text(c.data[begin:end]) for begin, end in zip((c.begins - prefix).tolist(), c.ends.tolist(), strict=True)]
-                for c, prefix, text in ((columns[at], self._sizes[at].prefix, text) for at, text in self._chunk_key)
-            ]
-            for row, *key in zip(rows, *cuts, strict=True):
-                row.key = tuple(key)
-        left = iter(rows)
+            cuts = zip(
+                *(
+                    [text(c.data[begin:end]) for begin, end in zip((c.begins - prefix).tolist(), c.ends.tolist(), strict=True)]
+                    for c, prefix, text in ((columns[at], self._sizes[at].prefix, text) for at, text in self._chunk_key)
+                ),
+                strict=True,
+            )
+        left = map(LogRow, texts, keys, cuts)
         return [list(islice(left, count)) for count in counts]
 
     def _format(self, at: int, values: ColumnImages) -> ValueTexts:
@@ -424,7 +432,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         assert isinstance(values, LogRow)
-        return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
+        return self._filter is not None and self._filter.is_included(table.table, lambda _: values.cut)
 
     def begin_rows(self, table: LogTable, coordinates: LogCoordinates, server_id: int, now_us: int) -> LogTableWriter:
         """Return the writer of a table whose rows are read, not their changes.

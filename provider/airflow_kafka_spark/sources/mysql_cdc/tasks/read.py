@@ -226,7 +226,7 @@ class BinlogReader(EventReader):
                 parsed = writer.parse(piece)
                 if chunks is not None:
                     changes = ((rows.table.table, change) for rows in parsed if rows is not None for change in rows.rows)
-                    chunks.look_ahead((name, row.key) for name, change in changes for row in change if row is not None)
+                    chunks.look_ahead((name, row.cut) for name, change in changes for row in change if row is not None)
                 for located, rows in zip(piece, parsed, strict=True):
                     yield from writer.write(located, rows)
         noted = {"truncated": chunks.truncated, "renamed": chunks.renamed} if chunks is not None else {}
