@@ -174,7 +174,7 @@ class FromKafkaOperator(WindowOperator):
             *self.follow_options.find_problems(read),
             *window.find_problems(read, self.follow_options),
         ]
-        if self.follow_options.follows == self.pipeline_name(run):
+        if self.follow_options.follows == self.get_pipeline_name(run):
             problems.append(Problem("follows", "a pipeline cannot follow itself", "Name the pipeline that publishes the records"))
         if self.ledger_topic in self.subscription.topics:
             what = "the pipeline reads this topic, and its records would be read as the state of pipelines"

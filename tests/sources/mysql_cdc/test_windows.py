@@ -367,6 +367,12 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         windows.read(window)
 
 
+def test_a_driver_without_the_parts_that_read_the_log_is_refused_by_name(orders: Binlog, monkeypatch):
+    monkeypatch.setattr(session, "DRIVER_PARTS", (*session.DRIVER_PARTS, "_read_events"))
+    (problem, _) = map(str, orders.source().validate())
+    assert "have no `_read_events`" in problem and "`pymysql>=1.1,<2`" in problem
+
+
 def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(orders: Binlog, monkeypatch):
     """As in the moment between the write of a transaction and its sync; and not for ever."""
     windows = orders.windows()

@@ -144,7 +144,7 @@ TableName = tuple[str, str]
 HOLE = "\0"
 """Marks a place in a text of JSON, which has no such character."""
 
-RowValues = list[object]
+RowValues = Sequence[object]
 """The values of a row, in the order of its table's columns, in a form that the source defines."""
 
 

@@ -185,6 +185,14 @@ class LogColumn:
     geometry: int = 0
     is_nullable: bool = True
 
+    @property
+    def width(self) -> int:
+        """The maximum size in bytes of a value of CHAR, VARCHAR, BINARY or VARBINARY."""
+        if self.kind == VARCHAR:
+            return int.from_bytes(self.meta, "little")
+        high, low = self.meta
+        return low if high & 0x30 == 0x30 else low | (high & 0x30 ^ 0x30) << 4
+
 
 @dataclass
 class LogTable:
@@ -321,6 +329,10 @@ def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa:
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
 
+ROWS_HEADER = 8
+"""The bytes of the number of the table, and of flags, at the beginning of an event of rows."""
+
+
 def parse_rows_table(body: bytes) -> int:
     """Return the number of the table of an event of rows."""
     return int.from_bytes(body[:6], "little")
@@ -333,9 +345,9 @@ def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
     :raises LogUnreadable: rows do not have all columns.
     """
     data = _Bytes(event.body)
-    data.at = 8
+    data.at = ROWS_HEADER
     if event.kind in ROWS_WITH_EXTRA:
-        data.at += _U16.unpack_from(event.body, 8)[0]
+        data.at += _U16.unpack_from(event.body, ROWS_HEADER)[0]
     width = data.number()
     size = (width + 7) // 8
     every = (1 << width) - 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.formats.tasks.text import ValueTexts, join_objects
 from airflow_kafka_spark.sources.cdc.tasks.events import (
     ChangeWriter,
     ColumnForm,
@@ -25,6 +27,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
+from airflow_kafka_spark.sources.mysql_cdc.tasks.images import ColumnImages, RowImages, find_rows, format_values, measure
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
@@ -89,13 +92,17 @@ class RowPosition(NamedTuple):
     row: int
 
 
-class LogRow(list[object]):
-    """The values of a row of the log, as JSON.
+class LogRow(NamedTuple):
+    """A row of the log.
 
-    :ivar key: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
+    :param text: its JSON.
+    :param key: the JSON of its key.
+    :param cut: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
     """
 
-    key: Key = ()
+    text: str
+    key: str
+    cut: Key = ()
 
 
 class RowChange(NamedTuple):
@@ -134,14 +141,16 @@ class LogTableWriter(TableWriter):
                 raise SourceRejected(".".join(name), shown, action) from None
             self._columns.append(found)
             columns.append(EventColumn(column.name, found.schema, column.is_nullable))
-        self.width, self._visible = len(columns), table.visible
+        self.width, visible = len(columns), table.visible
+        self._log_columns, self._values = table.columns, form.values
+        self._sizes = [measure(column) for column in table.columns]
+        self._headers: dict[int, bytes] = {}
         schema = _make_schema(form.is_mariadb) if form.schemas else {}
-        super().__init__(name, columns[: self._visible], table.key, form, schema)
+        super().__init__(name, columns[:visible], table.key, form, schema)
         self.refuse_missing_keys()
         if not self.has_key:
             action = "Name the columns of a key in `message_key_columns`, or leave the table out"
             raise SourceRejected(self.name, "it has no primary key, so that its events would have no key", action)
-        self._null_bytes = (len(columns) + 7) // 8
         self._chunk_key = self._list_chunk_key_columns(snapshot) if snapshot is not None and snapshot.bounds else []
         self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
@@ -149,9 +158,17 @@ class LogTableWriter(TableWriter):
         assert isinstance(raw, str)
         return raw
 
-    def row(self, values: list[object]) -> str:
-        pieces = [f"{piece}{value}" for piece, value in zip(self._pieces, values, strict=True)]
-        return "{" + ",".join(pieces) + "}"
+    def row(self, values: RowValues) -> str:
+        assert isinstance(values, LogRow)
+        return values.text
+
+    def key_of(self, values: RowValues) -> str:
+        assert isinstance(values, LogRow)
+        return values.key
+
+    def has_same_key(self, old: RowValues, new: RowValues) -> bool:
+        assert isinstance(old, LogRow) and isinstance(new, LogRow)
+        return old.key == new.key
 
     def _list_chunk_key_columns(self, snapshot: TableSnapshot) -> list[tuple[int, Callable[[bytes], str]]]:
         """Return index and form of each column by which the table is cut.
@@ -168,29 +185,47 @@ class LogTableWriter(TableWriter):
             found.append((at[name], column.key))
         return found
 
-    def read_row(self, data: bytes, at: int) -> tuple[LogRow, int]:
-        """Return the values of a row, and the index after it.
+    def find_images(self, event: LogEvent) -> RowImages:
+        """Return the rows of an event of the table.
+
+        :raises LogUnreadable: rows do not have all columns.
+        """
+        # All events of a kind have equal bytes between their flags and their first row, unless a session has other settings.
+        known = self._headers.get(event.kind)
+        if known is not None and event.body.startswith(known, binlog.ROWS_HEADER):
+            return RowImages(event.body, binlog.ROWS_HEADER + len(known))
+        body, at = binlog.parse_row_images(event, self.width)
+        self._headers[event.kind] = body[binlog.ROWS_HEADER : at]
+        return RowImages(body, at)
+
+    def read_rows(self, images: Sequence[RowImages]) -> list[list[LogRow]]:
+        """Return the rows of some events, per event.
 
         :raises SourceRejected: a value cannot be written.
+        :raises LogUnreadable: a row is cut off.
         """
-        nulls = int.from_bytes(data[at : at + self._null_bytes], "little")
-        at += self._null_bytes
-        values, starts = LogRow(), []
-        for index, column in enumerate(self._columns):
-            starts.append(at)
-            if nulls >> index & 1:
-                values.append("null")
-                continue
-            try:
-                value, at = column.read(data, at)
-            except ValueRefused as error:
-                raise self.make_refusal(index, error) from None
-            values.append(value)
+        columns, counts = find_rows(images, self._sizes)
+        members = [(name, self._format(at, columns[at])) for at, name in enumerate(self.quoted_names)]
+        count = sum(counts)
+        texts = join_objects(members, count, nulls=True).to_pylist()
+        keys = join_objects([members[at] for at in self.key_indexes], count, nulls=True).to_pylist()
+        cuts: Iterable[Key] = repeat(())
         if self._chunk_key:
-            starts.append(at)
-            values.key = tuple(text(data[starts[index] : starts[index + 1]]) for index, text in self._chunk_key)
-        del values[self._visible :]
-        return values, at
+            cuts = zip(
+                *(
+                    [text(c.data[begin:end]) for begin, end in zip((c.begins - prefix).tolist(), c.ends.tolist(), strict=True)]
+                    for c, prefix, text in ((columns[at], self._sizes[at].prefix, text) for at, text in self._chunk_key)
+                ),
+                strict=True,
+            )
+        left = map(LogRow, texts, keys, cuts)
+        return [list(islice(left, count)) for count in counts]
+
+    def _format(self, at: int, values: ColumnImages) -> ValueTexts:
+        try:
+            return format_values(values, self._log_columns[at], self._columns[at], self._values)
+        except (ValueRefused, UnicodeDecodeError) as error:
+            raise self.make_refusal(at, error) from None
 
     def get_conversion(self, at: int) -> tuple[ColumnForm | None, Callable[[bytes], str]]:
         column = self._columns[at]
@@ -225,7 +260,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     Events of a transaction are held until its end is read, up to :data:`HELD_BYTES`, because a transaction that the server has
     not finished after a crash is left out.
 
-    The events of the log are passed to :meth:`parse`, and then to :meth:`write`; some may be parsed ahead.
+    Some events of the log are passed to :meth:`parse` together, and then each to :meth:`write`.
 
     :param server: for messages.
     :param form: their form.
@@ -251,20 +286,26 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         """The GTID of the last transaction; "" if there is none."""
         return self._gtid
 
-    def parse(self, located: Located) -> ParsedRows | None:
-        """Return the rows of an event of the log; None if it has no rows of a captured table.
+    def parse(self, piece: Sequence[Located]) -> list[ParsedRows | None]:
+        """Return the rows of each of some events of the log; None for an event without rows of a captured table.
 
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
-        event = located.event
-        if event.kind == binlog.ROTATE:
-            self._tables.clear()
-            self._maps.clear()
-        elif event.kind == binlog.TABLE_MAP:
-            self._map(located)
-        elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
-            return ParsedRows(table, self._rows(located, table))
-        return None
+        found: list[ParsedRows | None] = [None] * len(piece)
+        of_tables: dict[LogTableWriter, list[int]] = {}
+        for number, located in enumerate(piece):
+            event = located.event
+            if event.kind == binlog.ROTATE:
+                self._tables.clear()
+                self._maps.clear()
+            elif event.kind == binlog.TABLE_MAP:
+                self._map(located)
+            elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
+                of_tables.setdefault(table, []).append(number)
+        for table, numbers in of_tables.items():
+            for number, rows in zip(numbers, self._rows([piece[number] for number in numbers], table), strict=True):
+                found[number] = ParsedRows(table, rows)
+        return found
 
     def write(self, located: Located, parsed: ParsedRows | None) -> Iterator[Event]:
         """Yield the events of changes that are committed once this event of the log is read.
@@ -364,21 +405,22 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             except LogUnreadable as error:
                 raise self._server.make_unreadable_error(located.start, error) from None
 
-    def _rows(self, located: Located, table: LogTableWriter) -> list[RowChange]:
-        event = located.event
+    def _rows(self, events: Sequence[Located], table: LogTableWriter) -> Iterator[list[RowChange]]:
+        """Yield the changes of each of some events of a table."""
         try:
-            data, at = binlog.parse_row_images(event, table.width)
+            images = []
+            for located in events:
+                images.append(table.find_images(located.event))
+            rows = table.read_rows(images)
         except LogUnreadable as error:
             raise self._server.make_unreadable_error(located.start, error) from None
-        found = []
-        while at < len(data):
-            old = new = None
-            if event.kind not in binlog.WRITE_ROWS:
-                old, at = table.read_row(data, at)
-            if event.kind not in binlog.DELETE_ROWS:
-                new, at = table.read_row(data, at)
-            found.append(RowChange(old, new))
-        return found
+        for located, found in zip(events, rows, strict=True):
+            if located.event.kind in binlog.UPDATE_ROWS:
+                yield list(map(RowChange, found[::2], found[1::2]))
+            elif located.event.kind in binlog.WRITE_ROWS:
+                yield [RowChange(None, row) for row in found]
+            else:
+                yield [RowChange(row, None) for row in found]
 
     def _changes(self, located: Located, parsed: ParsedRows) -> Iterator[Event]:
         self._has_changes = True
@@ -390,7 +432,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         assert isinstance(values, LogRow)
-        return self._filter is not None and self._filter.is_included(table.table, lambda _: values.key)
+        return self._filter is not None and self._filter.is_included(table.table, lambda _: values.cut)
 
     def begin_rows(self, table: LogTable, coordinates: LogCoordinates, server_id: int, now_us: int) -> LogTableWriter:
         """Return the writer of a table whose rows are read, not their changes.

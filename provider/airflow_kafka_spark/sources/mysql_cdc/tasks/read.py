@@ -183,8 +183,8 @@ def parse_rows(data: bytes | bytearray, starts: Sequence[int], width: int) -> li
     return columns
 
 
-LOOKUP_EVENTS, LOOKUP_BYTES = 1000, 1 << 20
-"""Maximum number of events whose keys are looked up at once, and their maximum size in bytes."""
+PARSED_EVENTS, PARSED_BYTES = 5000, 1 << 20
+"""Maximum number of events that are parsed together, and their maximum size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,10 @@ class BinlogReader(EventReader):
                 chunks = BinlogFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
             writer = LogEventWriter(self.server, self.form, chunks)
             for piece in self._pieces(split, bounds):
-                parsed = [writer.parse(located) for located in piece]
+                parsed = writer.parse(piece)
                 if chunks is not None:
                     changes = ((rows.table.table, change) for rows in parsed if rows is not None for change in rows.rows)
-                    chunks.look_ahead((name, row.key) for name, change in changes for row in change if row is not None)
+                    chunks.look_ahead((name, row.cut) for name, change in changes for row in change if row is not None)
                 for located, rows in zip(piece, parsed, strict=True):
                     yield from writer.write(located, rows)
         noted = {"truncated": chunks.truncated, "renamed": chunks.renamed} if chunks is not None else {}
@@ -251,7 +251,7 @@ class BinlogReader(EventReader):
             piece.append(located)
             size += len(located.event.body)
             is_end = coordinates.order >= end.order and not transactions.is_open and bool(created)
-            if is_end or len(piece) >= LOOKUP_EVENTS or size >= LOOKUP_BYTES:
+            if is_end or len(piece) >= PARSED_EVENTS or size >= PARSED_BYTES:
                 yield piece
                 piece, size = [], 0
             if is_end:

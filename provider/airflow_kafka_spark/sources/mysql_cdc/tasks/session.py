@@ -34,6 +34,8 @@ TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
 
 _DUMP, _NON_BLOCKING = 0x12, 1
+DRIVER_PARTS = ("_execute_command", "_force_close", "_next_seq_id", "_read_packet", "_result", "_rfile")
+"""The attributes of PyMySQL's connections that its documentation does not name, and that the log and chunks are read with."""
 _CANNOT_READ = 1236
 
 NEW_PIPELINE = "To start over, use a new pipeline, and copy the tables again"
@@ -109,6 +111,7 @@ class LogServer:
         try:
             connection = self.server.connect()
             try:
+                self._refuse_other_driver(connection)
                 yield connection
             finally:
                 connection.close()
@@ -122,6 +125,18 @@ class LogServer:
             if is_refused and code != TABLE_CHANGED:
                 raise SourceRejected(self.where, f"{doing}: {detail}") from cause
             raise SourceUnavailable(self.where, doing, detail) from cause
+
+    def _refuse_other_driver(self, connection: Connection) -> None:
+        """Refuse a release of PyMySQL by which the log cannot be read.
+
+        :raises SourceRejected: its connections lack an attribute.
+        """
+        import pymysql
+
+        missing = [name for name in DRIVER_PARTS if not hasattr(connection, name)]
+        if missing:
+            found = f"connections of PyMySQL {pymysql.__version__} have no `{missing[0]}`, with which the log is read"
+            raise SourceRejected(self.where, f"{found}; expected `pymysql>=1.1,<2`", "Install it, on the executors, too")
 
     def read_events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
         """Yield the events from ``start`` on, up to the end of the log. Afterwards, the connection cannot be used for anything

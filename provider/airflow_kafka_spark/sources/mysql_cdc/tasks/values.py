@@ -207,12 +207,16 @@ _YEAR = ReadColumn(
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
-def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadColumn:
+def list_decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
+    """Return the bytes and the digits of each group of digits of a DECIMAL, in order."""
     whole_groups, whole_rest = divmod(precision - scale, 9)
     part_groups, part_rest = divmod(scale, 9)
-    # Bytes and digits of each group, in order.
     groups = [(_DIGIT_BYTES[whole_rest], whole_rest), *[(4, 9)] * whole_groups, *[(4, 9)] * part_groups]
-    groups.append((_DIGIT_BYTES[part_rest], part_rest))
+    return [*groups, (_DIGIT_BYTES[part_rest], part_rest)]
+
+
+def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadColumn:
+    groups = list_decimal_groups(precision, scale)
     size = sum(count for count, _ in groups)
 
     def unscaled(data: bytes, at: int) -> int:
@@ -282,15 +286,8 @@ def _make_sized_reader(prefix: int, text: Callable[[bytes], str]) -> Read:
 
 
 def _make_characters_column(column: LogColumn, form: ValueForm) -> ReadColumn:
-    width = 0
-    if column.kind == binlog.BLOB:
-        prefix = column.meta[0]
-    elif column.kind == binlog.VARCHAR:
-        prefix = 1 if int.from_bytes(column.meta, "little") < 256 else 2
-    else:
-        high, low = column.meta
-        width = low if high & 0x30 == 0x30 else low | (high & 0x30 ^ 0x30) << 4
-        prefix = 1 if width < 256 else 2
+    prefix = column.meta[0] if column.kind == binlog.BLOB else 1 if column.width < 256 else 2
+    width = 0 if column.kind in (binlog.BLOB, binlog.VARCHAR) else column.width
     if column.collation == BINARY:
 
         def binary(raw: bytes) -> str:
@@ -394,7 +391,7 @@ def _make_geometry_column(prefix: int, *, is_point: bool) -> ReadColumn:
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
 
-_FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 1))
+FRACTIONS = ((0, 1), (1, 10_000), (1, 10_000), (2, 100), (2, 100), (3, 1), (3, 1))
 """Per precision, the bytes of a fraction, and the microseconds of its unit."""
 
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -414,7 +411,7 @@ def _read_clock_micros(raw: bytes) -> int:
 
 def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     precision = column.meta[0] if column.meta else 0
-    fraction, unit = _FRACTIONS[precision]
+    fraction, unit = FRACTIONS[precision]
     connect = form.times == "connect"
     if column.kind == binlog.TIME2:
         micros, size, divisor = _make_duration_reader(fraction, unit), 3 + fraction, 1000 if connect else 1
@@ -512,7 +509,7 @@ def _read_date_parts(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
-    fraction, unit = _FRACTIONS[precision]
+    fraction, unit = FRACTIONS[precision]
 
     def instant(raw: bytes) -> str:
         """Return a time as text, in UTC; "" for the zero date."""

@@ -23,7 +23,6 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     Message,
     RelationColumn,
     RelationMessage,
-    Tuple,
 )
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE, SlotServer, format_lsn, parse_lsn
 
@@ -352,7 +351,9 @@ class SnapshotFilter(ChunkFilter):
             if (table := self.find_table(name)) is not None:
                 self._find(table, list(wanted))
 
-    def _key(self, table: TableSnapshot, relation: RelationMessage, values: Tuple, old: Tuple | None) -> Key:
+    def _key(
+        self, table: TableSnapshot, relation: RelationMessage, values: Sequence[object], old: Sequence[object] | None
+    ) -> Key:
         at = {column.name: index for index, column in enumerate(relation.columns)}
         key = []
         for name in table.key:
@@ -395,7 +396,7 @@ class SnapshotFilter(ChunkFilter):
         """Record the transaction whose changes come next."""
         self._xid, self._is_visible = begin.xid, False
 
-    def includes(self, relation: RelationMessage, values: Tuple, old: Tuple | None = None) -> bool:
+    def includes(self, relation: RelationMessage, values: Sequence[object], old: Sequence[object] | None = None) -> bool:
         """Return True if the chunk of a row includes the change of this transaction, or is not read yet and will include it.
 
         :param values: the row.
