@@ -157,7 +157,7 @@ def refuse_rows_that_delete_files_may_delete(sink: DeltaSink | IcebergSink, path
         where, said = f"sink.path table {sink.uri}", "deletionVectors"
     else:
         with sink.open() as lake:
-            delete_by_value(lake.loaded("deleting"), 7)
+            delete_by_value(lake.load_newest("deleting"), 7)
         where, said = "sink", "deletes rows by their values"
     # A condition that the deleted row does not meet changes nothing.
     for options in ({}, {"where": "id > 100", "sink_where": "id > 100"}):
