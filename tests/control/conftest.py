@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Producer
 
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
-from tests.support.piped import BASE, Piped
+from tests.support.piped import Piped, fill
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +17,7 @@ def hook(kafka):
 @pytest.fixture
 def piped(kafka, hook, unique):
     """A pipeline of two partitions of 20 records, a second apart; the first two records of partition 0 are deleted."""
-    made = Piped(kafka, hook, unique("pipe"), unique("orders"), unique("ledger"))
-    kafka.create_topic(made.topic, 2)
-    producer = Producer(kafka.connection_extra())
-    for offset in range(20):
-        for partition in range(2):
-            producer.produce(made.topic, b"v" * 90, b"k" * 10, partition, timestamp=BASE + 1000 * offset)
-    producer.flush(60)
-    hook.delete_records({made.tp(0): 2})
-    return made
+    return fill(Piped(kafka, hook, unique("pipe"), unique("orders"), unique("ledger")))
 
 
 @pytest.fixture

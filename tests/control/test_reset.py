@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -18,29 +19,45 @@ from airflow_kafka_spark.ledger.topic import make_transactional_id
 from airflow_kafka_spark.windows.model import Marker, OffsetRange, SourcePlan, TargetTopic
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, ShiftBy, SpecificOffsets
 from tests.support.control import forget, reset
-from tests.support.piped import BASE
+from tests.support.piped import BASE, Piped, fill
+
+
+@pytest.fixture(scope="module")
+def kept(kafka, hook):
+    """A pipeline that no test of this file changes, and what a refusal must leave as it is."""
+    name = f"kept-{uuid.uuid4().hex[:8]}"
+    made = fill(Piped(kafka, hook, f"pipe-{name}", f"orders-{name}", f"ledger-{name}"))
+    made.move(10, 10)
+    return made, made.everything()
+
+
+@pytest.fixture
+def untouched(kept):
+    """The pipeline that refusals share, after a window up to offset 10 of both partitions; it is compared after each test."""
+    made, before = kept
+    yield made
+    assert made.everything() == before
 
 
 class TestReset:
-    @pytest.mark.parametrize(
-        "to, after",
-        [
+    def test_it_moves_position_and_group_and_says_who_and_why(self, moved):
+        before, places = [10, 10], [
             ("earliest", [2, 0]),
             ("latest", [20, 20]),
+            (ShiftBy(-3), [17, 17]),
             ("2025-06-15T15:06:45Z", [5, 5]),
+            (ShiftBy(4), [9, 9]),
             ("2030-01-01T00:00:00Z", [20, 20]),
-            (ShiftBy(-3), [7, 7]),
-            (ShiftBy(4), [14, 14]),
-        ],
-        ids=["earliest", "latest", "time", "time behind the end", "back", "forward"],
-    )
-    def test_it_moves_position_and_group_and_says_who_and_why(self, moved, to, after):
-        done = moved.reset(to, "reload after a bad deploy", who="ann")
-        assert [m.after for m in done.moves] == moved.stands() == moved.committed() == after
-        assert [m.before for m in done.moves] == [10, 10]
-        (change,) = show(moved.hook, moved.name, **moved.place).changes
-        assert (change.number, change.action, change.who, change.why) == (1, "reset", "ann", "reload after a bad deploy")
-        assert (list(change.before.values()), list(change.after.values())) == ([10, 10], after)
+        ]  # fmt: skip
+        for number, (to, after) in enumerate(places, 1):
+            done = moved.reset(to, f"reload {number}", who="ann")
+            assert [m.after for m in done.moves] == moved.stands() == moved.committed() == after
+            assert [m.before for m in done.moves] == before
+            changes = {change.number: change for change in show(moved.hook, moved.name, **moved.place).changes}
+            change = changes[number]
+            assert len(changes) == number and (change.action, change.who, change.why) == ("reset", "ann", f"reload {number}")
+            assert (list(change.before.values()), list(change.after.values())) == (before, after)
+            before = after
 
     def test_the_next_window_says_that_it_begins_there_and_no_later_one(self, moved):
         moved.reset(ShiftBy(-5))
@@ -61,11 +78,11 @@ class TestReset:
         moved.reset(SpecificOffsets({moved.topic: {1: 3}}))
         assert moved.stands() == moved.committed() == [10, 3]
 
-    @pytest.mark.parametrize("only", [["{}:1"], ["{}:1", "{}:1"], "{}:1"], ids=["one", "twice", "as text"])
-    def test_only_some_partitions(self, moved, only):
-        only = only.format(moved.topic) if isinstance(only, str) else [item.format(moved.topic) for item in only]
-        moved.reset("latest", only=only)
-        assert moved.stands() == moved.committed() == [10, 20]
+    def test_only_some_partitions_named_once_twice_or_as_text(self, moved):
+        one = f"{moved.topic}:1"
+        for to, only, after in (("latest", [one], 20), ("earliest", [one, one], 0), ("latest", one, 20)):
+            moved.reset(to, only=only)
+            assert moved.stands() == moved.committed() == [10, after]
 
     def test_to_another_groups_offsets(self, moved, unique):
         other = unique("connect-orders")
@@ -73,30 +90,25 @@ class TestReset:
         moved.reset(f"committed:{other}")
         assert moved.stands() == moved.committed() == [4, 6]
 
-    def test_another_group_that_has_committed_nothing_is_refused_without_a_fallback(self, moved, unique):
-        before = moved.everything()
-        with pytest.raises(Exception, match=f"no committed offset to begin at for {moved.topic}-0"):
-            moved.reset(CommittedOffsets(unique("nobody"), "none"))
-        assert moved.everything() == before
+    def test_another_group_that_has_committed_nothing_is_refused_without_a_fallback(self, untouched, unique):
+        with pytest.raises(Exception, match=f"no committed offset to begin at for {untouched.topic}-0"):
+            untouched.reset(CommittedOffsets(unique("nobody"), "none"))
 
-    def test_offsets_outside_the_log_are_refused_with_the_numbers(self, moved):
-        before = moved.everything()
+    def test_offsets_outside_the_log_are_refused_with_the_numbers(self, untouched):
         with pytest.raises(BoundRefused) as caught:
-            moved.reset({moved.topic: {"0": 1, "1": 21}})
-        assert f"{moved.topic}-0 at 1, not in [2, 20]" in str(caught.value)
-        assert f"{moved.topic}-1 at 21, not in [0, 20]" in str(caught.value)
-        assert moved.everything() == before
+            untouched.reset({untouched.topic: {"0": 1, "1": 21}})
+        assert f"{untouched.topic}-0 at 1, not in [2, 20]" in str(caught.value)
+        assert f"{untouched.topic}-1 at 21, not in [0, 20]" in str(caught.value)
 
-    @pytest.mark.parametrize("to", [{"other": {"0": 1}}, "earliest"], ids=["offsets", "only"])
-    def test_partitions_that_it_does_not_read_are_refused(self, moved, to):
+    def test_partitions_that_it_does_not_read_are_refused(self, untouched):
         with pytest.raises(BoundRefused, match="reads no"):
-            moved.reset(to, only=() if isinstance(to, dict) else ["other"])
+            untouched.reset({"other": {"0": 1}})
+        with pytest.raises(BoundRefused, match="reads no"):
+            untouched.reset("earliest", only=["other"])
 
-    def test_without_a_reason_nothing_is_changed(self, moved):
-        before = moved.everything()
+    def test_without_a_reason_nothing_is_changed(self, untouched):
         with pytest.raises(ChangeRefused, match="no reason"):
-            moved.reset("earliest", why=" ")
-        assert moved.everything() == before
+            untouched.reset("earliest", why=" ")
 
     def test_a_pipeline_that_the_ledger_does_not_know_is_moved_where_its_topics_and_group_are_named(self, piped):
         """As after Kafka was created anew: its sink may still remember windows."""
@@ -289,10 +301,9 @@ class TestForget:
         done = forget(moved.hook, moved.name, why="x", discard_open=True, **moved.place)
         assert [w.number for w in done.given_up] == [2]
 
-    def test_a_dry_run_counts_and_changes_nothing(self, moved):
-        before = moved.everything()
-        assert forget(moved.hook, moved.name, why="x", dry_run=True, delete_group=True, **moved.place).records == 2
-        assert moved.everything() == before
+    def test_a_dry_run_counts_and_changes_nothing(self, untouched):
+        done = forget(untouched.hook, untouched.name, why="x", dry_run=True, delete_group=True, **untouched.place)
+        assert done.records == 2
 
     def test_a_pipeline_that_is_not_known_is_not_forgotten(self, moved):
         forget(moved.hook, moved.name, why="x", **moved.place)

@@ -18,7 +18,7 @@ from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.times import get_current_milliseconds
-from tests.support.producers import find_producer
+from tests.support.clients import find_producer
 from tests.support.runs import fails_at
 
 BEGIN = 1_750_000_000_000

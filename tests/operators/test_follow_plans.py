@@ -15,10 +15,10 @@ from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.windows.memory import make_marker_record
 from airflow_kafka_spark.windows.model import Landed, Marker, SourcePlan, TopicPartition, Window, merge_landed
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
+from tests.support.clients import find_producer
 from tests.support.control import forget, reset, skip
 from tests.support.dry import DryOperator
 from tests.support.oracle import wait_stable
-from tests.support.producers import find_producer
 from tests.support.runs import run
 
 

@@ -14,10 +14,10 @@ from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.formats import Avro, Debezium, Json
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.transforms import InsertField, ReplaceField
+from tests.support.clients import find_producer
 from tests.support.dead_letters import decode_headers, letters
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline
-from tests.support.producers import find_producer
 from tests.support.registry import serializer
 
 OLD = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}, {"name": "old", "type": "string"}]}

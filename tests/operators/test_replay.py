@@ -10,11 +10,11 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows.model import OffsetRange, State, TopicPartition, Window
+from tests.support.clients import find_producer
 from tests.support.control import replay, skip
 from tests.support.intervals import Intervals
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import row_of
-from tests.support.producers import find_producer
 
 
 def ask(action, pipeline, **options):

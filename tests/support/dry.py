@@ -15,8 +15,8 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
 from airflow_kafka_spark.windows.model import Applied
 from airflow_kafka_spark.windows.report import Report
+from tests.support.clients import find_producer
 from tests.support.intervals import BEGIN, hour
-from tests.support.producers import find_producer
 from tests.support.runs import Victim
 from tests.support.runs import run as run_here
 

@@ -10,9 +10,9 @@ from typing import Any
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows import interval_archive, interval_boundaries
+from tests.support.clients import find_producer
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import Pipeline, make, order, row_of
-from tests.support.producers import find_producer
 from tests.support.runs import Victim
 
 HOURS = 6

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.clients import find_admin_client, find_producer
 from tests.support.waiting import eventually
 
 SECOND = 1000
@@ -46,7 +48,7 @@ def now_ms() -> int:
 
 def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0, *, age: float = 0.0) -> int:
     """Produce records of this age in seconds, and return their timestamp in milliseconds."""
-    producer = Producer(kafka.connection_extra())
+    producer = find_producer(kafka, topic)
     timestamp = now_ms() - int(age * SECOND)
     for _ in range(count):
         producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
@@ -57,7 +59,8 @@ def produce(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0
 @contextmanager
 def transaction(kafka: EmbeddedKafka, topic: str, count: int = 1, partition: int = 0) -> Iterator[Producer]:
     """Open a transaction with records in it. If the caller does not end it, the brokers abort it."""
-    producer = Producer({**kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}", **OPEN})
+    settings = {**ALL_BROKERS, **kafka.connection_extra(), "transactional.id": f"{topic}-{time.monotonic_ns()}", **OPEN}
+    producer = Producer(settings)
     producer.init_transactions(60)
     producer.begin_transaction()
     for _ in range(count):
@@ -84,7 +87,7 @@ def commit(kafka: EmbeddedKafka, group: str, topic: str, offset: int, partition:
     """Commit offsets like another consumer."""
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-    consumer = Consumer({**kafka.connection_extra(), "group.id": group})
+    consumer = Consumer({**ALL_BROKERS, **kafka.connection_extra(), "group.id": group})
     try:
         consumer.commit(offsets=[KafkaTopicPartition(topic, partition, offset)], asynchronous=False)
     finally:
@@ -95,11 +98,8 @@ def end_of(kafka: EmbeddedKafka, topic: str, partition: int = 0) -> int:
     """Return the offset of the next record."""
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-    consumer = Consumer({**kafka.connection_extra(), "group.id": "nobody"})
-    try:
-        return consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=60)[1]
-    finally:
-        consumer.close()
+    place = KafkaTopicPartition(topic, partition)
+    return int(find_admin_client(kafka.connection_extra()).list_offsets({place: OffsetSpec.latest()})[place].result(60).offset)
 
 
 def delete_group(kafka: EmbeddedKafka, group: str) -> None:

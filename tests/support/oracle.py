@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.clients import find_admin_client
 
 
 class RecordsDiffer(AssertionError):
@@ -40,7 +41,7 @@ def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bo
 
     :return: False if they do not within so many seconds, because a transaction was left open.
     """
-    admin = AdminClient({**ALL_BROKERS, **config, "log_level": 0, "error_cb": lambda error: None})
+    admin = find_admin_client(config)
 
     def ends(level: IsolationLevel) -> dict[int, int]:
         partitions = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=60).topics[topic].partitions]

@@ -11,6 +11,7 @@ from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.clients import find_producer
 from tests.support.control import reset
 from tests.support.oracle import wait_stable
 
@@ -98,3 +99,15 @@ class Piped:
         partition = read_pipeline(self.hook, self.name, self.ledger_topic).partition
         end = self.hook.read_offsets([TopicPartition(self.ledger_topic, partition)])
         return sum(o.high for o in end.values()), self.committed()
+
+
+def fill(piped: Piped) -> Piped:
+    """Create the topic with two partitions of 20 records, a second apart, and delete the first two records of partition 0."""
+    piped.kafka.create_topic(piped.topic, 2)
+    producer = find_producer(piped.kafka, piped.topic)
+    for offset in range(20):
+        for partition in range(2):
+            producer.produce(piped.topic, b"v" * 90, b"k" * 10, partition, timestamp=BASE + 1000 * offset)
+    assert producer.flush(60) == 0
+    piped.hook.delete_records({piped.tp(0): 2})
+    return piped

@@ -19,8 +19,8 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import warm
+from tests.support.clients import find_producer
 from tests.support.oracle import committed_records, same_multiset, windows_tile
-from tests.support.producers import find_producer
 from tests.support.runs import Attempts
 from tests.support.waiting import eventually, settled
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.support.clients import find_producer
 from tests.support.dead_letters import BAD, PREFIX, decode_headers, is_bad
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import committed_messages, same_multiset
 from tests.support.pipelines import SPARK, create_ledger, order
-from tests.support.producers import find_producer
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
 

@@ -1,11 +1,14 @@
-"""The producer that a test process keeps for each broker."""
+"""The clients that a test process keeps for each broker. A fork must not touch those of its parent."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 from airflow_kafka_spark.testing import EmbeddedKafka
@@ -16,6 +19,19 @@ _kept: dict[tuple[Any, ...], tuple[int | None, Producer]] = {}
 """By process and connection: the process id of the broker, and the producer."""
 
 
+def find_admin_client(config: Mapping[str, Any]) -> AdminClient:
+    """Return a client for requests, which logs nothing.
+
+    :param config: the connection.
+    """
+    return _make_admin_client(os.getpid(), *sorted(config.items()))
+
+
+@cache
+def _make_admin_client(process: int, *config: tuple[str, Any]) -> AdminClient:
+    return AdminClient({**ALL_BROKERS, **dict(config), "log_level": 0, "error_cb": lambda error: None})
+
+
 def find_producer(kafka: EmbeddedKafka, topic: str) -> Producer:
     """Return an idempotent producer that knows the present partitions of a topic.
 
@@ -23,7 +39,6 @@ def find_producer(kafka: EmbeddedKafka, topic: str) -> Producer:
     id, so the one of a single broker is kept until that is restarted: then it may have lost what it knew of the producer.
     """
     connection = kafka.connection_extra()
-    # A fork must not touch the producer of its parent.
     key, broker = (os.getpid(), *sorted(connection.items())), kafka.broker().pid
 
     def note_error(error: KafkaError) -> None:
