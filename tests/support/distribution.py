@@ -36,7 +36,7 @@ LONG = (
 # Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 TOGETHER = {
     "tests/with_airflow", "tests/transforms", "tests/soak",
-    "tests/test_package.py", "tests/testing/test_embedded_airflow.py", "tests/testing/test_embedded_kafka.py",
+    "tests/test_package.py", "tests/testing/test_embedded_kafka.py",
     "tests/triggers/test_base.py",
     "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_cluster.py",
     "tests/faults/test_three_brokers.py", "tests/faults/test_warm_spark.py",

@@ -40,6 +40,8 @@ def site(
     (directory / "fault").touch()
     (directory / "gate").write_text("0/4")
     (directory / "passwords").write_text(json.dumps({name: f"{name}-secret" for name in USERS}))
+    # A copy, to which a test adds files.
+    shutil.copytree(Path(__file__).with_name("dags"), directory / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     past = Past(kafka)
     past.write()
     kafka.create_topic("watched-orders")
@@ -50,7 +52,7 @@ def site(
     with spark_connect(directory) as port:
         spark = {"conn_type": "spark_connect", "host": "127.0.0.1", "port": port}
         with SiteAirflow(
-            Path(__file__).with_name("dags"),
+            directory / "dags",
             connections={
                 "kafka_default": json.dumps(connection),
                 "spark_default": json.dumps(spark),
@@ -60,6 +62,7 @@ def site(
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(directory / "passwords"),
+                "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1",
                 "AIRFLOW__KAFKA_SPARK__LEDGERS": ", ".join(LEDGERS),
                 "PYTHONPATH": AIRFLOW_PATH,
                 faults.FAULT: "close.begin",
@@ -71,7 +74,7 @@ def site(
             },
             home=directory / "home",
             components=("triggerer",),
-            # These DAG files do not change.
+            # These DAG files do not change until the last tests.
             dag_processor=False,
             metadata=postgres,
             parallelism=4,
