@@ -105,7 +105,6 @@ WAITING = (
     "tests/hooks/kafka/",
     "tests/faults/test_publish_broker.py",
     "tests/faults/test_broker.py",
-    "tests/control/test_resend.py",
     "tests/operators/visibility/test_operator.py",
     "tests/ledger/",
 )

@@ -33,7 +33,7 @@ with DAG("later", schedule=None):
 def airflow(site):
     """Airflow with a dag-processor, which the other tests do not need, a file that comes later, and one with an error."""
     airflow = site.airflow
-    (airflow.dags_folder / "broken.py").write_text("import no_module_of_this_name\nfrom airflow.sdk import DAG\n")
+    (airflow.dags_folder / "unreadable.py").write_text("import no_module_of_this_name\nfrom airflow.sdk import DAG\n")
     (airflow.dags_folder / "later.py").write_text(LATER)
     airflow._launch("dag-processor")
     return airflow
@@ -62,12 +62,12 @@ def test_files_that_come_later_are_read_and_the_metadata_is_in_postgresql(airflo
 def test_a_missing_dag_is_reported_with_the_files_that_cannot_be_imported(airflow):
     def refusal() -> str:
         with pytest.raises(ServerFailed) as caught:
-            airflow.trigger("broken")
+            airflow.trigger("unreadable")
         return str(caught.value)
 
     # The dag-processor reports the file when it has parsed it.
     assert wait_until(lambda: "no_module_of_this_name" in refusal(), 120)
-    assert "it has no DAG `broken`. These files cannot be imported:" in refusal()
+    assert "it has no DAG `unreadable`. These files cannot be imported:" in refusal()
 
 
 def test_the_api_server_answers_before_the_scheduler_starts(airflow):
