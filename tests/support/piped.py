@@ -51,7 +51,9 @@ class Piped:
 
     def settle(self) -> None:
         """Wait until readers that do not fence see the records whose commit was acknowledged."""
-        wait_stable(self.kafka.connection_extra(), self.ledger_topic)
+        assert wait_stable(self.kafka.connection_extra(), self.ledger_topic), (
+            "a transaction is open: nothing shall wait for its end"
+        )
 
     def move(self, *ends: int) -> None:
         """Plan and close one window up to these offsets."""
