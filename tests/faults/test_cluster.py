@@ -28,7 +28,7 @@ from airflow_kafka_spark.errors import Fenced
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.testing._processes import find_free_ports, read_tail, wait_until
 from tests.support import pipelines
-from tests.support.cluster import OURS, Driver, connection, standalone
+from tests.support.cluster import OURS, Driver, connection, quick_jvm, standalone
 from tests.support.connect import spark_connect
 from tests.support.shop import make, shop
 from tests.support.splits import ROWS, rows, splits
@@ -86,6 +86,7 @@ def packed(places, bare):
         **SMALL,
         "spark.python.daemon.module": "pyspark.daemon",
         "spark.cores.max": "1",
+        "spark.executor.extraJavaOptions": quick_jvm(),
         "spark.archives": f"{archive}#environment",
         "spark.pyspark.python": "./environment/bin/python",
         "spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON": bare,

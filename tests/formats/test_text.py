@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.formats.tasks.text import format_csv_header, format_csv_lines, format_json_lines
+from tests.formats.budget import examples
 
 UTC = dt.timezone.utc
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -68,7 +69,7 @@ def in_json(name, value):
     return value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ROWS, st.integers(0, 5))
 def test_json_lines_are_what_was_given_and_nulls_are_left_out(rows, skipped):
     """Also of a slice, whose buffers begin somewhere else."""
@@ -77,7 +78,7 @@ def test_json_lines_are_what_was_given_and_nulls_are_left_out(rows, skipped):
     assert found == [{k: in_json(k, v) for k, v in row.items() if v is not None} for row in rows[skipped:]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ROWS, st.integers(0, 5), st.sampled_from(",;\t|"))
 def test_csv_lines_are_what_was_given(rows, skipped, delimiter):
     schema = pa.schema([f for f in SCHEMA if f.name in ("id", "text", "money", "at", "day")])

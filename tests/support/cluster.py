@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
+from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive, list_java_options
 from airflow_kafka_spark.testing import _processes as processes
 from tests.support.pipelines import QUICK_JVM
 from tests.support.runs import ROOT, run
@@ -31,13 +31,19 @@ OURS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 """The setting by which executors of :func:`standalone` find the modules of this environment, those of tests among them."""
 
 
+def quick_jvm() -> str:
+    """Return the options of Java for masters, workers and executors: those of :data:`QUICK_JVM`, and the archive of classes."""
+    archive = SparkClassArchive.find()
+    # The method of the archive returns none here: this process's own options name the archive already.
+    return " ".join([QUICK_JVM, *(list_java_options(archive.file) if archive else ())])
+
+
 def connection(master: str, **settings: str) -> str:
     """The Airflow connection of a cluster on this machine."""
-    archive = SparkClassArchive.find()
     extra = {
         "spark.driver.memory": "512m",
         "spark.driver.extraJavaOptions": QUICK_JVM,
-        "spark.executor.extraJavaOptions": " ".join([QUICK_JVM, *(archive.make_java_options() if archive else ())]),
+        "spark.executor.extraJavaOptions": quick_jvm(),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -178,7 +184,7 @@ def standalone(directory: Path) -> Iterator[str]:
                 **os.environ,
                 "SPARK_LOCAL_IP": host,
                 "SPARK_DAEMON_MEMORY": "256m",
-                "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} -Dspark.decommission.enabled=true",
+                "SPARK_DAEMON_JAVA_OPTS": f"{quick_jvm()} -Dspark.decommission.enabled=true",
             }
             environment.pop("PYTHONPATH", None)
             if work is not None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_kafka_spark.errors import LedgerBehind, SourceOwned
-from airflow_kafka_spark.faults import CAPTURING, PUBLISHING
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.transforms import Filter, TopicNameMatches
@@ -15,8 +14,11 @@ from tests.sources.postgres_cdc.shop import captured
 from tests.support.control import forget, reset, skip
 from tests.support.waiting import fence_tasks, settled
 
-IN_A_TASK = ("publish.fence", "publish.begin", "publish.mid", "publish.flushed", "publish.marked", "publish.committed")
+IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 POINTS = ("planned", "publish.flushed", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
+# Where a window of chunks dies: records of a split are not there, are in an open transaction, or are committed; the ledger or the
+# slot does not know of them. The steps between read no chunks: test_publish.py and tests/windows/test_ledger_model.py have them.
+OF_CHUNKS = ("planned", "publish.mid", "publish.marked", "publish.committed", "job.done", "close.in_transaction", "cdc.advance")
 ON_THE_LOG = ("publish.committed", "close.in_transaction")
 
 
@@ -77,15 +79,15 @@ def test_a_copy_of_a_table_equals_it_after_every_drain_whatever_is_killed(kafka,
 @pytest.mark.faults
 @pytest.mark.flaky(reruns=0)
 def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_killed(kafka, postgres, unique, tmp_path):
-    """Windows of chunks and of the log take turns; an attempt at chunks dies at each point, and its retry has other snapshots.
+    """Windows of chunks and of the log take turns; an attempt at chunks dies, and its retry has other snapshots.
     Tasks read by themselves, or Spark does for a chain of transforms, in turn.
     """
     options = {"snapshot": "initial", "snapshot_chunk_rows": 2, "snapshot_chunks_per_window": 2}
     with captured(kafka, postgres, unique, tmp_path, 7, **options) as shop, postgres.connect() as long:
         rows = "SELECT n, 'first' FROM generate_series(2001, 2040) n"  # that no random change deletes
         shop.connection.execute(f"INSERT INTO {shop.table('kept')} (id, note) {rows}".encode())
-        for number, point in enumerate((*PUBLISHING[1:], *CAPTURING)):
-            if number in (1, 5):  # open while chunks are read that do not include it
+        for number, point in enumerate(OF_CHUNKS):
+            if number in (1, 4):  # open while chunks are read that do not include it
                 rows = f"SELECT n, 'long' FROM generate_series({1000 * number}, {1000 * number + 5}) n"
                 long.execute(f"INSERT INTO {shop.table('kept')} (id, note) {rows}".encode())
             shop.options["transforms"] = [Filter(predicate=TopicNameMatches("nothing"))] if number % 2 else []
@@ -99,7 +101,7 @@ def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_
                 shop.change(5)
                 report = shop.run(f"{kind}{number}")
                 assert report.get("source_remaining"), "the snapshot ended before all points were reached"
-            if number in (3, 8):
+            if number in (3, 6):
                 long.commit()
         shop.drain("drain")
         settled(shop.topic("cut"), shop.topic("kept"))
