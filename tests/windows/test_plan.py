@@ -267,3 +267,13 @@ def test_what_was_not_read_of_a_window_is_a_gap_in_each_partition():
     read = [OffsetRange("t", 0, 12, 20), OffsetRange("t", 0, 5, 8)]
     assert find_unread_gaps(planned, read) == (Gap("t", 0, 8, 12), Gap("t", 1, 0, 4))
     assert find_unread_gaps(planned, planned.ranges) == ()
+
+
+def test_the_position_keeps_where_the_first_window_began_until_its_topic_is_another_one():
+    first = replace(window(OffsetRange("t", 0, 4, 10), OffsetRange("t", 1, 0, 3)), began={T0: 4})
+    assert window_from_json(window_to_json(first)) == first
+    position = find_next_position(Position(), first)
+    position = find_next_position(position, window(OffsetRange("t", 0, 10, 12)))
+    assert position.began == {T0: 4} and position_from_json(position_to_json(position)) == position
+    again = replace(window(OffsetRange("t", 0, 0, 1)), topic_ids={"t": "another"})
+    assert find_next_position(replace(position, topic_ids={"t": "one"}), again).began == {}

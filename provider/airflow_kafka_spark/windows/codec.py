@@ -87,7 +87,7 @@ def window_to_json(window: Window) -> dict[str, Any]:
         **({"binding": binding_to_json(window.binding)} if window.binding else {}),
         **_epochs_to_json([r.topic_partition for r in window.ranges], window.epochs),
         **({"lost_topic_ids": list(window.lost_topic_ids)} if window.lost_topic_ids else {}),
-        **({"began": _offsets_to_json(window.began)} if window.began else {}),
+        **_began_to_json([r.topic_partition for r in window.ranges], window.began),
     }
 
 
@@ -113,7 +113,7 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
         binding=binding_from_json(value["binding"]) if value.get("binding") else None,
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
         lost_topic_ids=tuple(value.get("lost_topic_ids", ())),
-        began=_offsets_from_json(value.get("began", ())),
+        began=_began_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value),
     )
 
 
@@ -275,7 +275,7 @@ def position_to_json(position: Position) -> dict[str, Any]:
         **({"published": published_to_json(position.published)} if position.published is not None else {}),
         **({"moved": position.moved} if position.moved else {}),
         **({"passed": _gaps_to_json(position.passed)} if position.passed else {}),
-        **({"began": _offsets_to_json(position.began)} if position.began else {}),
+        **_began_to_json(sorted(position.offsets), position.began),
         **_epochs_to_json(sorted(position.offsets), position.epochs),
     }
 
@@ -291,7 +291,7 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         published=published_from_json(value["published"]) if "published" in value else None,
         passed=_gaps_from_json(value.get("passed", ())),
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
-        began=_offsets_from_json(value.get("began", ())),
+        began=_began_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
     )
 
 
@@ -323,6 +323,17 @@ def _epochs_to_json(partitions: Sequence[TopicPartition], epochs: Mapping[TopicP
 def _epochs_from_json(partitions: Sequence[TopicPartition], value: Mapping[str, Any]) -> dict[TopicPartition, int]:
     found = value.get("epochs") or [-1] * len(partitions)
     return {tp: epoch for tp, epoch in zip(partitions, found, strict=True) if epoch >= 0}
+
+
+def _began_to_json(partitions: Sequence[TopicPartition], began: Mapping[TopicPartition, int]) -> dict[str, list[int]]:
+    """Return ``{"began": [700, 0, ...]}`` in the order of these partitions; empty if all are 0."""
+    offsets = [began.get(tp, 0) for tp in partitions]
+    return {"began": offsets} if any(offsets) else {}
+
+
+def _began_from_json(partitions: Sequence[TopicPartition], value: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    found = value.get("began") or [0] * len(partitions)
+    return {tp: offset for tp, offset in zip(partitions, found, strict=True) if offset}
 
 
 def encode_error(error: KafkaSparkError) -> str:
