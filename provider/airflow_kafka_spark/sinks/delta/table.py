@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_kafka_spark.errors import SinkUnavailable
 from airflow_kafka_spark.hooks.object_stores import store_error
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.delta.options import DeltaSinkOptions
 
 _TRIES = 20
+DeltaType: TypeAlias = "str | Mapping[str, Any]"
+"""A type in the JSON of Delta's schema: the name of a primitive type, or an object for a structure, an array or a map."""
 
 
-def list_column_types(schema: Schema) -> dict[str, Any]:
+def list_column_types(schema: Schema) -> dict[str, DeltaType]:
     """Return names and types of the columns of a Delta schema, without the properties that concern nulls."""
     return {field["name"]: _remove_nullability(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 
-def format_type(kind: str | Mapping[str, Any]) -> str:
+def format_type(kind: DeltaType) -> str:
     """Return a type in Spark's DDL, for messages."""
     if isinstance(kind, str):
         return kind
@@ -40,7 +42,7 @@ _WIDER = {"byte": ("short", "integer", "long"), "short": ("integer", "long"), "i
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
-def merge_types(row: Any, table: Any) -> Any:
+def merge_types(row: DeltaType, table: DeltaType) -> DeltaType | None:
     """Return the type of a column that takes the values of the rows as well as those of the table: the table's type, with the
     members of structures that it lacks. None if a value of the rows would change.
 
@@ -52,15 +54,16 @@ def merge_types(row: Any, table: Any) -> Any:
         return None
     if row["type"] == "struct":
         return _merge_members(row, table)
-    merged = {}
+    merged: dict[str, DeltaType] = {}
     for part in ("elementType",) if row["type"] == "array" else ("keyType", "valueType"):
-        merged[part] = merge_types(row[part], table[part])
-        if merged[part] is None:
+        found = merge_types(row[part], table[part])
+        if found is None:
             return None
+        merged[part] = found
     return {**table, **merged}
 
 
-def _is_wider(row: Any, table: Any) -> bool:
+def _is_wider(row: DeltaType, table: DeltaType) -> bool:
     if not (isinstance(row, str) and isinstance(table, str)):
         return False
     narrow, wide = _DECIMAL.fullmatch(row), _DECIMAL.fullmatch(table)
@@ -69,7 +72,7 @@ def _is_wider(row: Any, table: Any) -> bool:
     return table in _WIDER.get(row, ())
 
 
-def _merge_members(row: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+def _merge_members(row: Mapping[str, Any], table: Mapping[str, Any]) -> DeltaType | None:
     there = {member["name"]: member for member in table["fields"]}
     given = {member["name"] for member in row["fields"]}
     if any(not member["nullable"] for name, member in there.items() if name not in given):
@@ -85,7 +88,7 @@ def _merge_members(row: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
     return {**table, "fields": list(there.values())}
 
 
-def _read_types(schema: Schema) -> dict[str, Any]:
+def _read_types(schema: Schema) -> dict[str, DeltaType]:
     return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}
 
 
