@@ -47,6 +47,10 @@ __all__ = ["KafkaIntervalSensor", "KafkaLagSensor", "KafkaWindowSensor", "Source
 DEFAULT_DEFERRABLE: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
 """Value of Airflow's option ``[operators] default_deferrable``."""
 
+_LEFT_OUT_BY_NONE = frozenset(
+    {"at_most_records", "at_most_seconds", "at_least_records", "at_least_seconds", "schedule", "end", "grace", "after", "since"}
+)
+"""Numbers and instants. A template that renders to ``None`` leaves them out, as an empty text does."""
 _SPARE_SECONDS = 60.0
 """Seconds after the trigger's own timeout at which Airflow ends the wait, if the trigger has not."""
 
@@ -152,8 +156,8 @@ class KafkaSensor(BaseSensorOperator):
             raise
 
     def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render the sensor's templates, and note those that render to ``None``."""
-        given = {name: getattr(self, name) for name in self.template_fields}
+        """Render the sensor's templates, and note names that render to ``None``."""
+        given = {name: getattr(self, name) for name in self.template_fields if name not in _LEFT_OUT_BY_NONE}
         super().render_template_fields(context, jinja_env)
         self._rendered_none = [p for name in given for p in find_rendered_none(name, given[name], getattr(self, name))]
 

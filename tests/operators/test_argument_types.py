@@ -269,7 +269,8 @@ def test_of_a_sensor(cls, given):
             for deferrable in (False, True):
                 sensor = cls(**{"task_id": "task", "deferrable": deferrable, **given, name: value})
                 assert any(name in p.where for p in complaints(sensor)), name
-    sensor = cls(**{"task_id": "task", **given, "kafka_conn_id": "{{ x }}"})
+    optional = {"at_most_seconds": "{{ x }}"} if cls is KafkaLagSensor else {}
+    sensor = cls(**{"task_id": "task", **given, **optional, "kafka_conn_id": "{{ x }}"})
     sensor.render_template_fields({"x": None})
     assert {p.where: p.what for p in complaints(sensor)} == {
         "kafka_conn_id": "`{{ x }}` renders to `None`: a value in it is None"

@@ -17,7 +17,7 @@ from airflow_kafka_spark.ledger.topic import TOPIC, LedgerTopic
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.windows.dead_letters import Batch, DeadLetters
 from airflow_kafka_spark.windows.memory import make_dead_letters_record
-from airflow_kafka_spark.windows.model import Landed, OffsetRange, SourcePlan, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Gap, Landed, OffsetRange, SourcePlan, TopicPartition, Window
 from airflow_kafka_spark.windows.report import Report
 from airflow_kafka_spark.windows.times import Latency
 
@@ -73,11 +73,13 @@ class Past:
         group: str,
         leave_open: bool = False,
         ledger_topic: str = TOPIC,
+        lost: int = 0,
     ) -> None:
         """Move windows of ``each`` offsets a partition, an hour apart, the last one now.
 
         :param run: with ``{n}`` for the number of the window.
         :param leave_open: plan one more and leave it.
+        :param lost: the first offsets of each partition of the last window, which were deleted before they could be read.
         """
         for turn in range(1, count + leave_open + 1):
             with Ledger(self.hook, pipeline, "", group_id=group, topic=ledger_topic, hint_topics=topics) as ledger:
@@ -86,17 +88,20 @@ class Past:
                 described = self.hook.describe_topics(topics)
                 position = ledger.memory.position.offsets
                 tps = [tp for topic in described.values() for tp in topic.topic_partitions]
-                ranges = tuple(OffsetRange(*tp, position.get(tp, 0), position.get(tp, 0) + each) for tp in tps)
+                skipped = lost if turn == count else 0
+                starts = {tp: position.get(tp, 0) + skipped for tp in tps}
+                ranges = tuple(OffsetRange(*tp, starts[tp], position.get(tp, 0) + each) for tp in tps)
+                gaps = tuple(Gap(*tp, starts[tp] - skipped, starts[tp]) for tp in tps if skipped)
                 ago = timedelta(hours=max(0, count - turn))
                 planned_at = datetime.now(timezone.utc) - ago
                 window = Window(
                     pipeline, number, ranges, ledger.run, _iso(planned_at), self.hook.read_cluster_id(),
-                    {name: topic.topic_id for name, topic in described.items()},
+                    {name: topic.topic_id for name, topic in described.items()}, gaps=gaps,
                 )  # fmt: skip
                 entry = ledger.plan(window)
                 if turn > count:
                     return
-                report = self._report(entry.window, each, group, _iso(planned_at + timedelta(seconds=4)))
+                report = self._report(entry.window, each - skipped, group, _iso(planned_at + timedelta(seconds=4)))
                 ledger.close(report.to_dict(), window.ends)
 
     def publish(self, pipeline: str, count: int, topic: str, *, run: str, source: str) -> None:
@@ -149,7 +154,7 @@ class Past:
         read = each * len(window.ranges)
         report = Report(
             window, records_read=read, records_written=read, records={str(tp): each for tp in window.ends}, bytes=read * 10,
-            latency=Latency(0.5, 1.5, 2.0, 2.5),
+            gaps=window.gaps, latency=Latency(0.5, 1.5, 2.0, 2.5),
             timings={"fence": 0.1, "move": 3.0, "total": 4.0}, group_id=group, sink="file:///tmp/table",
             guarantee="exactly-once", completed_at=completed_at,
         )  # fmt: skip

@@ -54,7 +54,7 @@ def gate(site):
     site.kafka.create_topic(TOPIC, 3)
     site.kafka.create_topic("pages-past", 3)
     site.past.produce("pages-past", 300)
-    site.past.move(COPY, 4, ["pages-past"], 20, run=f"{DAG}/manual__{{n}}/copy", group="pages-copy")
+    site.past.move(COPY, 4, ["pages-past"], 20, run=f"{DAG}/manual__{{n}}/copy", group="pages-copy", lost=2)
     # It completes a window every hour, and takes nothing of what has been waiting for longer.
     site.kafka.create_topic("pages-stuck", 3)
     site.past.produce("pages-stuck", 30, hours_ago=6)
@@ -256,6 +256,7 @@ def test_charts_have_points_and_a_link_to_a_window_survives_a_reload(people):
     picture(visit, "pipeline", 800)
     visit.go(pipeline_url(LEDGER, COPY, 2))
     assert "manual__2" in visit.see("[data-window='2']").inner_text()
+    assert "6 offsets deleted before they could be read" in visit.see("[data-lost]").inner_text()
     visit.page.reload()
     visit.see("[data-window='2']")
     visit.page.get_by_role("tab", name="Windows").focus()

@@ -33,7 +33,10 @@ _FORBIDDEN = {"format-version": {"1", "2"}, "write.format.default": {"parquet"}}
 
 EQUALITY_DELETES = "deletes rows by their values (an equality delete, as of Flink), which pyiceberg cannot apply to files"
 """The problem of a file of a table."""
-EQUALITY_DELETES_REMEDY = "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`"
+EQUALITY_DELETES_REMEDY = (
+    "Rewrite them in Spark: rewrite_data_files with the options `rewrite-all` and `remove-dangling-deletes`, twice if the table "
+    "has no partitions (the first run leaves the files that delete)"
+)
 
 
 def find_iceberg_sink_problems(sink: IcebergSinkOptions, shape: Shape) -> list[Problem]:

@@ -192,11 +192,13 @@ class KafkaSink(metaclass=OptionsType):
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
             problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
-        return problems or self._find_client_problems()
+        return [*problems, *self._find_client_problems(has_problems=bool(problems))]
 
-    def _find_client_problems(self) -> list[Problem]:
+    def _find_client_problems(self, *, has_problems: bool) -> list[Problem]:
         """Return the problems of settings that the producers of tasks would not accept. Clients are made, which connect to no
         broker.
+
+        :param has_problems: True if other problems of the settings are known, which a client would report, too.
         """
         if not self.producer_config:
             return []
@@ -206,7 +208,7 @@ class KafkaSink(metaclass=OptionsType):
         from airflow_kafka_spark.hooks.kafka.client_settings import find_setting_problems
 
         reasons = find_setting_problems(self.producer_config)
-        if not reasons:
+        if not reasons and not has_problems:
             try:
                 Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())
             except (KafkaException, TypeError, ValueError) as error:

@@ -4,6 +4,8 @@ const windowKey = (w) => `${w.name}/${w.number}`;
 const windowId = (w) => (isInterval(w) ? w.name : w.number);
 const isWanted = (w, wanted) => Boolean(wanted) && (String(w.name) === wanted || String(w.number) === wanted);
 
+const lostOffsets = (w) => (w.gaps || []).reduce((sum, gap) => sum + gap.end - gap.start, 0);
+const lostText = (w) => `${plural(lostOffsets(w), "offset")} deleted before they could be read`;
 const outOfInterval = (w) => `${plural(w.records_out_of_interval, "record")} outside of the interval, by up to ${seconds(w.out_of_interval_seconds)}`;
 
 function Ranges({ ranges }) {
@@ -33,7 +35,7 @@ const windowColumns = ({ where, open, onOpen, readsRows, deletes }) => [
       ),
   },
   readsRows ? { key: "splits", label: "Splits", num: true, third: true, title: "Parts of the source's rows, each published in a transaction of its own", cell: (w) => count(w.splits) } :
-  { key: "range", label: "Offsets", width: "20%", wide: true, cell: (w) => h(Fragment, null, h(Ranges, w), w.records_out_of_interval ? h("div", { className: "aks-small aks-warning" }, outOfInterval(w)) : null) },
+  { key: "range", label: "Offsets", width: "20%", wide: true, cell: (w) => h(Fragment, null, h(Ranges, w), lostOffsets(w) ? h("div", { className: "aks-small aks-warning", "data-lost": lostOffsets(w), title: w.gaps.map(rangeText).join("\n") }, lostText(w)) : null, w.records_out_of_interval ? h("div", { className: "aks-small aks-warning" }, outOfInterval(w)) : null) },
   { key: "read", label: "Read", num: true, third: true, cell: (w) => count(w.records_read) },
   { key: "written", label: "Written", num: true, third: true, cell: (w) => count(w.records_written) },
   deletes ? { key: "deleted", label: "Deleted", num: true, third: true, title: "Rows that records without a value have deleted", cell: (w) => count(w.records_deleted) } : null,
@@ -48,7 +50,6 @@ const windowColumns = ({ where, open, onOpen, readsRows, deletes }) => [
 ].filter(Boolean);
 
 function WindowDetails({ w, row, onAction }) {
-  const gaps = (w.gaps || []).reduce((sum, gap) => sum + gap.end - gap.start, 0);
   const dead = (w.dead_letters || []).reduce((sum, part) => sum + (part.records || 0), 0);
   return h(
     "div",
@@ -68,7 +69,7 @@ function WindowDetails({ w, row, onAction }) {
         ["Run", w.run, undefined, true],
       ],
     }),
-    gaps ? h(Note, { kind: "bad" }, `${plural(gaps, "offset")} were deleted before they could be read: ${w.gaps.map(rangeText).join(", ")}`) : null,
+    lostOffsets(w) ? h(Note, { kind: "bad" }, `${lostText(w)}: ${w.gaps.map(rangeText).join(", ")}`) : null,
     w.records_out_of_interval ? h(Note, { kind: "bad" }, `The timestamps of ${plural(w.records_out_of_interval, "record")} lie outside of the interval, by up to ${seconds(w.out_of_interval_seconds)}: late records, or a wrong clock of their producer`) : null,
     row.reads_rows ? null : h("div", null, h("div", { className: "aks-small aks-muted" }, "Offsets"), h("div", { className: "aks-pre" }, (w.ranges || []).map((r) => `${rangeText(r)}  ${plural(r.end - r.start, "offset")}`).join("\n") || "none")),
     w.state === "COMPLETE" && row.actions.includes("replay")
