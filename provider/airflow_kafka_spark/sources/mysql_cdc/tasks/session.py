@@ -135,7 +135,7 @@ class LogServer:
 
         missing = [name for name in DRIVER_PARTS if not hasattr(connection, name)]
         if missing:
-            found = f"connections of PyMySQL {pymysql.__version__} have no `{missing[0]}`, with which the log is read"
+            found = f"connections of PyMySQL {pymysql.VERSION_STRING} have no `{missing[0]}`, with which the log is read"
             raise SourceRejected(self.where, f"{found}; expected `pymysql>=1.1,<2`", "Install it, on the executors, too")
 
     def read_events(self, connection: Connection, start: LogCoordinates) -> Iterator[Located]:
