@@ -81,7 +81,7 @@ async def events_of(trigger, steps, store=None):
     trigger = again(trigger)
     trigger.asset_state_store = store
     counts, events, looks = [], [], []
-    make = trigger.valid_probe
+    make = trigger.make_probe
 
     def counted():
         probe = make()
@@ -96,7 +96,7 @@ async def events_of(trigger, steps, store=None):
         probe.check = counting
         return probe
 
-    trigger.valid_probe = counted
+    trigger.make_probe = counted
 
     async def collect():
         async for event in trigger.run():
