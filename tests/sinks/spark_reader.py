@@ -73,6 +73,30 @@ class Zone:
 
 
 @dataclass(frozen=True)
+class EqualityDelete:
+    """A commit to an Iceberg table of a file that deletes rows by their values, as Flink writes it. Its answer is None.
+
+    :param table: the table, as Spark names it.
+    :param path: the file, which exists.
+    :param field: the id of the column whose values it holds.
+    """
+
+    table: str
+    path: Path
+    field: int
+
+    def commit(self, spark: Any) -> None:
+        """Commit it by Iceberg's Java library: Spark does not read such files of pyiceberg."""
+        jvm = spark._jvm
+        table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, self.table)
+        ids = spark.sparkContext._gateway.new_array(jvm.int, 1)
+        ids[0] = self.field
+        file = jvm.org.apache.iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(ids)
+        file = file.withPath(f"file://{self.path}").withFormat("PARQUET").withRecordCount(1)
+        table.newRowDelta().addDeletes(file.withFileSizeInBytes(self.path.stat().st_size).build()).commit()
+
+
+@dataclass(frozen=True)
 class Meeting:
     """A point at which Spark creates one file and waits for another. Its answer is None.
 
@@ -93,7 +117,7 @@ class Meeting:
 
 
 def read(
-    requests: Sequence[Request | Partitions | Statement | Zone | Meeting],
+    requests: Sequence[Request | Partitions | Statement | EqualityDelete | Zone | Meeting],
     scratch: Path,
     settings: Mapping[str, str] | None = None,
 ) -> list[Any]:
@@ -113,7 +137,7 @@ def read(
     return pickle.loads((scratch / "answers").read_bytes())
 
 
-def _answer(spark: SparkSession, request: Request | Partitions | Statement | Zone | Meeting) -> Any:
+def _answer(spark: SparkSession, request: Request | Partitions | Statement | EqualityDelete | Zone | Meeting) -> Any:
     if isinstance(request, Partitions):
         rows = [(n, value) for n, value in enumerate(request.values)]
         frame = spark.createDataFrame(rows, f"n int, `{request.column}` {request.type}")
@@ -126,6 +150,8 @@ def _answer(spark: SparkSession, request: Request | Partitions | Statement | Zon
         os.environ["TZ"] = request.name
         time.tzset()
         return None
+    if isinstance(request, EqualityDelete):
+        return request.commit(spark)
     if isinstance(request, Meeting):
         return request.wait()
     if isinstance(request, Statement):

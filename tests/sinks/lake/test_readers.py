@@ -17,12 +17,15 @@ import duckdb
 import polars as pl
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.table import Table
 
+from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
+from airflow_kafka_spark.sinks.iceberg.validation import EQUALITY_DELETES_REMEDY
 from airflow_kafka_spark.sources.jdbc.postgres import DRIVER
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks import spark_reader
@@ -133,10 +136,14 @@ class Deleted:
 
     :param rows: the rows that readers have found.
     :param deletes: the number of delete files before the last upsert.
+    :param rewritten: the problems of another table, which had equality deletes until Spark rewrote it.
+    :param flinks: its rows after one more upsert.
     """
 
     rows: dict[str, list[dict[str, Any]]]
     deletes: int
+    rewritten: list[Problem]
+    flinks: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +210,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres)
     keyed = {"mode": "upsert", "key": ["id"], "table_properties": {"write.delete.mode": "merge-on-read"}}
     upsert, upserts = replace(iceberg.sink, table="shop.deleted", **keyed), Pipeline(KEYED, "upserts")
     write(upsert, upserts, [{"id": i, "v": "old"} for i in range(6)])
+    flink = replace(upsert, table="shop.flink")
+    write(flink, Pipeline(KEYED, "flink"), [{"id": i, "v": "old"} for i in range(4)])
+    remedy = (
+        "CALL lake.system.rewrite_data_files(table => 'shop.flink', "
+        "options => map('rewrite-all', 'true', 'remove-dangling-deletes', 'true'))"
+    )
     requests = [
+        _delete_by_value(_load(iceberg, "shop.flink"), 2),
+        *[spark_reader.Statement(remedy)] * 2,
         spark_reader.Statement(by_others),
         spark_reader.Statement("DELETE FROM lake.shop.deleted WHERE id IN (1, 2)"),
         began,
@@ -248,6 +263,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres)
             move(feed.next(2, 1, 0))
         lines = _write_mapped(special)
         deletes = len(_load(iceberg, "shop.deleted").inspect.delete_files())
+        rewritten = flink.find_target_problems()
+        write(flink, Pipeline(KEYED, "flink again"), [{"id": 1, "v": "new"}])
         write(upsert, upserts, [{"id": 2, "v": "back"}, {"id": 3, "v": "new"}])
         _until(again.here, spark)
         with catalog.locked(spark) as wait_for:
@@ -258,12 +275,22 @@ def filled(tmp_path_factory: pytest.TempPathFactory, postgres: EmbeddedPostgres)
         moving.result()
         compacted.there.touch()
         answers = spark.result()
-    first, second = answers[3:5], answers[6:8]
+    first, second = answers[6:8], answers[9:11]
     assert all(rows[0][0]["metrics"]["numFilesRemoved"] for rows in (first, second)), (first, second)
     assert all(rows[1][0]["rewritten_data_files_count"] for rows in (first, second)), (first, second)
     found = {kind: Filled(lakes[kind], expected, rows) for kind, rows in zip(lakes, answers[-2:], strict=True)}
-    rows = {"Spark": answers[9], "pyiceberg": _load(iceberg, "shop.deleted").scan().to_arrow().to_pylist()}
-    return found, Mapped(lines, answers[-4], answers[-3]), Deleted(rows, deletes)
+    rows = {"Spark": answers[12], "pyiceberg": _load(iceberg, "shop.deleted").scan().to_arrow().to_pylist()}
+    flinks = _load(iceberg, "shop.flink").scan().to_arrow().to_pylist()
+    return found, Mapped(lines, answers[-4], answers[-3]), Deleted(rows, deletes, rewritten, flinks)
+
+
+def _delete_by_value(table: Table, id: int) -> spark_reader.EqualityDelete:
+    """Write a file that deletes a row by its id."""
+    number = table.schema().find_field("id").field_id
+    path = Path(table.location().removeprefix("file://")) / "data" / "deletes.parquet"
+    key = pa.field("id", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(number)})
+    pq.write_table(pa.table([[id]], schema=pa.schema([key])), path)
+    return spark_reader.EqualityDelete("lake.shop.flink", path, number)
 
 
 def _load(lake: IcebergCase, name: str) -> Table:
@@ -358,3 +385,9 @@ def test_an_upsert_keeps_rows_deleted_that_spark_has_deleted_by_delete_files(del
     for reader, rows in deleted.rows.items():
         assert {row["id"]: row["v"] for row in rows} == {0: "old", 2: "back", 3: "new", 4: "old", 5: "old"}, reader
         assert len(rows) == 5, reader
+
+
+def test_a_table_with_equality_deletes_is_upserted_again_after_the_remedy_that_its_problem_names(deleted):
+    assert "twice if the table has no partitions" in EQUALITY_DELETES_REMEDY
+    assert deleted.rewritten == []
+    assert sorted((row["id"], row["v"]) for row in deleted.flinks) == [(0, "old"), (1, "new"), (3, "old")]
