@@ -159,7 +159,7 @@ class TestWindows:
 class TestWithoutSpark:
     def test_a_window_without_records_starts_no_spark(self, files):
         """In a process of its own, with a Spark that cannot start."""
-        victim = files.victim(fault=None, jvm=True, spark_conf={"spark.master": "nonsense"})
+        victim = files.victim(fault=None, jvm=True, spark_conf={"spark.serializer": "nonsense"})
         assert victim.wait() == 0, victim.tail()
         report = victim.result()
         assert report["records_read"] == 0

@@ -34,7 +34,7 @@ def filled(security, properties=None, **settings):
     kafka = EmbeddedKafka(security=security, properties=properties)
     kafka.start()
     kafka.create_topic("t", 2)
-    producer = Producer(kafka.connection_extra(**settings))
+    producer = Producer({**kafka.connection_extra(**settings), "log_level": 0})
     for number, value in enumerate(VALUES):
         producer.produce("t", value, partition=number % 2)
     assert producer.flush(120) == 0

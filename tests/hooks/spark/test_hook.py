@@ -79,7 +79,7 @@ def test_a_token_is_in_no_address_that_is_shown(connect):
 
 def test_a_spark_connect_server_has_a_host(connect):
     expected = "is no master of Spark; expected the host of a Spark Connect server"
-    assert find_master_problem(connect(conn_type="spark_connect").master) == f"`` {expected}"
+    assert find_master_problem(connect(conn_type="spark_connect").master) == f"`sc://:15002` {expected}"
 
 
 @pytest.mark.parametrize("key", ["kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "my.secret", "kafka.ssl.key.password"])
@@ -148,7 +148,7 @@ def test_nothing_is_started_for_a_window_without_records_or_one_that_cannot_be_f
     assert started == []
 
 
-@pytest.mark.parametrize("end", ["give_up", "result"])
+@pytest.mark.parametrize("end", ["give_up", "wait_for_result"])
 def test_a_start_that_has_not_begun_when_the_validation_fails_or_the_session_is_wanted_never_begins(start, started, end):
     go = threading.Event()
     early = EarlyStart(start, lambda: go.wait(60))

@@ -160,7 +160,7 @@ def find_master_problem(master: str) -> str:
         return f"`{name}` is no master of Spark; expected {expected}"
     if scheme == "mesos" and _has_no_mesos():
         return f"`{master}` is a master of Mesos, which Spark 4 does not support; expected {_MASTERS}"
-    if scheme in ("k8s", "mesos") and not _ADDRESS.fullmatch(re.sub("^(https?|zk)://", "", host)):
+    if scheme in ("k8s", "mesos") and not all(map(_ADDRESS.fullmatch, re.sub("^(https?|zk)://", "", host).split(","))):
         return f"`{master}` names no host; expected {_MASTERS}"
     if (is_yarn and master != "yarn") or (is_local_master(master) and not _LOCAL_MASTER.fullmatch(master)):
         return f"`{master}` is no master of Spark; expected {_MASTERS}"
