@@ -474,10 +474,12 @@ def test_no_call_returns_anything_when_no_broker_can_be_reached(monkeypatch, cap
     hook = use(monkeypatch, "closed", **{"bootstrap.servers": "127.0.0.1:1"})
 
     def failure(call):
-        started = time.monotonic()
-        with pytest.raises(KafkaUnavailable, match="`closed`.*127.0.0.1:1.*Connection refused") as caught:
-            call(use(monkeypatch, "closed", **{"bootstrap.servers": "127.0.0.1:1"}))
-        assert caught.value.retryable
+        started, used = time.monotonic(), use(monkeypatch, "closed", **{"bootstrap.servers": "127.0.0.1:1"})
+        # The second call comes as soon as the first one: sensors ask again with the hook that they have.
+        for _ in range(2):
+            with pytest.raises(KafkaUnavailable, match="`closed`.*127.0.0.1:1.*Connection refused") as caught:
+                call(used)
+            assert caught.value.retryable
         return time.monotonic() - started
 
     with ThreadPoolExecutor(len(EVERY_CALL)) as pool:

@@ -578,7 +578,10 @@ class KafkaCalls:
         # One failed connection is enough, because librdkafka does not always report that all of them failed.
         down_at = self.events.find_first({"_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", CONNECTION_LOG}, started)
         if down_at is not None and now - down_at > DOWN_PATIENCE_SECONDS:
-            raise self.make_unavailable_error(doing, self.find_reason(started))
+            failure = self.make_unavailable_error(doing, self.find_reason(started))
+            # librdkafka reports one error once in half a minute. The next call would wait for it with the same client.
+            self.discard_client()
+            raise failure
 
     def translate(
         self, doing: str, error: KafkaError, what: object = "", since: float = 0.0, rights: Sequence[Right] = ()
