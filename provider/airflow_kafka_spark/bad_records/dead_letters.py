@@ -23,7 +23,16 @@ from airflow_kafka_spark.errors import (
     TooManyRouted,
 )
 from airflow_kafka_spark.hooks.kafka.transactions import abort
-from airflow_kafka_spark.windows.dead_letters import Batch, Captured, DeadLetters, Runs, group_into_runs, list_run_offsets
+from airflow_kafka_spark.windows.dead_letters import (
+    Batch,
+    Captured,
+    DeadLetters,
+    Runs,
+    group_into_runs,
+    list_run_offsets,
+    subtract_offsets,
+    unite_offsets,
+)
 from airflow_kafka_spark.windows.memory import LedgerRecord, make_dead_letters_record
 from airflow_kafka_spark.windows.model import SAMPLES, BadRecord, OffsetRange, Split, SplitResult, TopicPartition
 
@@ -150,10 +159,8 @@ class SideOutputs:
         sent, mine = (known.list_sent(), known.list_sent(ledger.claimed.window.replay)) if known else ({}, {})
         bad = {tp: list_run_offsets(runs) for tp, runs in collect_offsets(letters).items()}
         found = {tp: offsets & sent.get(tp, frozenset()) for tp, offsets in bad.items()}
-        for tp, offsets in find_resent(ledger).items():
-            found[tp] = found.get(tp, frozenset()) | offsets
-        left = {tp: offsets - mine.get(tp, frozenset()) for tp, offsets in found.items()}
-        return {tp: group_into_runs(offsets) for tp, offsets in left.items() if offsets}
+        left = subtract_offsets(unite_offsets(found, find_resent(ledger)), mine)
+        return {tp: group_into_runs(offsets) for tp, offsets in left.items()}
 
     def _collect_outputs(self, letters: pa.Table, routes: pa.Table, known: DeadLetters | None) -> list[_SideOutput]:
         """Return the records that were not sent before, by topic."""

@@ -26,7 +26,7 @@ from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log, read_r
 from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE
 from airflow_kafka_spark.windows.changes import Change
-from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs
+from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs, subtract_offsets
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry, make_dead_letters_key, make_key_prefix, make_window_key
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
@@ -311,9 +311,7 @@ def _find_window(
             expected="records that the newest replay has left out",
             action="Read the dead letter topic with a separate pipeline, if the sink does not have them",
         )
-    sent = whole.find_resent(entry.window)
-    left = {tp: offsets - sent.get(tp, frozenset()) for tp, offsets in absent.items()}
-    left = {tp: offsets for tp, offsets in left.items() if offsets}
+    left = subtract_offsets(absent, whole.find_resent(entry.window))
     return entry, UnsentLetters(dead.list_letters_of(left), sum(map(len, left.values())), left)
 
 

@@ -638,6 +638,7 @@ class SinkMove:
         """
         from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters, find_resent
         from airflow_kafka_spark.jobs.tasks.account import Tolerance
+        from airflow_kafka_spark.windows.dead_letters import unite_offsets
 
         splits, shape = operator.make_splits(window), operator.make_shape_for(window.pipeline)
         letters = operator.make_dead_letter_topic(ledger.parent_pipeline)
@@ -647,8 +648,7 @@ class SinkMove:
         resent = find_resent(ledger) if window.replay else {}
         if operator.errors.tolerates:
             sent = known.list_sent(window.replay) if known and letters else {}
-            both = {tp: offsets | sent.get(tp, frozenset()) for tp, offsets in resent.items()}
-            tolerance = Tolerance(letters is not None, {**sent, **both})
+            tolerance = Tolerance(letters is not None, unite_offsets(sent, resent))
         elif resent:
             raise ValidationError([make_resent_problem(window, resent)])
         if known is not None:

@@ -320,6 +320,21 @@ def _batch_from_json(value: Mapping[str, Any]) -> Batch:
     return Batch(value["replay"], value["token"], offsets, landed, routed, value.get("topic_id", ""))
 
 
+def unite_offsets(
+    first: Mapping[TopicPartition, frozenset[int]], second: Mapping[TopicPartition, frozenset[int]]
+) -> dict[TopicPartition, frozenset[int]]:
+    """Return the offsets that are in either of two maps."""
+    return {**first, **{tp: offsets | first.get(tp, frozenset()) for tp, offsets in second.items()}}
+
+
+def subtract_offsets(
+    first: Mapping[TopicPartition, frozenset[int]], second: Mapping[TopicPartition, frozenset[int]]
+) -> dict[TopicPartition, frozenset[int]]:
+    """Return the offsets of the first map that are not in the second one, without partitions that have none left."""
+    left = ((tp, offsets - second.get(tp, frozenset())) for tp, offsets in first.items())
+    return {tp: offsets for tp, offsets in left if offsets}
+
+
 def encode_offsets(offsets: Mapping[TopicPartition, Runs]) -> list[list[Any]]:
     """Return ``[[topic, partition, [distance, length, ...]], ...]``. Each run is written as its distance from the end of the
     previous one and its length."""

@@ -165,10 +165,15 @@ class KafkaHook(KafkaBaseHook):
             self._make_client, events, conn_id=self.conn_id, identity=kafka_config.describe_identity(config), timeout=self.timeout
         )
 
+    @cached_property
+    def _setting_problems(self) -> list[str]:
+        # Once for a hook, because clients are made for it. A hook makes a client anew after each failure.
+        return find_setting_problems(self.config)
+
     def _make_client(self, events: ClientEvents) -> AdminClient:
         from confluent_kafka import KafkaException
 
-        if problems := find_setting_problems(self.config):
+        if problems := self._setting_problems:
             found = f"librdkafka does not accept its extra: {'; '.join(problems)}"
             raise ConnectionInvalid(self.conn_id, found, "Correct the extra; what it leaves out has a default")
         try:
