@@ -141,6 +141,8 @@ def subscriber(servers: Replicated) -> Iterator[Callable[[str], list[tuple]]]:
     ask("CREATE TABLE sent (id int PRIMARY KEY)")
     options = "WITH (create_slot = false, slot_name = sent)"
     ask(f"CREATE SUBSCRIPTION sent CONNECTION '{servers.primary.dsn}' PUBLICATION sent {options}")
+    # The first copy of the table waits for all transactions that are open at the publisher, and a test opens one.
+    assert eventually(lambda: ask("SELECT DISTINCT srsubstate FROM pg_subscription_rel") == [("r",)])
     yield ask
     ask("DROP SUBSCRIPTION sent")
     servers.ask(servers.primary, "DROP DATABASE subscriber (FORCE)", "DROP PUBLICATION sent", "DROP TABLE sent")
