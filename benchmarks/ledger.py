@@ -162,7 +162,13 @@ def _windows() -> Iterator[tuple[str, Any]]:
 def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tuple[str, Any]]:
     from airflow_kafka_spark.windows.interval import IntervalState
     from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, group_into_archives
-    from airflow_kafka_spark.windows.memory import Attempt, WindowEntry, archive_record, make_interval_record, make_window_record
+    from airflow_kafka_spark.windows.memory import (
+        Attempt,
+        WindowEntry,
+        make_archive_record,
+        make_interval_record,
+        make_window_record,
+    )
     from airflow_kafka_spark.windows.model import OffsetRange, State, Window
     from airflow_kafka_spark.windows.report import Report
 
@@ -180,7 +186,7 @@ def _intervals(index: int, name: str, topic_ids: dict[str, str]) -> Iterator[tup
         if index and is_old and number < INTERVALS - 100 - ARCHIVE_AFTER:
             old.append(state)
             for archive, _ in group_into_archives(old):
-                yield name, archive_record(name, archive)
+                yield name, make_archive_record(name, archive)
                 old.clear()
         else:
             yield name, make_interval_record(name, state)

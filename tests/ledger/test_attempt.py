@@ -30,7 +30,7 @@ from airflow_kafka_spark.windows.memory import (
     Attempt,
     LedgerRecord,
     WindowEntry,
-    archive_record,
+    make_archive_record,
     make_change_record,
     make_dead_letters_key,
     make_group_key,
@@ -134,15 +134,15 @@ def test_offsets_of_many_partitions_are_committed_in_one_transaction(kafka, hook
     producer.init_transactions(60)
     producer.begin_transaction()
     send_offsets(producer, hook.make_consumer_config(), pipeline, offsets, 30)
-    found = hook.committed(pipeline, [tp for tp, _, _ in offsets], stable=False)
+    found = hook.read_committed(pipeline, [tp for tp, _, _ in offsets], stable=False)
     assert not any(found.values())
     producer.commit_transaction(60)
-    found = hook.committed(pipeline, [tp for tp, _, _ in offsets])
+    found = hook.read_committed(pipeline, [tp for tp, _, _ in offsets])
     assert [there.offset for there in found.values()] == [7] * 400
 
 
 def committed(hook, pipeline, topic):
-    return hook.committed(pipeline, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+    return hook.read_committed(pipeline, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
 
 
 def complete_one(attempt, pipeline, topic, number):
@@ -635,7 +635,7 @@ PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "
         (make_interval_record("p", IntervalState(HOUR, State.COMPLETE, ())), OF_HOUR),
         (LedgerRecord(make_interval_key("p", HOUR), None), [*OF_HOUR, "l.p.plan", "l.p.close", "l.p.group"]),
         (make_interval_record("p", IntervalState(HOUR, State.COMPLETE, (), forgotten=True)), ["l.p.group"]),
-        (archive_record("p", IntervalArchive.of([IntervalState(HOUR, State.COMPLETE, ())])), ["l.p.group"]),
+        (make_archive_record("p", IntervalArchive.of([IntervalState(HOUR, State.COMPLETE, ())])), ["l.p.group"]),
         (LedgerRecord(b'["p","control",3]', b"{}"), ["l.p.control"]),
         (LedgerRecord(b'["p","binding"]', b"{}"), ["l.p.binding"]),
         (LedgerRecord(b'["p","binding"]', None), ["l.p.plan", "l.p.close", "l.p.binding"]),

@@ -166,7 +166,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-hidden-records-passed-over",
         path="ledger/topic.py",
-        old="if not _has_hidden_records(span.uncommitted_from(message.offset()), awaited):",
+        old="if not _has_hidden_records(span.make_uncommitted(message.offset()), awaited):",
         new="if message.offset() < end:",
         breaks="A pipeline's records behind an open transaction are waited for.",
         tests=(f"{_LEDGER}::test_own_records_behind_another_pipelines_open_transaction_are_waited_for_not_looked_past",),

@@ -332,7 +332,7 @@ _OF_PUBLISHING = (
         name="publish-open-marker-believed",
         path="sinks/kafka/tasks/publish.py",
         old="read_span(LedgerSpan(config, tp, start, high), AwaitedRecords(mine, abort=self._end))",
-        new="read_span(LedgerSpan(config, tp, start, high).uncommitted_from(start), AwaitedRecords(mine, abort=self._end))",
+        new="read_span(LedgerSpan(config, tp, start, high).make_uncommitted(start), AwaitedRecords(mine, abort=self._end))",
         breaks="A marker in a transaction that was aborted does not count.",
         tests=(f"{_PUBLISH}::test_a_marker_that_was_never_committed_does_not_count",),
     ),
@@ -408,10 +408,10 @@ _OF_DEAD_LETTERS = (
     Mutant(
         name="dead-letters-committed-before-the-note",
         path="bad_records/dead_letters.py",
-        old="            record = self._record(dead, ledger, outputs)\n",
+        old="            record = self._make_record(dead, ledger, outputs)\n",
         new="""            producer.commit_transaction(SECONDS)
             producer.begin_transaction()
-            record = self._record(dead, ledger, outputs)
+            record = self._make_record(dead, ledger, outputs)
 """,
         breaks="Dead letters and the ledger's record of them are committed in one transaction.",
         tests=(

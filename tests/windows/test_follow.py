@@ -10,7 +10,7 @@ from airflow_kafka_spark.errors import FollowBroken
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import position_from_json, position_to_json
-from airflow_kafka_spark.windows.follow import count_published_behind, follow, reached_of
+from airflow_kafka_spark.windows.follow import count_published_behind, find_followed_window, follow
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import (
     FollowedWindow,
@@ -105,6 +105,6 @@ def test_a_pipeline_that_was_renamed_is_followed_by_its_new_name_and_from_where_
     with pytest.raises(FollowBroken, match='follows="new"'):
         follow(old, None, ["t"], {TP: 0})
     new = replace(upstream(total=9, last=3, changes={1: Change(1, "rename", "ann", "", "", name="up")}), pipeline="new")
-    assert reached_of(new, Position(followed={"up": FollowedWindow(2, {"t": 5})})) == FollowedWindow(2, {"t": 5})
+    assert find_followed_window(new, Position(followed={"up": FollowedWindow(2, {"t": 5})})) == FollowedWindow(2, {"t": 5})
     followed, _ = follow(new, FollowedWindow(2, {"t": 5}), ["t"], {TP: 5})
     assert (followed.pipeline, followed.first, followed.last, followed.records) == ("new", 3, 3, 4)

@@ -21,7 +21,7 @@ from airflow_kafka_spark.windows.interval import (
     find_topic_start,
 )
 from airflow_kafka_spark.windows.interval_archive import ARCHIVE_AFTER, IntervalArchive, Intervals, group_into_archives
-from airflow_kafka_spark.windows.memory import archive_record, fold_records, list_known_topic_ids, make_interval_record
+from airflow_kafka_spark.windows.memory import fold_records, list_known_topic_ids, make_archive_record, make_interval_record
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -128,7 +128,7 @@ def test_the_group_passes_holes_in_time_without_taking_archives_apart(monkeypatc
         for state in chain(0, 20)
     ]
     ((archive, _),) = group_into_archives(states)
-    (read,) = fold_records("p", [archive_record("p", archive)._replace(offset=3)]).intervals.archives
+    (read,) = fold_records("p", [make_archive_record("p", archive)._replace(offset=3)]).intervals.archives
     assert read.has_holes and read.only_in_time
     monkeypatch.setattr(interval_archive, "unpack_values", None)
     assert find_contiguous_offsets([read.as_one], {TopicPartition("t", 0): 0}) == {TopicPartition("t", 0): 200}
@@ -188,14 +188,17 @@ def test_an_archive_fits_into_a_record(monkeypatch):
 def test_the_ledger_remembers_archives():
     states = chain(0, 30)
     made = group_into_archives(states[:20])
-    records = [archive_record("p", archive)._replace(offset=70 + n) for n, (archive, _) in enumerate(made)]
+    records = [make_archive_record("p", archive)._replace(offset=70 + n) for n, (archive, _) in enumerate(made)]
     records += [make_interval_record("p", state)._replace(offset=90) for state in states[20:]]
     memory = fold_records("p", records)
     assert dict(memory.intervals) == {s.interval.name: s for s in states}
     assert memory.oldest_offset == 20, "the first record of the oldest interval that has one of its own"
     assert list_known_topic_ids(memory) == {"t": ("id",)}
     assert fold_records("p", records[:1]).oldest_offset == 70, "a reader that begins behind it would miss it"
-    assert fold_records("p", [*records, archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives == ()
+    assert (
+        fold_records("p", [*records, make_archive_record("p", made[0][0])._replace(value=None, offset=99)]).intervals.archives
+        == ()
+    )
 
 
 HOURS = st.lists(
@@ -266,19 +269,19 @@ def test_spans_answer_as_the_intervals_one_by_one(steps, start, length, offset, 
 
 def test_an_archive_says_how_it_was_made():
     archive = IntervalArchive.of(chain(0, 5))
-    value = json.loads(archive_record("p", archive).value or b"")
+    value = json.loads(make_archive_record("p", archive).value or b"")
     assert (value["count"], value["span"]["ranges"]) == (5, [["t", 0, 0, 50]])
     assert "packed" not in repr(archive)
 
 
 def test_a_reader_that_looks_again_holds_each_archive_once_and_notices_another_one_in_its_place():
     (one, _), (other, _) = group_into_archives(chain(0, 10))[0], group_into_archives(chain(0, 9))[0]
-    same_key = archive_record("p", one)
+    same_key = make_archive_record("p", one)
     first = same_key._replace(offset=5)
     kept = {}
     memory = fold_records("p", [first], kept)
     assert fold_records("p", [first], kept).intervals.archives[0] is memory.intervals.archives[0]
-    again = first._replace(value=archive_record("p", other).value)
+    again = first._replace(value=make_archive_record("p", other).value)
     assert [archive.count for archive in fold_records("p", [again], kept).intervals.archives] == [9]
     gone = first._replace(value=None, offset=6)
     assert not fold_records("p", [first, gone], kept).intervals

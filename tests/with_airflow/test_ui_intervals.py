@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.ui.plugin import pipeline_url
+from airflow_kafka_spark.ui.plugin import make_pipeline_url
 from tests.support.waiting import eventually
 from tests.ui.past import LEDGER
 
@@ -72,7 +72,7 @@ def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, 
 
 def test_an_interval_is_replayed_from_its_page(site, hours, lake, people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, PIPELINE, name_of(0)))
+    visit.go(make_pipeline_url(LEDGER, PIPELINE, name_of(0)))
     window = visit.see(f"[data-window='{name_of(0)}']")
     assert hours[0] in window.inner_text()
     window.get_by_role("button", name="Replay this window").click()
@@ -96,7 +96,7 @@ def test_an_interval_that_was_left_out_is_named_and_its_page_has_what_intervals_
     left_out = [f"{hour(number):%Y-%m-%dT%H:%M:%SZ}" for number in (2, 3)]
     assert eventually(lambda: _page(site).get("intervals", {}).get("missing")) == [left_out]
     visit = people("viewer")
-    visit.go(pipeline_url(LEDGER, PIPELINE) + "&view=windows")
+    visit.go(make_pipeline_url(LEDGER, PIPELINE) + "&view=windows")
     # A day is not repeated, except at midnight.
     named = visit.see("[data-missing='1']").inner_text()
     assert f"{hour(2):%H:%M} – " in named and f"{hour(3):%H:%M}" in named and "were not moved" in named

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing._processes import wait_until
-from airflow_kafka_spark.ui.plugin import PAGE, KafkaSparkPlugin, pipeline_url
+from airflow_kafka_spark.ui.plugin import PAGE, KafkaSparkPlugin, make_pipeline_url
 from tests.support.browser import Visit
 from tests.support.pipelines import order
 from tests.support.waiting import eventually
@@ -226,7 +226,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
     visit.see("[data-count=failed]").click()
     rows(visit, 1)
     # Giving up a window takes a new attempt; a preview of it takes none.
-    visit.go(pipeline_url(LEDGER, GATED))
+    visit.go(make_pipeline_url(LEDGER, GATED))
     assert "the gate stays shut" in visit.see("[data-error=RuntimeError]").inner_text()
     picture(visit, "failed")
     visit.see("[data-action=skip]").click()
@@ -244,7 +244,7 @@ def test_a_failed_window_is_finished_by_the_next_run_and_the_lag_falls_to_zero(p
 
 def test_charts_have_points_and_a_link_to_a_window_survives_a_reload(people):
     visit = people("viewer")
-    visit.go(pipeline_url(LEDGER, GATED))
+    visit.go(make_pipeline_url(LEDGER, GATED))
     for name in ("Records per window", "Latency", "Duration"):
         chart = visit.see(f"[data-chart='{name}']")
         assert int(chart.get_attribute("data-points")) >= 2
@@ -254,7 +254,7 @@ def test_charts_have_points_and_a_link_to_a_window_survives_a_reload(people):
     visit.see("[data-chart='Records per window']", has_text="1,000")
     visit.see("[data-chart='Lag'] circle, [data-chart='Lag'] polyline")
     picture(visit, "pipeline", 800)
-    visit.go(pipeline_url(LEDGER, COPY, 2))
+    visit.go(make_pipeline_url(LEDGER, COPY, 2))
     assert "manual__2" in visit.see("[data-window='2']").inner_text()
     assert "6 offsets deleted before they could be read" in visit.see("[data-lost]").inner_text()
     visit.page.reload()
@@ -270,7 +270,7 @@ def test_charts_have_points_and_a_link_to_a_window_survives_a_reload(people):
 
 def test_a_pipeline_of_rows_has_charts_of_its_own_and_no_action_that_is_refused(people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, ROWS))
+    visit.go(make_pipeline_url(LEDGER, ROWS))
     for name in ("Rows per window", "Bytes per window", "Duration"):
         assert int(visit.see(f"[data-chart='{name}']").get_attribute("data-points")) == 6
     assert visit.page.locator("[data-chart]").count() == 3
@@ -288,7 +288,7 @@ def test_dead_letters_are_shown_as_text(people):
     visit = people("viewer")
 
     def shown() -> str:
-        visit.go(pipeline_url(LEDGER, GATED) + "&view=dead")
+        visit.go(make_pipeline_url(LEDGER, GATED) + "&view=dead")
         visit.page.get_by_role("button", name="Look at them").click()
         visit.see("[data-dead-letter]")
         # Of a broker that is slow the page shows as many as came in time.
@@ -323,7 +323,7 @@ def confirm(visit: Visit) -> None:
 
 def test_a_reset_is_shown_first_and_done_when_confirmed(people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, COPY))
+    visit.go(make_pipeline_url(LEDGER, COPY))
     visit.see("[data-action=reset]").click()
     visit.see("[data-step=plan]").click()
     assert "Say why" in visit.see(".aks-warn").inner_text()
@@ -346,7 +346,7 @@ def test_a_reset_is_shown_first_and_done_when_confirmed(people):
 
 def test_a_pipeline_is_paused_and_resumed(people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, COPY))
+    visit.go(make_pipeline_url(LEDGER, COPY))
     assert "would be paused" in plan(visit, "pause", "maintenance")
     confirm(visit)
     assert "maintenance" in visit.see("[data-pause]").inner_text()
@@ -385,7 +385,7 @@ def test_several_pipelines_are_paused_and_resumed_at_once(people):
 
 def test_the_configuration_and_the_records_of_a_topic_are_shown(people, site):
     visit = people("viewer")
-    visit.go(pipeline_url(LEDGER, GATED) + "&view=configuration")
+    visit.go(make_pipeline_url(LEDGER, GATED) + "&view=configuration")
     shown = visit.see("[data-configuration=Gated]").inner_text()
     assert "exactly-once" in shown and "kafka_default" in shown and "pages-dead" in shown and "Json(" in shown
     visit.page.get_by_role("tab", name="Records").click()
@@ -409,7 +409,7 @@ def test_the_configuration_and_the_records_of_a_topic_are_shown(people, site):
 
 def test_dead_letters_are_sent_again_once(people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, GATED) + "&view=dead")
+    visit.go(make_pipeline_url(LEDGER, GATED) + "&view=dead")
     assert "3 dead letters of window 1" in plan(visit, "resend", "the format is mended")
     picture(visit, "resend", 800)
     confirm(visit)
@@ -423,7 +423,7 @@ def test_dead_letters_are_sent_again_once(people):
 
 def test_what_is_refused_says_what_to_do(people):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, COPY))
+    visit.go(make_pipeline_url(LEDGER, COPY))
     visit.see("[data-action=replay]").click()
     visit.page.locator("[name=window]").fill("99")
     visit.page.locator("[name=why]").fill("once more")
@@ -436,7 +436,7 @@ def test_what_is_refused_says_what_to_do(people):
 
 def test_a_window_is_replayed(people, gate):
     visit = people("editor")
-    visit.go(pipeline_url(LEDGER, GATED, 1))
+    visit.go(make_pipeline_url(LEDGER, GATED, 1))
     visit.see("[data-window='1']").get_by_role("button", name="Replay this window").click()
     assert visit.page.locator("[name=window]").input_value() == "1"
     visit.page.locator("[name=why]").fill("the table was truncated")
@@ -451,7 +451,7 @@ def test_a_window_is_replayed(people, gate):
 
 def test_a_viewer_may_look_and_sees_why_actions_are_refused(people):
     visit = people("viewer")
-    visit.go(pipeline_url(LEDGER, COPY))
+    visit.go(make_pipeline_url(LEDGER, COPY))
     assert "right to edit its DAG" in visit.see("[data-may-edit=false]").inner_text()
     assert visit.page.locator("[data-action]").count() == 4
     assert visit.page.get_by_role("checkbox").count() == 0
@@ -463,7 +463,8 @@ def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
     visits = {"light": people("viewer"), "dark": opened(site.url, width=390, theme="dark", cookies=site.cookies("viewer"))}
     views = {PAGE: "tr[data-row]"}
     views |= {
-        f"{pipeline_url(LEDGER, GATED)}&view={v}": f"[data-view={v}] :is(svg, tr)" for v in ("charts", "windows", "partitions")
+        f"{make_pipeline_url(LEDGER, GATED)}&view={v}": f"[data-view={v}] :is(svg, tr)"
+        for v in ("charts", "windows", "partitions")
     }
     for theme, visit in visits.items():
         for number, (path, shown) in enumerate(views.items()):
@@ -478,7 +479,7 @@ def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
                 if name and name != "windows-light":
                     picture(visit, name)
         visit.page.set_viewport_size({"width": 390, "height": 800})
-        visit.go(f"{pipeline_url(LEDGER, GATED)}&view=configuration")
+        visit.go(f"{make_pipeline_url(LEDGER, GATED)}&view=configuration")
         visit.see("[data-view=configuration] tr[data-row]")
         visit.page.wait_for_function(CHOSEN_TAB_IS_SEEN)
         visit.page.set_viewport_size({"width": 1280, "height": 800})

@@ -217,7 +217,7 @@ class SideOutputs:
             dead = known or DeadLetters(entry.window.number, name)
             dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
             dead = dead.with_skipped(replay, skipped)
-            record = self._record(dead, ledger, outputs)
+            record = self._make_record(dead, ledger, outputs)
             # The record is written last, because no reader passes it in the ledger's partition before its transaction ends.
             (offset,) = ledger.send(producer, [record])
             faults.reached("dead.in_transaction")
@@ -231,7 +231,7 @@ class SideOutputs:
         ledger.remember_dead_letters(replace(dead, offset=offset))
         return dead
 
-    def _record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
+    def _make_record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
         record = make_dead_letters_record(ledger.pipeline, dead)
         if len(record.value or b"") > MOST_REMEMBERED:
             largest = max(outputs, key=lambda output: output.letters.num_rows, default=None)

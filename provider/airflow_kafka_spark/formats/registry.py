@@ -210,7 +210,7 @@ class RegistryFormat(Format):
         return replace(self, topics=tuple(topics), part=part)
 
     @abstractmethod
-    def _record_name(self) -> str:
+    def _find_record_name(self) -> str:
         """Return the full name of the records to read, for the strategies that use it; empty if it is unknown."""
 
     @property
@@ -295,7 +295,7 @@ class RegistryFormat(Format):
     def _subjects_known(self) -> bool:
         if self.subject:
             return True
-        return bool(self.topics) and (self.subject_name_strategy == "TopicNameStrategy" or bool(self._record_name()))
+        return bool(self.topics) and (self.subject_name_strategy == "TopicNameStrategy" or bool(self._find_record_name()))
 
     @property
     def _reader_given(self) -> bool:
@@ -307,7 +307,7 @@ class RegistryFormat(Format):
         """The subjects whose schemas records may have."""
         if self.subject:
             return (self.subject,)
-        name = "" if self.subject_name_strategy == "TopicNameStrategy" else self._record_name()
+        name = "" if self.subject_name_strategy == "TopicNameStrategy" else self._find_record_name()
         return tuple(dict.fromkeys(make_subject(self.subject_name_strategy, t, self.part, name) for t in self.topics))
 
     # --- the schemas of the registry ---------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ class CsvDialect:
         """True if a quote within quotes is doubled."""
         return self.escape == self.quote
 
-    def quoted(self, text: str) -> str:
+    def quote_text(self, text: str) -> str:
         """Return a text in quotes."""
         if not self.doubled:
             text = text.replace(self.escape, self.escape * 2)

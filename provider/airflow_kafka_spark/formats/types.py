@@ -84,7 +84,7 @@ class Struct:
     fields: tuple[Column, ...]
 
     def __str__(self) -> str:
-        return f"struct<{','.join(f'{_quote(f.name)}:{f.type}{_suffix(f)}' for f in self.fields)}>"
+        return f"struct<{','.join(f'{_quote(f.name)}:{f.type}{_format_nullability(f)}' for f in self.fields)}>"
 
 
 DataType: TypeAlias = Primitive | Text | Decimal | Array | Map | Struct
@@ -100,7 +100,7 @@ class Column:
     comment: str = ""
 
     def __str__(self) -> str:
-        return f"{_quote(self.name)} {self.type}{_suffix(self)}"
+        return f"{_quote(self.name)} {self.type}{_format_nullability(self)}"
 
 
 class SparkSchema(Protocol):
@@ -119,7 +119,7 @@ def _quote(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else quote_with_backticks(name)
 
 
-def _suffix(column: Column) -> str:
+def _format_nullability(column: Column) -> str:
     return "" if column.nullable else " NOT NULL"
 
 
@@ -271,7 +271,7 @@ class _DdlParser:
         while self.peek_word() in ("not", "comment"):
             self.next += 1
             if self.tokens[self.next - 1].text.lower() == "comment":
-                comment = self.comment()
+                comment = self.parse_comment()
             elif self.peek_word() == "null":
                 self.next += 1
                 nullable = False
@@ -290,7 +290,7 @@ class _DdlParser:
         self.next += 1
         return name
 
-    def comment(self) -> str:
+    def parse_comment(self) -> str:
         if self.token.kind != "text":
             self.fail("the comment in quotes")
         text = self.token.text
@@ -336,7 +336,7 @@ class _DdlParser:
         self.nesting -= 1
         return result
 
-    def number(self, expected: str) -> int:
+    def parse_number(self, expected: str) -> int:
         token = self.token
         if token.kind != "word" or not re.fullmatch("[0-9]{1,9}", token.text):
             self.fail(expected)
@@ -345,7 +345,7 @@ class _DdlParser:
 
     def parse_length(self) -> int:
         self.take("(", "`(` and the greatest length in characters")
-        length = self.number("the greatest length in characters")
+        length = self.parse_number("the greatest length in characters")
         if length < 1:
             self.fail("a length of at least 1", self.tokens[self.next - 1])
         self.take(")")
@@ -354,9 +354,9 @@ class _DdlParser:
     def parse_decimal(self, at: _Token) -> Decimal:
         precision, scale = 10, 0
         if self.accept("("):
-            precision = self.number("the number of digits, 1 to 38")
+            precision = self.parse_number("the number of digits, 1 to 38")
             if self.accept(","):
-                scale = self.number("the number of digits after the point")
+                scale = self.parse_number("the number of digits after the point")
             self.take(")", "`,` or `)`")
         if not (1 <= precision <= 38 and scale <= precision):
             expected = "decimal(p,s) with 1 <= p <= 38 and s <= p"

@@ -59,7 +59,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
         connection = self.connection
         extra = connection.extra_dejson
         config = {**_DEFAULTS, **extra}
-        config["url"] = extra.get("url") or self._address(connection)
+        config["url"] = extra.get("url") or self._make_address(connection)
         if (connection.login or connection.password) and "basic.auth.user.info" not in config:
             config["basic.auth.user.info"] = f"{connection.login or ''}:{connection.password or ''}"
         for name in _NUMBERS:
@@ -70,7 +70,7 @@ class SchemaRegistryHook(RegistryRequests, BaseHook):
                     raise ConnectionInvalid(self.conn_id, f"`{name}` is {value!r} in its extra; expected a number") from None
         return config
 
-    def _address(self, connection: Connection) -> str:
+    def _make_address(self, connection: Connection) -> str:
         host = (connection.host or "").rstrip("/")
         if not host:
             raise ConnectionInvalid(

@@ -135,7 +135,7 @@ class SinkChain:
         """
         from airflow_kafka_spark.jobs.tasks.read import ReadTask
 
-        return ReadTask(PackedSplits.of(splits), self._layout(bool(self.routes) or reading.keeps), reading)
+        return ReadTask(PackedSplits.of(splits), self._make_layout(bool(self.routes) or reading.keeps), reading)
 
     def make_partial_read_task(self, read: ReadTask, columns: frozenset[str]) -> ReadTask:
         """Return a task of :meth:`read_task` that fills only some columns. The others are null."""
@@ -144,7 +144,7 @@ class SinkChain:
         assert isinstance(read.layout, RecordLayout)
         return replace(read, layout=replace(read.layout, wanted=columns))
 
-    def _layout(self, kept: bool) -> RecordLayout:
+    def _make_layout(self, kept: bool) -> RecordLayout:
         """Return the layout that makes a record frame of records.
 
         :param kept: True if dead letters or routed records need the bytes that were read.
@@ -174,7 +174,7 @@ class SinkChain:
         if transforms != self.transforms:
             records = records.select("*", F.lit(False).alias(LEFT_OUT))
         frame = apply_chain(records, transforms)
-        columns = self._columns(frame)
+        columns = self._make_columns(frame)
         absent = F.col("value").isNull().alias(TOMBSTONE)
         carried = [make_spark_column(name) for name in frame.columns if name.startswith("__kafka_")]
         return frame.select(*(column.alias(name) for name, column in columns.items()), absent, *carried)
@@ -197,9 +197,9 @@ class SinkChain:
     def _make_captured_row(self, frame: DataFrame) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        return {**self._columns(frame), TOMBSTONE: F.col("value").isNull()}
+        return {**self._make_columns(frame), TOMBSTONE: F.col("value").isNull()}
 
-    def _columns(self, frame: DataFrame) -> dict[str, Column]:
+    def _make_columns(self, frame: DataFrame) -> dict[str, Column]:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
@@ -230,7 +230,7 @@ class SinkChain:
         :raises ValidationError: a transform does not fit its input.
         """
         if not self._plans:
-            with spark.session() as session, use_sql_settings(session, SETTINGS):
+            with spark.open_session() as session, use_sql_settings(session, SETTINGS):
                 self._plans.append(self._plan(session))
         return self._plans[0]
 
@@ -241,7 +241,7 @@ class SinkChain:
         from airflow_kafka_spark.jobs.arrow import Unknown, make_program
         from airflow_kafka_spark.jobs.tasks.read import Reading, ReadTask
 
-        read = ReadTask(PackedSplits.of(()), replace(self._layout(kept=False), originals=tuple(ORIGINAL)), Reading())
+        read = ReadTask(PackedSplits.of(()), replace(self._make_layout(kept=False), originals=tuple(ORIGINAL)), Reading())
         made = self.apply(session.createDataFrame([], from_arrow_schema(read.schema)))
         names, types = made.columns[: made.columns.index(TOMBSTONE)], to_arrow_schema(made.schema)
         schema = pa.schema([types.field(name) for name in names])
@@ -386,7 +386,7 @@ class SourceChain:
         given = {GIVEN[name]: column for name, column in self._list_letter_columns(rows).items()} if keep or routed else {}
         ends = {END: F.col(END)} if END in rows.columns else {}
         errors = {ERROR: F.col(ERROR)} if ERROR in rows.columns else {}
-        made, changed = transform_frame(self._record_frame(rows, {**given, **ends, **errors}), self.transforms)
+        made, changed = transform_frame(self._make_record_frame(rows, {**given, **ends, **errors}), self.transforms)
         aside = F.col(ERROR).isNotNull() | F.col(ROUTE).isNotNull() if routed else F.col(ERROR).isNotNull()
         fine = ~aside & ~F.col(LEFT_OUT)
         if ends:
@@ -441,25 +441,25 @@ class SourceChain:
 
     # --- the record that the options make of a row ---
 
-    def _record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
+    def _make_record_frame(self, rows: DataFrame, more: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import functions as F
 
         sink = self.sink
         parts: dict[str, Any] = {
-            "key": self._key(),
+            "key": self._make_key_column(),
             "value": as_struct(self._list_value_columns(rows)),
             "topic": sink.make_topic_column(),
             "partition": sink.make_partition_column(),
             # It gets one when it is written.
             "offset": F.lit(None).cast("bigint"),
             "timestamp": F.timestamp_millis(sink.make_timestamp_column(rows)),
-            "headers": self._headers(),
+            "headers": self._make_headers_column(),
             LEFT_OUT: F.lit(False),
             **more,
         }
         return rows.select(*(column.alias(name) for name, column in parts.items()))
 
-    def _key(self) -> Column:
+    def _make_key_column(self) -> Column:
         from pyspark.sql import functions as F
 
         if not self.sink.key_columns:
@@ -471,7 +471,7 @@ class SourceChain:
         """Return True if the key's format writes the value of a single key column, not a struct of one field."""
         return len(self.sink.key_columns) == 1 and isinstance(self.sink.key_writer, (String, Raw))
 
-    def _headers(self) -> Column:
+    def _make_headers_column(self) -> Column:
         from pyspark.sql import functions as F
 
         from airflow_kafka_spark.transforms.base import FIXED
@@ -503,7 +503,7 @@ class SourceChain:
             "key": key,
             "value": as_struct(self._list_value_columns(rows)),
             "timestamp": sink.make_timestamp_column(rows),
-            "headers": self._headers(),
+            "headers": self._make_headers_column(),
         }
 
 

@@ -85,7 +85,7 @@ class PublishJob(ABC):
         :raises SparkJobFailed: the job failed or was cancelled.
         :raises KafkaSparkError: the error of a task.
         """
-        results = self._results(self.publisher)
+        results = self._collect_results(self.publisher)
         published = [marker_from_json(facts["marker"]) for facts in results if "marker" in facts]
         return published, [result_from_json(facts["rejected"]) for facts in results if "rejected" in facts]
 
@@ -95,13 +95,13 @@ class PublishJob(ABC):
         :return: their accounts; empty if no record can be bad.
         :raises KafkaSparkError: as :meth:`run` does.
         """
-        return [result_from_json(facts["counted"]) for facts in self._results(None)]
+        return [result_from_json(facts["counted"]) for facts in self._collect_results(None)]
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
         self._watch.cancel()
 
-    def _results(self, publisher: Publisher | None) -> list[dict[str, Any]]:
+    def _collect_results(self, publisher: Publisher | None) -> list[dict[str, Any]]:
         """Return the results of the tasks.
 
         :param publisher: None: records are only counted.
@@ -166,7 +166,7 @@ class TopicJob(PublishJob):
 
     @contextmanager
     def _open_session(self) -> Iterator[SparkSession]:
-        with self.spark.session() as session, use_sql_settings(session, SETTINGS):
+        with self.spark.open_session() as session, use_sql_settings(session, SETTINGS):
             yield session
 
     def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
@@ -254,7 +254,7 @@ def check_change(change: SqlProjection | TopicChain, spark: SparkHook) -> TopicP
     :raises ValidationError: an expression or a transform is wrong, or its result cannot be written.
     :raises KafkaSparkError: a schema registry does not answer.
     """
-    with spark.session() as session, use_sql_settings(session, SETTINGS):
+    with spark.open_session() as session, use_sql_settings(session, SETTINGS):
         return plan_in_session(session, change)
 
 
@@ -522,7 +522,10 @@ class SourceJob(PublishJob):
 @contextmanager
 def open_session_for(spark: SparkHook, source: RowSource) -> Iterator[SparkSession]:
     """Open a session in which Spark reads a source."""
-    with spark.session(jars=_list_jars(spark, source)) as session, use_sql_settings(session, {**SETTINGS, **source.settings}):
+    with (
+        spark.open_session(jars=_list_jars(spark, source)) as session,
+        use_sql_settings(session, {**SETTINGS, **source.settings}),
+    ):
         yield session
 
 

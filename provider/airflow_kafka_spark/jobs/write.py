@@ -108,14 +108,14 @@ class RowJob(SinkJob):
         read = ReadTask(splits, self.layout, self.reading)
         task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
         if self.reads_with_spark:
-            with self.spark.session(jars=self._jars()) as session, self._watch.report_progress(session):
+            with self.spark.open_session(jars=self._resolve_jars()) as session, self._watch.report_progress(session):
                 rows = collect(self._make_kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
         else:
             with self.spark.open_without_sql() as spark, self._watch.report_progress(spark):
                 rows = collect(run_per_split(spark, task, len(self.splits)), self.window)
         return self._complete([decode_result(row) for row in rows], task)
 
-    def _jars(self) -> tuple[str, ...]:
+    def _resolve_jars(self) -> tuple[str, ...]:
         from airflow_kafka_spark.hooks.spark import jars
 
         return tuple(map(str, jars.resolve_jars([jars.find_spark_kafka_connector()], exclude_bundled=True)))
@@ -166,8 +166,8 @@ class ChainJob(SinkJob):
     others: tuple[OtherSink, ...] = ()
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
-        with self.spark.session() as session, use_sql_settings(session, SETTINGS), self._watch.report_progress(session):
-            results = collect(self._results(session, writer), self.window)
+        with self.spark.open_session() as session, use_sql_settings(session, SETTINGS), self._watch.report_progress(session):
+            results = collect(self._make_results(session, writer), self.window)
         found = sorted((decode_result(text) for text in results), key=lambda result: result.index)
         if [result.index for result in found] != [split.index for split in self.splits]:
             returned = f"{len(found)} of {len(self.splits)} splits have returned a result"
@@ -175,7 +175,7 @@ class ChainJob(SinkJob):
             raise SparkJobFailed(str(self.window), f"{returned}: {cause}", retryable=False)
         return found
 
-    def _results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
+    def _make_results(self, session: SparkSession, writer: SplitWriter) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.jobs.tasks.write import WriteTask

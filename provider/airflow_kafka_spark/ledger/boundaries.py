@@ -20,13 +20,13 @@ from airflow_kafka_spark.windows.interval_boundaries import (
     BoundaryArchive,
     InstantInLog,
     archive_from_record,
-    archive_prefix,
     archive_to_record,
     boundary_from_record,
     boundary_to_record,
     find_last_expired_boundary,
     find_removable_boundaries,
     fit_proposal,
+    make_archive_prefix,
     make_boundary_prefix,
     propose_boundary,
     resolve_proposals,
@@ -233,7 +233,7 @@ class Boundaries:
         }
 
     def _read(self, topic: str) -> TopicBoundaries:
-        single, archived = prefixes = make_boundary_prefix(topic), archive_prefix(topic)
+        single, archived = prefixes = make_boundary_prefix(topic), make_archive_prefix(topic)
 
         def read(partition: int) -> TopicBoundaries:
             proposals: list[tuple[bytes, Boundary]] = []

@@ -28,7 +28,7 @@ from airflow_kafka_spark.windows.memory import (
     LedgerRecord,
     Memory,
     WindowEntry,
-    archive_record,
+    make_archive_record,
     make_binding_record,
     make_dead_letters_key,
     make_interval_key,
@@ -357,7 +357,7 @@ class IntervalLedger(Ledger):
                 records += [LedgerRecord(key, None) for key in keys]
                 records.append(make_interval_record(self.parent_pipeline, replace(state, forgotten=True)))
         for archive, states in group_into_archives(candidates, self._parent.intervals.archives):
-            records.append(archive_record(self.parent_pipeline, archive))
+            records.append(make_archive_record(self.parent_pipeline, archive))
             records += [LedgerRecord(make_interval_key(self.parent_pipeline, state.interval), None) for state in states]
         return records
 

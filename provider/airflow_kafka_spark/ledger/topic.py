@@ -602,7 +602,7 @@ class LedgerSpan:
     start: int
     end: int
 
-    def uncommitted_from(self, start: int) -> LedgerSpan:
+    def make_uncommitted(self, start: int) -> LedgerSpan:
         """Return the span from an offset on, for consumers that also read records of open and of aborted transactions."""
         return replace(self, config={**self.config, "isolation.level": "read_uncommitted"}, start=start)
 
@@ -666,7 +666,7 @@ def read_span(
                     waiting.record(message.offset(), hidden=at_end and bool(awaited.keys))
                     if at_end and awaited.keys and not looked_ahead:
                         looked_ahead = True
-                        if not _has_hidden_records(span.uncommitted_from(message.offset()), awaited):
+                        if not _has_hidden_records(span.make_uncommitted(message.offset()), awaited):
                             return
                 waiting.check()
     finally:
@@ -726,7 +726,7 @@ class _StallTimer:
 
 def find_first_open_transaction(span: LedgerSpan, stable: int) -> OpenTransaction:
     """Return the transaction that is open at the last stable offset of a partition."""
-    first = next(read_span(span.uncommitted_from(stable)), None)
+    first = next(read_span(span.make_uncommitted(stable)), None)
     return identify_transaction(first or LedgerRecord(b"", None, stable), span.partition.partition)
 
 

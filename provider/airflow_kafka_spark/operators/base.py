@@ -99,7 +99,7 @@ class Stopwatch:
         self._begun = time.monotonic()
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         begun = time.monotonic()
         try:
             yield
@@ -253,7 +253,7 @@ class WindowOperator(VisibleOperator):
         while True:
             watch = Stopwatch()
             with ExitStack() as opened:
-                with watch.step("fence"):
+                with watch.measure("fence"):
                     ledger = self.open_ledger(run)
                     ledger.peek()
                     if not (is_paused := ledger.parent_memory.is_paused):
@@ -268,7 +268,7 @@ class WindowOperator(VisibleOperator):
                     return self.publish(self._report_completed(ledger, done, run, is_paused=is_paused), context)
                 skip_paused(ledger)
                 try:
-                    with watch.step("plan"):
+                    with watch.measure("plan"):
                         entry = self._choose_next_window(ledger, run, done)
                 except PlannedMeanwhile as error:
                     overtaken += 1
@@ -551,12 +551,12 @@ class WindowOperator(VisibleOperator):
                 report = sum_up_applied(window, applied, ledger.memory.dead.get(window.number))
             else:
                 self.check(window)
-                self.progress.step("move")
-                with watch.step("move"):
+                self.progress.begin_step("move")
+                with watch.measure("move"):
                     report = self.move(window, ledger)
         report = replace(report, sink=self.sink.uri, guarantee=self.sink.guarantee.value, attempts=entry.attempt.number)
         faults.reached("close.begin")
-        self.progress.step("close")
+        self.progress.begin_step("close")
         timings = watch.stop()
         timings |= self.progress.measure_parts_of_move(timings.get("move", 0.0), report)
         report = self.close(ledger, window, replace(report, timings=timings))

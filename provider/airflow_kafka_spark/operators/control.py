@@ -180,7 +180,7 @@ class PipelineOffsetsOperator(BaseOperator):
 
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
-    def _windows(self, run: Run) -> tuple[WindowState, ...]:
+    def _list_windows(self, run: Run) -> tuple[WindowState, ...]:
         from airflow_kafka_spark.control.pipelines import list_windows
 
         return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)

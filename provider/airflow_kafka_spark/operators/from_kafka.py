@@ -324,7 +324,7 @@ class FromKafkaOperator(WindowOperator):
             return True
         if ledger.memory.position.offsets:
             return False
-        of_group = self.kafka.committed(self.group_id, log.partitions)
+        of_group = self.kafka.read_committed(self.group_id, log.partitions)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         return self._find_beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
 
@@ -408,7 +408,7 @@ class FromKafkaOperator(WindowOperator):
 
         topics = self.resolve()
         log = read_log(self.kafka, topics)
-        of_group = self.kafka.committed(self.group_id, log.partitions)
+        of_group = self.kafka.read_committed(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         found = self._find_confirmed_beginning(ledger, log, of_group, committed)
@@ -453,7 +453,7 @@ class FromKafkaOperator(WindowOperator):
             # There are fewer offsets than the limit of records, so reading cannot find more.
             self.check_followed(window, window.span)
         recreated = {t for t in topics if is_recreated(t, log, position)}
-        if position.moved and (last := self.record_of_sink(ledger.pipeline)) is not None:
+        if position.moved and (last := self.read_record_of_sink(ledger.pipeline)) is not None:
             recreated |= find_foreign_topics(last, log.cluster_id, window.topic_ids)
         return self._refuse_old_offsets(window, recreated, window.topic_ids.keys() - position.topic_ids.keys())
 
@@ -488,7 +488,7 @@ class FromKafkaOperator(WindowOperator):
         if not isinstance(start, CommittedOffsets):
             return frozenset()
         is_own = start.group_id in (None, self.group_id)
-        committed = of_group if is_own else self.kafka.committed(str(start.group_id), of_group)
+        committed = of_group if is_own else self.kafka.read_committed(str(start.group_id), of_group)
         return frozenset(tp for tp, there in committed.items() if there is not None)
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
@@ -524,7 +524,7 @@ class FromKafkaOperator(WindowOperator):
             of_group,
             group_id=self.group_id,
             ledger_topic=self.ledger_topic,
-            last_applied=self.record_of_sink,
+            last_applied=self.read_record_of_sink,
             data_loss=self.read_options.data_loss,
             after_intervals=lambda: find_position_after_intervals(ledger.memory, log, committed, self._first),
         )
@@ -550,7 +550,9 @@ class FromKafkaOperator(WindowOperator):
             self.read_options.record_limit,
             self.read_options.data_loss,
         )
-        found = preview_window(self.kafka, pipeline, options, ledger_topic=self.ledger_topic, last_applied=self.record_of_sink)
+        found = preview_window(
+            self.kafka, pipeline, options, ledger_topic=self.ledger_topic, last_applied=self.read_record_of_sink
+        )
         if not self.follows or found.run:
             return found
         follows = f"The run ends with what pipeline `{self.follows}` has published until then"
@@ -563,14 +565,14 @@ class FromKafkaOperator(WindowOperator):
         if not self.follows:
             return None, log
         from airflow_kafka_spark.ledger.topic import LedgerTopic
-        from airflow_kafka_spark.windows.follow import follow, limit_log, reached_of, resolve_starts
+        from airflow_kafka_spark.windows.follow import find_followed_window, follow, limit_log, resolve_starts
 
         ledgers = LedgerTopic(self.kafka, self.ledger_topic)
         ledgers.ensure()
         upstream = ledgers.read(self.follows).memory
         recreated = {t for t in topics if is_recreated(t, log, position)}
         begins = resolve_starts(log, position, starts, expects_all=self.read_options.data_loss == "fail")
-        followed, ends = follow(upstream, reached_of(upstream, position), topics, begins, recreated)
+        followed, ends = follow(upstream, find_followed_window(upstream, position), topics, begins, recreated)
         if nothing := [topic for topic, total in followed.totals.items() if not total]:
             self.log.warning(
                 "Pipeline %s has not published to %s so far: nothing is read there", followed.pipeline, ", ".join(nothing)
@@ -603,7 +605,7 @@ class FromKafkaOperator(WindowOperator):
         self.log.warning("%s", error)
 
     @abstractmethod
-    def record_of_sink(self, pipeline: str) -> Applied | None:
+    def read_record_of_sink(self, pipeline: str) -> Applied | None:
         """Return the last window of a pipeline in the sink's record; None without one."""
 
     def _compare_group(self, committed: Mapping[TopicPartition, int], position: Position) -> None:
@@ -683,7 +685,7 @@ class FromKafkaOperator(WindowOperator):
         log = self.log_of(window)
         lost = set(find_lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
-        committed = self.kafka.committed(self.group_id, ends)
+        committed = self.kafka.read_committed(self.group_id, ends)
         ahead = {tp: c.offset for tp, c in committed.items() if c and c.offset > ends[tp]}
         for tp, offset in ahead.items():
             self.log.warning(
@@ -715,7 +717,7 @@ class FromKafkaOperator(WindowOperator):
             self.kafka,
             self.resolve(),
             self.group_id,
-            self.record_of_sink,
+            self.read_record_of_sink,
             self.read_options.data_loss,
             self.window_options.grace_seconds,
             self._first,

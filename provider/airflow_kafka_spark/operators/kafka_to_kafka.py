@@ -332,10 +332,10 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         if self.columns is None and self.sink.value is not None and isinstance(self.value, Raw):
             found = "values are read as bytes, which cannot be written in another format"
             problems.append(Problem("sink.value", found, "Give the operator's `value` their format, or leave it out"))
-        for name in (*(self.columns or ()), *self._record_columns()):
+        for name in (*(self.columns or ()), *self._list_record_columns()):
             if name.startswith(OWN_COLUMNS):
                 problems.append(Problem("columns", f"`{name}` begins with `{OWN_COLUMNS}`", "Name it otherwise"))
-        available = list(dict.fromkeys([*(self.columns or ()), *self._record_columns()]))
+        available = list(dict.fromkeys([*(self.columns or ()), *self._list_record_columns()]))
         # Only the new columns are written. The record's other columns may be used for the key.
         sink = replace(self.sink, value_columns=tuple(self._written)) if self._written else self.sink
         return [*problems, *sink.find_problems(available)]
@@ -426,7 +426,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         self.sink.ensure_topic(self.kafka)
         return replace(super().redirect_window(window, ledger), target=describe_target(self.kafka, self.sink))
 
-    def record_of_sink(self, pipeline: str) -> Applied | None:
+    def read_record_of_sink(self, pipeline: str) -> Applied | None:
         """Return None: a topic has no record of windows. The group's committed offsets show them, since they moved with the
         records."""
         return None
@@ -438,7 +438,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         output.
         """
         assert window.target is not None
-        committed = self.kafka.committed(self.group_id, window.ends, stable=False)
+        committed = self.kafka.read_committed(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)
         unpublished = replace(window, ranges=left)
         check_readable(unpublished, self.read_compared_log(unpublished), self.read_options.data_loss)
@@ -486,7 +486,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         """
         from airflow_kafka_spark.ledger.group import list_window_numbers
 
-        committed = self.kafka.committed(self.group_id, [r.topic_partition for r in left.values()])
+        committed = self.kafka.read_committed(self.group_id, [r.topic_partition for r in left.values()])
         named = list_window_numbers(ledger.pipeline, committed)
 
         def is_published(r: OffsetRange) -> bool:
@@ -600,7 +600,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             self.preserve_partitions,
         )
 
-    def _record_columns(self) -> list[str]:
+    def _list_record_columns(self) -> list[str]:
         value, key = self.formats
         of_key = key.get_arrow_schema().names if key else []
         return [*value.get_arrow_schema().names, *of_key, *(column for _, column in self.record_options.metadata)]

@@ -423,7 +423,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
                 interval = window.pipeline.removeprefix(f"{ledger.parent_pipeline}.")
                 raise SinkRecordMissing(ledger.parent_pipeline, ledger.interval.name, interval, sink.uri)
 
-    def record_of_sink(self, pipeline: str) -> Applied | None:
+    def read_record_of_sink(self, pipeline: str) -> Applied | None:
         found = self.sink.find_last_applied(pipeline)
         # With a template, each window has its own target, and the record is of all of them.
         return replace(found, elsewhere="") if found is not None and self._destination_is_free else found
@@ -695,7 +695,7 @@ class SinkMove:
         self.results = others.keep(results)
         # Only a sink that commits splits one by one defers some. It is then the only sink.
         if put_off := tuple(writer.list_deferred(self.results)):
-            self.operator.progress.step("move")
+            self.operator.progress.begin_step("move")
             with self.operator.register_job(make(put_off)) as job:
                 self.results = replace_results(self.results, job.run(writer.split_writer()))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
-from airflow_kafka_spark.hooks.spark.class_archive import archive_file, list_java_options
+from airflow_kafka_spark.hooks.spark.class_archive import list_java_options, make_archive_path
 from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve_jars
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
@@ -345,7 +345,7 @@ def find_storage_template(java: Path, jars: Sequence[Path]) -> Path:
     :param java: the executable.
     :param jars: the class path.
     """
-    return archive_file("kafka-storage", java, jars).with_suffix(".checkpoint")
+    return make_archive_path("kafka-storage", java, jars).with_suffix(".checkpoint")
 
 
 def find_class_archive(java: Path, jars: Sequence[Path]) -> Path:
@@ -356,7 +356,7 @@ def find_class_archive(java: Path, jars: Sequence[Path]) -> Path:
     :param java: the executable.
     :param jars: the class path.
     """
-    return archive_file("kafka", java, jars)
+    return make_archive_path("kafka", java, jars)
 
 
 def _escape(value: str) -> str:
@@ -433,7 +433,7 @@ class EmbeddedKafka(Embedded):
             self.security.make_certificates(self._certificates)
 
     def _begin(self, *, last_attempt: bool) -> bool:
-        self._place()
+        self._prepare_brokers()
         return self._start_all(last_attempt=last_attempt)
 
     def _shut_down(self) -> None:
@@ -585,7 +585,7 @@ class EmbeddedKafka(Embedded):
             raise ServerFailed("Kafka", "it was not started, or was stopped")
         return self._brokers
 
-    def _place(self) -> None:
+    def _prepare_brokers(self) -> None:
         """Choose ports, write every broker's settings, and format the storage of those that are new."""
         self._brokers = plan_brokers(self._files, self._count)
         for broker in self._brokers:

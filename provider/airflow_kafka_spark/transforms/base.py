@@ -293,7 +293,7 @@ class Transform(metaclass=OptionsType):
         was, changes = F.col(_BEFORE), F.col(_BEFORE).getField("applies")
         parts = []
         for part in PARTS:
-            want = self._type(part, new.get_type_of(part), old.get_type_of(part))
+            want = self._find_type(part, new.get_type_of(part), old.get_type_of(part))
             kept = conform_column(was.getField(part), old.get_type_of(part), want)
             made_of = conform_column(F.col(part), new.get_type_of(part), want)
             parts.append(F.when(changes, made_of).otherwise(kept).alias(part))
@@ -301,7 +301,7 @@ class Transform(metaclass=OptionsType):
         kept_names = [name for name in list_carried_columns(frame) if name not in (ERROR, MEETS)]
         return rows.select(*parts, *map(make_spark_column, kept_names), error)
 
-    def _type(self, part: str, new: DataType, old: DataType) -> DataType:
+    def _find_type(self, part: str, new: DataType, old: DataType) -> DataType:
         return new if self.predicate is None else find_common_type(new, old, part)
 
 
@@ -350,7 +350,7 @@ class ColumnTransform(Transform):
             if part not in wanted:
                 parts.append(F.col(part))
                 continue
-            want = self._type(part, types[part], old.get_type_of(part))
+            want = self._find_type(part, types[part], old.get_type_of(part))
             made = conform_column(F.col(_NEW + part), types[part], want)
             parts.append(F.when(applies, made).otherwise(conform_column(F.col(part), old.get_type_of(part), want)).alias(part))
         error = F.col(ERROR)

@@ -56,7 +56,7 @@ class DagSchedule:
 
     def run_after(self, instant: float) -> float | None:
         """Return the time at which the first run after an instant is due; None if no further run is planned."""
-        info = self._next(instant)
+        info = self._find_next_run(instant)
         found = [] if info is None else [info.run_after.timestamp()]
         if self.next_run is not None and self.next_run > instant:
             found.append(self.next_run)
@@ -70,7 +70,7 @@ class DagSchedule:
         if self.next_run is not None and self.next_run > now:
             interval = _check_length(self.next_interval)
         else:
-            interval = _get_data_interval(self._next(now))
+            interval = _get_data_interval(self._find_next_run(now))
         if interval is None:
             return None
         last = self._end_of_last_interval()
@@ -78,18 +78,18 @@ class DagSchedule:
 
     def _end_of_last_interval(self) -> float | None:
         """Return the end of the last data interval that begins before the DAG's end; None if no end limits them."""
-        behind = None if self.end is None else _get_data_interval(self._next(self.end))
+        behind = None if self.end is None else _get_data_interval(self._find_next_run(self.end))
         if behind is None:
             return None
         start, last = behind[0] - 2 * (behind[1] - behind[0]), None
         for _ in range(2 * MAX_STEPS):
-            info = self._next(start, latest=self.end)
+            info = self._find_next_run(start, latest=self.end)
             if info is None or (found := _get_data_interval(info)) is None:
                 break
             start, last = info.run_after.timestamp(), found[1]
         return last
 
-    def _next(self, instant: float, latest: float | None = None) -> DagRunInfo | None:
+    def _find_next_run(self, instant: float, latest: float | None = None) -> DagRunInfo | None:
         """Return the first run after an instant, according to the timetable; None if no run follows, or if the timetable fails.
 
         :param latest: the end of the DAG, which Airflow passes to the timetable; None for no end.

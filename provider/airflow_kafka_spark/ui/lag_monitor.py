@@ -135,7 +135,7 @@ class LagMonitor:
         lags = sorted((item for each in states.values() for item in each.items()), key=lambda item: -item[1].end)
         # Without records, because they cannot be read or were deleted meanwhile, ages are unknown. The lag in records is known.
         heads, now = self._next_records.find(hook, lags, ids, most=MAX_PEEKS, tolerate=True), time.time()
-        return {name: self._measured(name, positions[name], states[name], answers, heads, now) for name in names}
+        return {name: self._make_measurement(name, positions[name], states[name], answers, heads, now) for name in names}
 
     def _describe(self, hook: KafkaHook, topics: set[str]) -> Mapping[str, TopicDescription]:
         """Return the topics that exist and that the user may describe."""
@@ -166,7 +166,7 @@ class LagMonitor:
             partitions = [tp for topic in there for tp in topic.topic_partitions] or list(position.offsets)
             self._group_asked[group] = time.monotonic()
             try:
-                found = hook.committed(group, partitions, stable=False) if partitions else {}
+                found = hook.read_committed(group, partitions, stable=False) if partitions else {}
             except RightMissing as error:
                 self._committed.pop(group, None)
                 self._refused_groups[group] = str(error)
@@ -214,7 +214,7 @@ class LagMonitor:
         ends = {tp: min(state.end, due.get((tp, position.due_until), state.end)) for tp, state in states.items()}
         return {tp: replace(state, end=ends[tp]) for tp, state in states.items()}
 
-    def _measured(
+    def _make_measurement(
         self,
         name: str,
         position: ReadPosition,

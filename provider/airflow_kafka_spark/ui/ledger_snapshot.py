@@ -187,9 +187,9 @@ class PipelineSnapshot:
         :raises NewerVersion: a later release wrote one of the records.
         :raises ValueError: a record cannot be decoded.
         """
-        return self._decode_cached(("pipeline", newest), lambda: self._memory(newest))
+        return self._decode_cached(("pipeline", newest), lambda: self._make_memory(newest))
 
-    def _memory(self, newest: int) -> Memory:
+    def _make_memory(self, newest: int) -> Memory:
         numbers = {*self.numbers[:newest], *self.open_numbers}
         windows = [self._window_records[number] for number in sorted(numbers)]
         others = [raw for key, raw in self._other_records.items() if key[0] != "split" or key[1] in numbers]

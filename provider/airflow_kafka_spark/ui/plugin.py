@@ -22,7 +22,7 @@ PAGE = f"plugin/{ROUTE}"
 """Path of the page of all pipelines, below Airflow's base URL."""
 
 
-def pipeline_url(ledger: str, pipeline: str, window: int | str | None = None) -> str:
+def make_pipeline_url(ledger: str, pipeline: str, window: int | str | None = None) -> str:
     """Return the address of a pipeline's page.
 
     Guarantee: the address is relative to Airflow's base URL, does not begin with a slash, and is ASCII that needs no further

@@ -916,7 +916,7 @@ class UserView:
         """Return the page of a pipeline."""
         item, watch = self.find(ledger, pipeline)
         watch.mark_interest(pipeline)
-        windows, snapshot, problem = self._windows(watch, pipeline)
+        windows, snapshot, problem = self._list_windows(watch, pipeline)
         with watch.lock:
             memory = snapshot.decode_memory() if snapshot and not problem else None
             samples = list(watch.lag_trackers[pipeline].samples) if pipeline in watch.lag_trackers else []
@@ -948,7 +948,7 @@ class UserView:
         :raises RequestRefused: 409 if the ledger cannot be read.
         """
         _, watch = self.find(ledger, pipeline)
-        windows, _, problem = self._windows(watch, pipeline)
+        windows, _, problem = self._list_windows(watch, pipeline)
         if problem:
             raise RequestRefused(409, problem)
         return windows
@@ -961,7 +961,7 @@ class UserView:
         :param of: run, task and map index that planned the windows; "" and None match any.
         """
         _, watch = self.find(ledger, pipeline)
-        windows, snapshot, problem = self._windows(watch, pipeline)
+        windows, snapshot, problem = self._list_windows(watch, pipeline)
         if problem:
             raise RequestRefused(409, problem)
         mine = [w for w in windows if w.is_of(*of)] if any(part not in ("", None) for part in of) else windows
@@ -971,7 +971,7 @@ class UserView:
         return {"windows": [describe_window(w, airflow) for w in shown], "total": total}
 
     @staticmethod
-    def _windows(watch: LedgerWatch, pipeline: str) -> tuple[list[WindowView], PipelineSnapshot | None, str]:
+    def _list_windows(watch: LedgerWatch, pipeline: str) -> tuple[list[WindowView], PipelineSnapshot | None, str]:
         with watch.lock:
             snapshot = watch.snapshot.pipelines.get(pipeline)
             try:

@@ -327,13 +327,13 @@ class LedgerWatch:
             now = time.monotonic()
             self._interest = {name: until for name, until in self._interest.items() if until > now}
             interest = list(self._interest)
-        positions = {name: p for name, found in summaries.items() if (p := self._position(found)) is not None}
+        positions = {name: p for name, found in summaries.items() if (p := self._find_position(found)) is not None}
         found = self._lag_monitor.measure(hook, positions, interest)
         with self.lock:
             for name, measured in found.items():
                 self._track(name, measured, summaries[name])
 
-    def _position(self, summary: PipelineSummary) -> ReadPosition | None:
+    def _find_position(self, summary: PipelineSummary) -> ReadPosition | None:
         """Return the position of a pipeline, with the facts of its DAG file; None if it has no lag."""
         if summary.has_source or summary.problem:
             return None

@@ -110,7 +110,7 @@ class PostgresCanonicalSql(CanonicalSql):
         if form == "json":
             return None
         if form in ("integer", "decimal"):
-            return self._number(family, form, c)
+            return self._format_number(family, form, c)
         if form == "instant":
             if family == "zoned":
                 return f"encode(timestamptz_send({c}), 'hex')"
@@ -133,7 +133,7 @@ class PostgresCanonicalSql(CanonicalSql):
         }
         return expressions.get(form, "CAST({c} AS text)").format(c=c)
 
-    def _number(self, family: Family, form: Form, c: str) -> str:
+    def _format_number(self, family: Family, form: Form, c: str) -> str:
         if family == "boolean":
             return f"CAST(CAST({c} AS integer) AS text)"
         if form == "integer" or family == "integer":
@@ -301,9 +301,9 @@ class DatabaseSide:
     def name(self) -> str:
         return self.relation.name
 
-    def session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
-        """Open a session; see :meth:`SourceDatabase.session`."""
-        return self.database.session(doing)
+    def open_session(self, doing: str) -> AbstractContextManager[DatabaseSession]:
+        """Open a session; see :meth:`SourceDatabase.open_session`."""
+        return self.database.open_session(doing)
 
     def estimate_rows(self, session: DatabaseSession) -> int:
         """Return the number of rows that the server estimates."""
@@ -321,7 +321,7 @@ class DatabaseSide:
 
     def end_of(self, session: DatabaseSession, chunk: Chunk, size: int) -> SplitKey | None:
         """Return the key of row number ``size`` of a chunk; None if the chunk has fewer rows."""
-        order = self._order(session)
+        order = self._make_order(session)
         if self.is_indexed:
             session.prefer_indexes()
         row = f"SELECT {order.sql} FROM {self.make_rows_clause(session, chunk)} ORDER BY {order.sql} LIMIT 1 OFFSET {size - 1}"
@@ -357,13 +357,13 @@ class DatabaseSide:
 
     def estimate_row_count(self) -> int:
         """See :class:`~airflow_kafka_spark.verification.buckets.BucketSide`, also for the next ones."""
-        with self.session("asking for the number of rows") as session:
+        with self.open_session("asking for the number of rows") as session:
             return self.estimate_rows(session)
 
     def read_pieces(self) -> Iterator[Chunk]:
         after: SplitKey | None = None
         while self.is_indexed:
-            with self.session("cutting a piece") as session:
+            with self.open_session("cutting a piece") as session:
                 end = self.end_of(session, Chunk(after), self.piece_rows)
             if end is None:
                 break
@@ -374,7 +374,7 @@ class DatabaseSide:
             yield Chunk(nulls=True)
 
     def sum_buckets(self, piece: Chunk, buckets: Buckets) -> BucketSums:
-        with self.session("adding up a piece") as session:
+        with self.open_session("adding up a piece") as session:
             if self._knows_forms(session):
                 return self._query_bucket_sums(session, piece, buckets)
             total: BucketSums = {}
@@ -393,7 +393,7 @@ class DatabaseSide:
 
     def read_bucket_rows(self, piece: Chunk, buckets: Buckets) -> list[CanonicalRow]:
         key = self.forms[: self.key]
-        with self.session("reading rows of some buckets") as session:
+        with self.open_session("reading rows of some buckets") as session:
             found = self._read(session, self._make_bucket_clause(session, piece, buckets))
             return [row for row in found if buckets.of(compute_row_checksum(row[: self.key], key)) is not None]
 
@@ -414,7 +414,7 @@ class DatabaseSide:
 
         :raises SourceRejected: the condition is wrong, or a right is missing.
         """
-        with self.session("trying the statement") as session:
+        with self.open_session("trying the statement") as session:
             session.fetch_rows(f"EXPLAIN {self._make_rows_statement(session, self.make_rows_clause(session, Chunk()))}")
 
     def _make_sums_statement(self, session: DatabaseSession, chunk: Chunk) -> str:
@@ -440,7 +440,7 @@ class DatabaseSide:
             found.append((self.sql.make_form(self.sql.find_family(column), form, name), self.sql.make_plain(form, name)))
         return found
 
-    def _order(self, session: DatabaseSession) -> SplitOrder:
+    def _make_order(self, session: DatabaseSession) -> SplitOrder:
         columns = tuple(self.sql.make_key_column(column) for column in self.columns[: self.key])
         return SplitOrder(session, columns, tuple(session.dialect.quote(column.name) for column in columns))
 
@@ -449,7 +449,7 @@ class DatabaseSide:
 
         :param further: further conditions.
         """
-        order = self._order(session)
+        order = self._make_order(session)
         conditions = [*([f"{self.where}\n"] if self.where else []), *further]
         if chunk.nulls:
             conditions.append(order.make_null_condition() or "1 = 0")

@@ -84,7 +84,7 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
         waiting = [Unchecked(where, problems[0].where) for where, value in named.items() if value]
         return None, [*problems, *waiting]
     database = source.find_database()
-    with database.session("reading the catalog") as session:
+    with database.open_session("reading the catalog") as session:
         ours = DatabaseTable.of(database, session, source)
         problems = [*_find_encoding_problems("source", session)]
     found_plan, wrong = _Planning(options, ours, theirs).plan()
@@ -116,7 +116,7 @@ def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, li
     if problems:
         return None, problems
     database = table.find_database()
-    with database.session("reading the catalog") as session:
+    with database.open_session("reading the catalog") as session:
         return DatabaseTable.of(database, session, table), list(_find_encoding_problems("sink", session))
 
 
@@ -278,7 +278,7 @@ class _Planning:
 
 
 def _make_text_order(side: DatabaseSide, n: int) -> str:
-    with side.session("asking for the order of a column") as session:
+    with side.open_session("asking for the order of a column") as session:
         return session.get_text_order(side.relation, side.columns[n])
 
 

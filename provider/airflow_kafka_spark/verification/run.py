@@ -93,7 +93,7 @@ class RangeComparison:
 
         :param saved: called from time to time with the state, from which a later attempt can continue.
         """
-        with self.source.session("asking for the number of rows") as session:
+        with self.source.open_session("asking for the number of rows") as session:
             progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
         for chunk, (source, sink) in self.work.map_concurrently(self.compute_sums, self._list_chunks(state)):
             state.add(chunk, source, sink)
@@ -122,14 +122,14 @@ class RangeComparison:
 
     @staticmethod
     def _end(side: DatabaseSide, chunk: Chunk, size: int) -> tuple[str, ...] | None:
-        with side.session("cutting a chunk") as session:
+        with side.open_session("cutting a chunk") as session:
             return side.end_of(session, chunk, size)
 
     def compute_sums(self, chunk: Chunk) -> tuple[Sums, Sums]:
         """Return the sums of a chunk in the source and in the sink."""
-        with self.source.session("adding up a chunk of the source") as session:
+        with self.source.open_session("adding up a chunk of the source") as session:
             source = self.source.compute_sums(session, chunk)
-        with self.sink.session("adding up a chunk of the sink") as session:
+        with self.sink.open_session("adding up a chunk of the sink") as session:
             return source, self.sink.compute_sums(session, chunk)
 
     def find_differing(self, chunks: list[Chunk]) -> list[Chunk]:
@@ -155,9 +155,9 @@ class RangeComparison:
         self.work.run_with_retries(lambda: self._read(chunk, findings))
 
     def _read(self, chunk: Chunk, findings: Findings) -> None:
-        with self.source.session("reading a chunk of the source") as session:
+        with self.source.open_session("reading a chunk of the source") as session:
             source = list(self.source.read_rows(session, chunk))
-        with self.sink.session("reading a chunk of the sink") as session:
+        with self.sink.open_session("reading a chunk of the sink") as session:
             sink = list(self.sink.read_rows(session, chunk))
         findings.compare(source, sink)
 

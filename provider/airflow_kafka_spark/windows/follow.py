@@ -59,7 +59,7 @@ def follow(
     return Followed(upstream.pipeline, after + 1, max(after, upstream.last_used), records, totals), ends
 
 
-def reached_of(upstream: Memory, position: Position) -> FollowedWindow | None:
+def find_followed_window(upstream: Memory, position: Position) -> FollowedWindow | None:
     """Return the last window that was followed of a pipeline, under its present name or under one of its earlier names."""
     names = [upstream.pipeline, *(c.name for _, c in sorted(upstream.changes.items(), reverse=True) if c.action == "rename")]
     return next((position.followed[name] for name in names if name in position.followed), None)

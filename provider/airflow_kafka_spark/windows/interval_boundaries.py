@@ -539,7 +539,7 @@ def boundary_from_record(key: bytes, value: bytes) -> Boundary:
     return _parse_boundary(topic, instant, _load_value(value))
 
 
-def archive_prefix(topic: str) -> bytes:
+def make_archive_prefix(topic: str) -> bytes:
     """Return the prefix of the keys of a topic's archives."""
     return encode_json([None, "boundaries", topic])[:-1] + b","
 

@@ -417,7 +417,7 @@ def make_interval_record(pipeline: str, state: IntervalState) -> LedgerRecord:
     return LedgerRecord(make_interval_key(pipeline, state.interval), encode_json({"v": VERSION, **interval_to_json(state)}))
 
 
-def archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
+def make_archive_record(pipeline: str, archive: IntervalArchive) -> LedgerRecord:
     key = encode_json([pipeline, ARCHIVE, archive.span.interval.name])
     return LedgerRecord(key, encode_json({"v": VERSION, **archive_to_json(archive)}))
 

@@ -280,12 +280,12 @@ def test_offsets_are_asked_for_in_batches_not_one_request_for_each_partition(kaf
 def test_committed_offsets_with_their_texts_and_none_where_there_are_none(hook, topic):
     group = name("g")
     partitions = list(each(topic, 0, 0, 0))
-    assert hook.committed(group, partitions) == each(topic, None, None, None)
+    assert hook.read_committed(group, partitions) == each(topic, None, None, None)
     hook.alter_committed(group, {TopicPartition(topic, 0): 5, TopicPartition(topic, 1): CommittedOffset(7, "window 3")})
-    assert hook.committed(group, partitions) == each(topic, CommittedOffset(5), CommittedOffset(7, "window 3"), None)
-    assert hook.committed(group, [TopicPartition(topic, 1)]) == {TopicPartition(topic, 1): CommittedOffset(7, "window 3")}
-    assert hook.committed(group, []) == {}
-    assert hook.committed(name("absent"), partitions) == each(topic, None, None, None)
+    assert hook.read_committed(group, partitions) == each(topic, CommittedOffset(5), CommittedOffset(7, "window 3"), None)
+    assert hook.read_committed(group, [TopicPartition(topic, 1)]) == {TopicPartition(topic, 1): CommittedOffset(7, "window 3")}
+    assert hook.read_committed(group, []) == {}
+    assert hook.read_committed(name("absent"), partitions) == each(topic, None, None, None)
 
 
 def unless_silent(ask, *about):
@@ -306,7 +306,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
 
         def refused():
             with pytest.raises(KafkaUnavailable) as caught:
-                hasty.committed(group, [partition])
+                hasty.read_committed(group, [partition])
             # Or no broker has answered within three seconds.
             return "a transaction with offsets of this group is open" in str(caught.value) and str(caught.value)
 
@@ -365,7 +365,7 @@ def test_offsets_can_be_set_backwards(hook, topic):
     group = name("g")
     for offset in (9, 3):
         hook.alter_committed(group, {TopicPartition(topic, 0): offset})
-        assert hook.committed(group, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)] == CommittedOffset(offset)
+        assert hook.read_committed(group, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)] == CommittedOffset(offset)
     hook.alter_committed(group, {})
 
 
@@ -448,7 +448,7 @@ EVERY_CALL = [
     lambda hook: hook.read_topic_config(["x"]),
     lambda hook: hook.read_offsets([TopicPartition("x", 0)]),
     lambda hook: hook.find_offsets_for_times([TopicPartition("x", 0)], 0),
-    lambda hook: hook.committed("g", [TopicPartition("x", 0)]),
+    lambda hook: hook.read_committed("g", [TopicPartition("x", 0)]),
     lambda hook: hook.group_state("g"),
     lambda hook: hook.alter_committed("g", {TopicPartition("x", 0): 0}),
     lambda hook: hook.create_topic("x"),
@@ -573,7 +573,7 @@ def ask(seed):
     rng = random.Random(seed)
     hook = KafkaHook("fragile", timeout=rng.choice([0.3, 1, 2]))
     calls = [
-        lambda: hook.committed("g", [p]),
+        lambda: hook.read_committed("g", [p]),
         lambda: hook.group_state("g"),
         lambda: hook.alter_committed(f"g{seed}", {p: 1}),
         lambda: hook.read_offsets(["t"]),
@@ -656,7 +656,7 @@ def test_a_hook_that_was_connected_reports_why_no_broker_answers(fragile, monkey
         fragile.kill()
         try:
             with pytest.raises(KafkaUnavailable, match="Connection refused|Disconnected"):
-                hook.committed("g", [TopicPartition("t", 0)])
+                hook.read_committed("g", [TopicPartition("t", 0)])
         finally:
             fragile.restart()
 

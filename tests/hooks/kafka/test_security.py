@@ -71,7 +71,7 @@ def spark(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW_CONN_SPARK_SECURITY", json.dumps(connection))
         jars = tuple(map(str, resolve_jars([find_spark_kafka_connector()], exclude_bundled=True)))
-        with SparkHook("spark_security").session(jars=jars) as session:
+        with SparkHook("spark_security").open_session(jars=jars) as session:
             yield session
     # Its connections are closed after pytest has closed the log they report to.
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -244,7 +244,7 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
             lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
         ],
         "GROUP_AUTHORIZATION_FAILED": [
-            lambda: hook.committed("g", [TopicPartition("t", 0)]),
+            lambda: hook.read_committed("g", [TopicPartition("t", 0)]),
             lambda: hook.group_state("g"),
         ],
     }

@@ -42,12 +42,12 @@ def publish(archive: Path, content: bytes = b"classes") -> None:
 def test_the_name_changes_with_everything_that_decides_whether_an_archive_fits(tmp_path, cache, monkeypatch):
     java, jar = jars.find_java(), tmp_path / "a.jar"
     jar.write_bytes(b"1")
-    names = [class_archive.archive_file("spark", java, [jar])]
-    names.append(class_archive.archive_file("spark", java, [jar], "fact"))
+    names = [class_archive.make_archive_path("spark", java, [jar])]
+    names.append(class_archive.make_archive_path("spark", java, [jar], "fact"))
     jar.write_bytes(b"12")
-    names.append(class_archive.archive_file("spark", java, [jar]))
+    names.append(class_archive.make_archive_path("spark", java, [jar]))
     os.utime(jar, (1, 1))
-    names.append(class_archive.archive_file("spark", java, [jar]))
+    names.append(class_archive.make_archive_path("spark", java, [jar]))
     names += [found.file for found in (SparkClassArchive.find(), SparkClassArchive.find("/more.jar")) if found]
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     names += [found.file for found in [SparkClassArchive.find()] if found]
@@ -230,7 +230,7 @@ def test_a_session_takes_its_classes_from_the_archive_and_computes_the_same(made
     code = """if True:
         import sys
         from airflow_kafka_spark.hooks.spark.hook import SparkHook
-        with SparkHook("s").session() as session:
+        with SparkHook("s").open_session() as session:
             print(session.range(10).selectExpr("sum(id * id) AS s", "from_json('{\\"n\\": 1}', 'n int').n AS n").collect())
     """
     outputs = []

@@ -41,7 +41,7 @@ def count(directory: str):
 @pytest.fixture
 def session(monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
-    with SparkHook("spark_default", conf={}, app_name="handover").session() as made:
+    with SparkHook("spark_default", conf={}, app_name="handover").open_session() as made:
         yield made
 
 

@@ -32,7 +32,7 @@ def test_a_job_without_the_splits_that_are_published_already_counts_them_as_done
     store = Store()
     progress = Progress(store)
     progress.begin(window(target=TargetTopic("u", "id", 1)))
-    progress.step("move")
+    progress.begin_step("move")
     progress.on_progress(0, 3)
     progress.on_progress(2, 3)
     progress.on_success()
@@ -58,7 +58,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
     store.down = True
     progress = Progress(store)
     progress.begin(window())
-    progress.step("move")
+    progress.begin_step("move")
     for finished in range(9):
         progress.on_progress(finished, 9)
     progress.on_success()
@@ -69,7 +69,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
 def test_without_a_store_nothing_is_published():
     progress = Progress(find_store({}))
     progress.begin(window())
-    progress.step("close")
+    progress.begin_step("close")
 
 
 def test_of_an_error_class_time_and_first_lines_are_stored(caplog):

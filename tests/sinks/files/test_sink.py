@@ -449,7 +449,7 @@ def test_only_the_files_that_results_name_are_published(path):
         late.write(job.rows[0][1])
         late.close()
         assert tree(path) == published
-    record = sink.table.record(job.window)
+    record = sink.table.read_record(job.window)
     window = sink.table.get_window_path(job.window)
     assert {f["path"] for f in record.files} | {RECORD} == set(names(window))
 

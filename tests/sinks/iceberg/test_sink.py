@@ -50,7 +50,7 @@ from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.iceberg.catalog import find_catalog_access
 from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
-from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, tag_name
+from airflow_kafka_spark.sinks.iceberg.snapshots import PIPELINE, WINDOW, make_tag_name
 from airflow_kafka_spark.sinks.iceberg.table import PartitionField, make_file_columns
 from airflow_kafka_spark.sinks.iceberg.tasks.data_files import apply_transform, collect_file_statistics
 from airflow_kafka_spark.sinks.iceberg.tasks.table_files import make_column_metrics
@@ -97,7 +97,7 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
     with Victim(lake.sink, job, "sink.committed", tmp_path / "victim") as victim:
         assert victim.died()
     with lake.catalog() as catalog:
-        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+        catalog.load_table(NAME).manage_snapshots().remove_tag(make_tag_name(feed.pipeline)).commit()
     lake.of_others(-1)
     lake.expire()
     assert len(current(lake).snapshots()) == 1
@@ -119,7 +119,7 @@ def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its
     assert lake.sink.find_applied(unmoved.window) is None, "all snapshots are there"
     assert (lake.sink.has_lost(job.window), lake.sink.has_lost(unmoved.window)) == (False, True)
     with lake.catalog() as catalog:
-        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(job.window.pipeline)).commit()
+        catalog.load_table(NAME).manage_snapshots().remove_tag(make_tag_name(job.window.pipeline)).commit()
     lake.expire()
     assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
     found = lake.sink.find_applied(job.window)
@@ -228,7 +228,7 @@ def test_the_snapshot_holds_the_window_and_the_pipelines_tag_names_it(lake, feed
     found = json.loads(summary[WINDOW])
     assert (found["number"], found["rows"], found["ranges"]) == (1, len(job.ids), ranges_to_json(window.ranges))
     assert (found["cluster_id"], found["topic_ids"]) == (window.cluster_id, dict(window.topic_ids))
-    tag = table.refs()[tag_name(window.pipeline)]
+    tag = table.refs()[make_tag_name(window.pipeline)]
     assert (tag.snapshot_id, tag.snapshot_ref_type) == (table.current_snapshot().snapshot_id, "tag")
     assert tag.max_ref_age_ms == 2**63 - 1, "no property of the table lets it expire"
     assert summary["added-records"] == str(len(job.ids)) == summary["total-records"]
@@ -239,7 +239,7 @@ def test_the_last_window_is_remembered_when_its_snapshot_is_old_and_when_its_tag
     for job in jobs[:3]:
         apply(lake.sink, job)
     with lake.catalog() as catalog:
-        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+        catalog.load_table(NAME).manage_snapshots().remove_tag(make_tag_name(feed.pipeline)).commit()
     assert lake.sink.find_last_applied(feed.pipeline).number == 3
     apply(lake.sink, jobs[3])
     lake.of_others(-1)
@@ -293,7 +293,7 @@ def test_a_replay_of_an_interval_whose_tag_was_dropped_is_refused_and_would_be_t
     assert "no record" in lake.sink.find_window_replay_problems(again.window)[0].what, "there is no table yet"
     apply(lake.sink, job)
     with lake.catalog() as catalog:
-        catalog.load_table(NAME).manage_snapshots().remove_tag(tag_name(feed.pipeline)).commit()
+        catalog.load_table(NAME).manage_snapshots().remove_tag(make_tag_name(feed.pipeline)).commit()
     lake.of_others(-1)
     assert lake.sink.find_window_replay_problems(again.window) == [], "its snapshot is still there"
     lake.expire()
@@ -561,7 +561,7 @@ def test_the_tag_of_a_data_interval_lets_its_snapshot_expire_some_day(lake):
     for name in ("hours", "hours.20260101T000000Z-20260101T010000Z", "hours.20260101T010000Z-20260101T020000Z.to.orders"):
         job = Feed(SMALL, name).next(1, 0, 0)
         apply(lake.sink, job)
-        ages[name] = current(lake).refs()[tag_name(name)].max_ref_age_ms
+        ages[name] = current(lake).refs()[make_tag_name(name)].max_ref_age_ms
     assert list(ages.values()) == [2**63 - 1, *[90 * 86_400_000] * 2]
 
 
@@ -611,7 +611,7 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
     moved = [*first.expected, *second.expected, *third.expected, *wider.expected]
     lake.schema = pa.schema([*feed.schema, SCHEMA.field("wide"), SCHEMA.field("place")])
     same_multiset([{**dict.fromkeys(lake.schema.names), **line} for line in moved], lake.read())
-    tag = replace(lake.sink, branch=tag_name("another"))
+    tag = replace(lake.sink, branch=make_tag_name("another"))
     assert [problem.where for problem in tag.validate(feed.shape)] == ["sink.branch"]
 
 

@@ -613,7 +613,7 @@ def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_tha
         with server.connect() as connection:
             assert connection.execute(timeout).fetchone() == ("0",)
     elif of == "source":
-        with PostgresDatabase(server).session("asking") as session:
+        with PostgresDatabase(server).open_session("asking") as session:
             assert session.fetch_rows(timeout) == [("0",)]
     else:
         loading = sessions.open_session(server, "of a test", durable=True)

@@ -69,7 +69,7 @@ def spark(s3: EmbeddedS3, events: Path) -> Iterator[Any]:
     logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false"}
     extra = {**s3.spark_settings(), **logged, "spark.driver.memory": "512m"}
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
-    with SparkHook().session() as session:
+    with SparkHook().open_session() as session:
         yield session
 
 

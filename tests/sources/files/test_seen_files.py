@@ -26,7 +26,7 @@ def take(seen_files: SeenFiles, listed: list[ListedFile], most: int, settled: in
     """One window."""
     listing = seen_files.classify(listed, None)
     taken = listing.new[:most]
-    return through_json(seen_files.after_window(listing, taken, settled)), list(taken)
+    return through_json(seen_files.add_window(listing, taken, settled)), list(taken)
 
 
 def test_a_directory_of_any_size_is_read_once_and_its_memory_is_bounded():

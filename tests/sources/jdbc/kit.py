@@ -35,7 +35,7 @@ def through_json(frozen: FrozenWindow) -> FrozenWindow:
 
 def read(source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> list[list[tuple]]:
     """The rows of each split."""
-    with source.find_database().session("reading") as session:
+    with source.find_database().open_session("reading") as session:
         relation = find_relation(source, session)
         order = tuple(splits[0]["order"]) if splits else ()
         select = select_statement(session, relation, list_selected_columns(source, relation), order)

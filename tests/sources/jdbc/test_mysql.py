@@ -382,7 +382,10 @@ def test_uris() -> None:
 
 
 def test_a_session_of_the_driver_that_is_killed_is_worth_another_try(shop: Shop) -> None:
-    with pytest.raises(SourceUnavailable) as caught, JdbcSource(CONN, "t").find_database().session("counting rows") as session:
+    with (
+        pytest.raises(SourceUnavailable) as caught,
+        JdbcSource(CONN, "t").find_database().open_session("counting rows") as session,
+    ):
         shop.execute(f"KILL {session.fetch_rows('SELECT CONNECTION_ID()')[0][0]}")
         session.fetch_rows("SELECT 1")
     assert caught.value.retryable and f"while counting rows: {SESSION_ENDED}. The task may simply be retried" in str(caught.value)

@@ -140,7 +140,7 @@ def test_an_index_of_another_order_is_not_taken_for_one(place: Place) -> None:
     )
     place.execute("CREATE UNIQUE INDEX ON t (a text_pattern_ops, b); CREATE INDEX ON t USING hash (b)")
     place.execute('CREATE UNIQUE INDEX ON t (a COLLATE "POSIX", b)')
-    with source_of(place).find_database().session("looking") as session:
+    with source_of(place).find_database().open_session("looking") as session:
         relation = jdbc_windows.find_relation(source_of(place), session)
     assert relation.indexes == ()
     assert set(relation.keys) == {("a",), ("a", "b")}
@@ -566,7 +566,10 @@ def test_a_server_that_is_gone_is_worth_another_try(monkeypatch: pytest.MonkeyPa
 
 def test_a_session_that_breaks_off_is_worth_another_try(place: Place) -> None:
     fill(place, "id int PRIMARY KEY", [(1,)])
-    with pytest.raises(SourceUnavailable, match=SESSION_ENDED), source_of(place).find_database().session("reading") as session:
+    with (
+        pytest.raises(SourceUnavailable, match=SESSION_ENDED),
+        source_of(place).find_database().open_session("reading") as session,
+    ):
         session.fetch_rows("SELECT pg_terminate_backend(pg_backend_pid())")
 
 

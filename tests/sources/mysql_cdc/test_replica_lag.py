@@ -58,7 +58,7 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         for statement in ("CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
             cursor.execute(statement)
         assert rows.result(60) == 2
-        with JdbcSource(REPLICA, "orders").find_database().session("asking for writers") as reading:
+        with JdbcSource(REPLICA, "orders").find_database().open_session("asking for writers") as reading:
             assert "the server is a replica" in reading.find_hidden_writers(reading.query("SELECT 1 AS id", "a query"))
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=3600", "START SLAVE"):
             cursor.execute(statement)

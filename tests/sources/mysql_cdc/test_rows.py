@@ -94,7 +94,7 @@ def test_whole_columns_become_the_json_that_single_values_become(shop: Binlog, m
             shop.execute(f"INSERT INTO many (id, c{at}) VALUES ({1000 + at * 100 + number}, {literal})")
     server, wrong = shop.server_log(), dict[Any, Any]()
     for given in FORMS:
-        with server.session("reading") as connection:
+        with server.open_session("reading") as connection:
             form = ValueForm(**given, charsets=read_charsets(connection))
             shape = read_table_shape(server, connection, ("shop", "many"), form)
             assert shape is not None
@@ -111,7 +111,7 @@ def test_whole_columns_become_the_json_that_single_values_become(shop: Binlog, m
                 formatted(part, found.form, fail)
     assert wrong == {}
     monkeypatch.setattr(reading, "PIECE_ROWS", 7)
-    with server.session("reading") as connection:
+    with server.open_session("reading") as connection:
         again = list(read_chunk_rows(connection, {"after": None, "upto": None}, shape))
     assert [pa.concat_arrays(parts) for parts in zip(*again, strict=True)] == arrays and len(again) > 30
 
@@ -122,10 +122,10 @@ def test_rows_of_several_packets_are_read_and_errors_behind_some_rows_are_raised
     try:
         server = shop.server_log()
         sizes = [3, (1 << 24) - 1 - 6, 1 << 24, 20_000_000, 5]  # the second one fills a packet
-        with server.session("writing") as connection, connection.cursor() as cursor:
+        with server.open_session("writing") as connection, connection.cursor() as cursor:
             for number, size in enumerate(sizes):
                 cursor.execute(f"INSERT INTO wide VALUES ({number}, REPEAT('{number}', {size}))")
-        with server.session("reading") as connection:
+        with server.open_session("reading") as connection:
             shape = read_table_shape(server, connection, ("shop", "wide"), ValueForm())
             assert shape is not None
             pieces = list(read_chunk_rows(connection, {"after": None, "upto": None}, shape))
@@ -139,7 +139,7 @@ def test_rows_of_several_packets_are_read_and_errors_behind_some_rows_are_raised
         "BEGIN IF n = 19000 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too many'; END IF; RETURN n; END"
     )
     read = list[int]()
-    with pytest.raises(SourceRejected, match="reading: too many"), server.session("reading") as connection:
+    with pytest.raises(SourceRejected, match="reading: too many"), server.open_session("reading") as connection:
         connection.query("SELECT fails(id) FROM few", unbuffered=True)
         for _, starts in reading.read_packets(connection):
             read.append(len(starts) - 1)

@@ -181,7 +181,7 @@ def test_transforms_tolerated_errors_and_rows_that_spark_reads_are_refused_befor
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
     started: list[object] = []
-    monkeypatch.setattr(SparkHook, "session", lambda *given, **settings: started.append(given))
+    monkeypatch.setattr(SparkHook, "open_session", lambda *given, **settings: started.append(given))
     place.execute("CREATE TABLE t (id int PRIMARY KEY)")
     refused = {
         "transforms": {"transforms": [RegexRouter(regex="a", replacement="b")]},

@@ -327,7 +327,7 @@ def test_changes_that_were_made_while_there_was_no_publication_are_refused(order
     assert "dropped and created again" in refused.value.action
     # Some releases warn, and leave the changes out.
     server = SlotServer(orders.source().find_server(), orders.name)
-    with server.session("reading") as session:
+    with server.open_session("reading") as session:
         refuse = server.watch_publication(session, orders.name)
         refuse()
         session.execute("DO $$ BEGIN RAISE WARNING USING ERRCODE = '55000', MESSAGE = 'skipped loading publication'; END $$")
@@ -366,7 +366,7 @@ def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
         SlotServer(orders.source().find_server(), orders.name),
         f"while reading: {SESSION_ENDED}. The task may simply be retried",
     )
-    with pytest.raises(SourceUnavailable, match=message), server.session("reading") as session:
+    with pytest.raises(SourceUnavailable, match=message), server.open_session("reading") as session:
         session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 

@@ -96,7 +96,7 @@ class Avro(RegistryFormat):
     name_option: ClassVar[str] = "reader_schema"
     schema_options: ClassVar[tuple[str, ...]] = ("schema", "use_latest_version", "record_name", "record_namespace")
 
-    def _record_name(self) -> str:
+    def _find_record_name(self) -> str:
         return _get_name(parse(str(self.reader_schema), "the option `reader_schema`")) if self._reader_given else ""
 
     @property
@@ -128,7 +128,7 @@ class Avro(RegistryFormat):
 
         if find_spec("polars") is None:
             raise PackageMissing("Avro", "polars", "avro")
-        self._columns()
+        self._list_columns()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Avro(RegistryFormat):
             raise AvroSchemaInvalid(document.name, detail, action)
         return schema
 
-    def _columns(self) -> tuple[types.Column, ...]:
+    def _list_columns(self) -> tuple[types.Column, ...]:
         return list_columns(self._reader, self._reader_document.name)
 
     def get_arrow_schema(self) -> pa.Schema:
@@ -168,7 +168,7 @@ class Avro(RegistryFormat):
 
         :raises KafkaSparkError: there is no such schema, or the registry does not return it.
         """
-        return types.to_arrow_schema(self._columns())
+        return types.to_arrow_schema(self._list_columns())
 
     def make_decoder(self) -> Decoder:
         """Return a decoder that contains all schemas; the registry is asked for versions that are new since the last call.

@@ -277,7 +277,7 @@ class _AvroParser:
             schema = self._parse_enum(full, aliases, value)
         else:
             self.named[full] = None
-            schema = self._record(full, aliases, value, namespace, depth)
+            schema = self._parse_record(full, aliases, value, namespace, depth)
         self.named[full] = schema
         return schema
 
@@ -289,7 +289,9 @@ class _AvroParser:
             raise self.fail(f"the default of enum `{full}` is not one of its symbols")
         return AvroEnum(full, tuple(symbols), aliases, default)
 
-    def _record(self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any], namespace: str, depth: int) -> AvroRecord:
+    def _parse_record(
+        self, full: str, aliases: tuple[str, ...], value: Mapping[str, Any], namespace: str, depth: int
+    ) -> AvroRecord:
         fields: list[AvroField] = []
         for f in value.get("fields") or ():
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or "type" not in f:
@@ -784,7 +786,7 @@ class _AvroWriter:
         """Return a type that holds no null."""
         kind, more = schema["type"], _list_properties(schema)
         if kind == "struct":
-            return self._record(schema, more)
+            return self._write_record(schema, more)
         if kind == "array":
             return {"type": "array", "items": self._write_optional(schema["items"]), **more}
         if kind == "map":
@@ -793,7 +795,7 @@ class _AvroWriter:
             more = {"connect.type": kind, **more}
         return {"type": _CONNECT_TYPES[kind], **more} if more else _CONNECT_TYPES[kind]
 
-    def _record(self, schema: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+    def _write_record(self, schema: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
         namespace, _, name = make_namespace(str(schema.get("name") or "ConnectDefault")).rpartition(".")
         full = qualify_name(name, namespace)
         if full in self._records:

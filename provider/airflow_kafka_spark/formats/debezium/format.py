@@ -182,7 +182,7 @@ class Debezium(Format):
     def list_event_columns(self) -> tuple[Column, ...]:
         """Return the columns that are read of an event in JSON, with their logical types."""
         assert isinstance(self.value, Json | JsonEnvelope)
-        row = [replace(c, type=map_leaf_types(c.type, self._wire_columns)) for c in self.value.columns]
+        row = [replace(c, type=map_leaf_types(c.type, self._find_wire_type)) for c in self.value.columns]
         columns = [Column("op", Text()), Column("after", Struct(tuple(row)))]
         if self._rewrites:
             columns.append(Column("before", Struct(tuple(replace(c, nullable=True) for c in row))))
@@ -195,7 +195,7 @@ class Debezium(Format):
                 columns.append(column)
         return (*columns, *(Column(outer, Struct(tuple(fields.values()))) for outer, fields in nested.items()))
 
-    def _wire_columns(self, data_type: DataType) -> DataType:
+    def _find_wire_type(self, data_type: DataType) -> DataType:
         if not isinstance(self.value, Json):
             return data_type
         if isinstance(data_type, Decimal):

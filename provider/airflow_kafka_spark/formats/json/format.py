@@ -384,7 +384,7 @@ class JsonSchema(RegistryFormat):
     kind: ClassVar[str] = "JSON"
     name_option: ClassVar[str] = "title"
 
-    def _record_name(self) -> str:
+    def _find_record_name(self) -> str:
         if self.title:
             return self.title
         try:

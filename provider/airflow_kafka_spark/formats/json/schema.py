@@ -120,7 +120,7 @@ class _SchemaReader:
                 found, may_be_null = getattr(self, f"_{keyword.lstrip('$')}")(schema[keyword], path, within)
                 return found, nullable or may_be_null
         kind, may_be_null = _find_type(schema, path)
-        return self._typed(kind, schema, path, within), nullable or may_be_null
+        return self._read_typed(kind, schema, path, within), nullable or may_be_null
 
     def _ref(self, target: object, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
         if not isinstance(target, str) or not target.startswith("#") or (target != "#" and not target.startswith("#/")):
@@ -155,9 +155,9 @@ class _SchemaReader:
 
     _oneOf = _anyOf
 
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+    def _read_typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         if kind == "object":
-            return self._object(schema, path, within)
+            return self._read_object(schema, path, within)
         if kind == "array":
             if not isinstance(schema.get("items"), Mapping):
                 raise _make_invalid_error(path, "an array without one schema for its items", "`items`, the schema of each item")
@@ -171,7 +171,7 @@ class _SchemaReader:
             raise _make_invalid_error(path, f"contentEncoding {schema['contentEncoding']!r}", "base64")
         return _FORMATS.get(str(schema.get("format")), Text())
 
-    def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+    def _read_object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         if not properties and isinstance(others, Mapping) and others:
             value, nullable = self.read(others, f"{path}/additionalProperties", within)
@@ -350,8 +350,8 @@ class _ConnectSchemaReader(_SchemaReader):
         self._nulls[path] = found[1]
         return found
 
-    def _object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
-        found = super()._object(schema, path, within)
+    def _read_object(self, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+        found = super()._read_object(schema, path, within)
         if not isinstance(found, Struct):
             return found
         required = set(schema.get("required") or ())
@@ -364,7 +364,7 @@ class _ConnectSchemaReader(_SchemaReader):
             )
         )
 
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
+    def _read_typed(self, kind: str, schema: Mapping[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         said, title = schema.get("connect.type"), str(schema.get("title", ""))
         if kind == "integer" and title in _LOGICAL_TYPES and said in ("int32", "int64"):
             return _LOGICAL_TYPES[title]
@@ -382,7 +382,7 @@ class _ConnectSchemaReader(_SchemaReader):
             return Primitive(_NUMBERS[str(said)])
         if kind == "string" and schema.get("format") == LOCAL:
             return Primitive("timestamp_ntz")
-        return super()._typed(kind, schema, path, within)
+        return super()._read_typed(kind, schema, path, within)
 
 
 class _LenientReader(_ConnectSchemaReader):
@@ -395,7 +395,7 @@ class _LenientReader(_ConnectSchemaReader):
             pass
         self._nulls[path] = True
         try:
-            return self._object(schema if isinstance(schema, Mapping) else {}, path, within), True
+            return self._read_object(schema if isinstance(schema, Mapping) else {}, path, within), True
         except SchemaInvalid:
             return _UNREADABLE, True
 

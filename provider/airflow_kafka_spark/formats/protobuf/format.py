@@ -62,7 +62,7 @@ class Protobuf(RegistryFormat):
     name_option: ClassVar[str] = "message"
     schema_options: ClassVar[tuple[str, ...]] = ("schema", "use_latest_version", "message")
 
-    def _record_name(self) -> str:
+    def _find_record_name(self) -> str:
         return self.message
 
     @cached_property

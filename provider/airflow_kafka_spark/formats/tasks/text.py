@@ -215,7 +215,7 @@ def format_csv_header(names: Iterable[str], delimiter: str = ",") -> bytes:
     """Return the header line. Names are quoted only if they must be."""
     dialect = CsvDialect(delimiter)
     special = (delimiter, '"', "\n", "\r")
-    cells = (dialect.quoted(name) if any(s in name for s in special) else name for name in names)
+    cells = (dialect.quote_text(name) if any(s in name for s in special) else name for name in names)
     return (delimiter.join(cells) + "\n").encode()
 
 
@@ -381,7 +381,7 @@ def _format_bare_field(value: ValueTexts, dialect: CsvDialect, may_be_empty: boo
     text = _join(value.text, value.zone) if value.zone else value.text
     # A value that reads like a null is quoted.
     if (dialect.null or may_be_empty) and pc.any(like_null := pc.equal(text, dialect.null)).as_py():
-        text = pc.if_else(like_null, dialect.quoted(dialect.null), text)
+        text = pc.if_else(like_null, dialect.quote_text(dialect.null), text)
     return [pc.fill_null(text, dialect.null) if text.null_count else text]
 
 

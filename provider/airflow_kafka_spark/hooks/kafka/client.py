@@ -342,7 +342,7 @@ class _PendingKeys(Generic[K, V]):
         names = {error.name() for error in self.again.values() if not isinstance(error, str)}
         return bool(names & _OUTDATED) or (_NO_LEADERS in names and tries >= NO_LEADERS_TRIES)
 
-    def file(self, key: K, future: Future[V]) -> bool:
+    def add_result(self, key: K, future: Future[V]) -> bool:
         """Add the result for one key. Return True if a broker has answered, False if librdkafka has given up by itself."""
         from confluent_kafka import KafkaException
 
@@ -527,7 +527,7 @@ class KafkaCalls:
             return
         batch.again = {}
         for key, future in futures.items():
-            if batch.file(key, future):
+            if batch.add_result(key, future):
                 self._connected = True
 
     def _raise_for(self, batch: _PendingKeys[K, V], errors: Mapping[K, KafkaError]) -> None:

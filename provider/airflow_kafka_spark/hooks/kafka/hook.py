@@ -420,7 +420,7 @@ class KafkaHook(KafkaBaseHook):
 
     # --- consumer groups ---
 
-    def committed(
+    def read_committed(
         self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the committed offsets of a group; None for partitions without one, or with an expired one.

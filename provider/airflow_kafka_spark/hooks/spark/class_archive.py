@@ -57,7 +57,7 @@ _FAILED = ".failed"
 _SIZE = ".size"
 
 
-def archive_file(software: str, java: Path, jars: Iterable[Path], *facts: str) -> Path:
+def make_archive_path(software: str, java: Path, jars: Iterable[Path], *facts: str) -> Path:
     """Return the path of the archive of a class path in the cache. The archive need not exist.
 
     :param software: the first part of the file name.
@@ -169,7 +169,7 @@ class SparkClassArchive:
             return None
         variables = [f"{name}={os.environ.get(name, '')}" for name in _CLASS_PATH_VARIABLES]
         return cls(
-            archive_file("spark", java, jars, release, extra_class_path, _TRAINING, _TRAINED, *variables), extra_class_path
+            make_archive_path("spark", java, jars, release, extra_class_path, _TRAINING, _TRAINED, *variables), extra_class_path
         )
 
     def make_java_options(self, others: str = "") -> tuple[str, ...]:

@@ -195,7 +195,8 @@ class SparkHook(BaseHook):
         return seconds
 
     def start_early(self, is_needed: Callable[[], bool]) -> None:
-        """Start the session of a local master in a thread, if it is needed. :meth:`session` waits for it, and raises its error.
+        """Start the session of a local master in a thread, if it is needed. :meth:`open_session` waits for the thread, and raises
+        its error.
 
         Nothing happens for other masters, whose executors other applications may need, or if this process has a session.
 
@@ -214,7 +215,7 @@ class SparkHook(BaseHook):
             self._early.give_up()
 
     @contextmanager
-    def session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
+    def open_session(self, *, jars: tuple[str, ...] = ()) -> Iterator[SparkSession]:
         """Yield a session that is ready to use.
 
         On leaving, a session that was made here is stopped, so that its executors are released. A local session is kept for later
@@ -237,7 +238,7 @@ class SparkHook(BaseHook):
         has no contexts.
 
         Making a first session takes a JVM more than a CPU second, because it loads the settings and the functions of SQL. In all
-        other respects, this is :meth:`session`.
+        other respects, this is :meth:`open_session`.
         """
         return self._open_connect_session() if self.is_connect else self._open_context(())
 

@@ -69,7 +69,7 @@ def run(*, begin: Callable[[], None] = _do_nothing, end: Callable[[], None] = _d
         _forget_modules_of_users(known)
         begin()
         try:
-            with watch.over(infile):
+            with watch.watch_connection(infile):
                 main(infile, outfile)
         finally:
             end()
@@ -125,7 +125,7 @@ class _ConnectionWatch:
         self._pid = 0
 
     @contextlib.contextmanager
-    def over(self, infile: BufferedReader) -> Iterator[None]:
+    def watch_connection(self, infile: BufferedReader) -> Iterator[None]:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             # The thread needs a descriptor of its own, because pyspark reopens the connection for each task.

@@ -127,10 +127,10 @@ class WriteTask(CheckedOnExecutors):
         return ("kafka",) if self.read is not None and not self.from_spark else ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for result in self._results(batches):
+        for result in self._write_splits(batches):
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
-    def _results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def _write_splits(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         if self.read is None:
             yield self._write(self.splits[get_partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
         elif self.from_spark:

@@ -111,9 +111,9 @@ def make_pipeline_page(kafka_conn_id: str, ledger_topic: str, pipeline: str, win
 
     :param window: a window's number, or the name of its data interval.
     """
-    from airflow_kafka_spark.ui.plugin import pipeline_url
+    from airflow_kafka_spark.ui.plugin import make_pipeline_url
 
-    relative = pipeline_url(f"{kafka_conn_id}/{ledger_topic}", pipeline, window)
+    relative = make_pipeline_url(f"{kafka_conn_id}/{ledger_topic}", pipeline, window)
     base = conf.get("api", "base_url", fallback="") or ""
     return f"{base.rstrip('/')}/{relative.lstrip('/')}"
 

@@ -126,7 +126,7 @@ class Progress:
         self._jobs = []
         self._publish()
 
-    def step(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
         """Begin the window's next step."""
         self._step = step
         if step == "move":
@@ -151,7 +151,7 @@ class Progress:
     def on_success(self) -> None:
         self._jobs.append((self._job_began, time.time()))
         self._done = self._splits
-        self.step("commit")
+        self.begin_step("commit")
 
     def measure_parts_of_move(self, move: float, report: Report) -> dict[str, float]:
         """Return the seconds of the parts of the step ``move``.

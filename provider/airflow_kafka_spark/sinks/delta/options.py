@@ -26,8 +26,8 @@ class DeltaSinkOptions(LakeSinkOptions):
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path`` or ``s3://bucket/prefix``; see :meth:`.TableLocation.uri_of`."""
-        return TableLocation.uri_of(self.path)
+        """``file:///abs/path`` or ``s3://bucket/prefix``; see :meth:`.TableLocation.make_uri`."""
+        return TableLocation.make_uri(self.path)
 
     @property
     def store(self) -> TableStore:

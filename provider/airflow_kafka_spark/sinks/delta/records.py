@@ -77,7 +77,7 @@ class Records:
         try:
             self.keep(pipeline, version)
             directory = f"{WINDOWS}/{make_pipeline_slug(pipeline)}/{number:010d}"
-            replays = [int(name[:-5]) for name in self.store.names(directory) if re.fullmatch(r"\d+\.json", name)]
+            replays = [int(name[:-5]) for name in self.store.list_names(directory) if re.fullmatch(r"\d+\.json", name)]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
             raise SinkUnavailable(self.store.location.uri, "reading the record of a window", error) from error

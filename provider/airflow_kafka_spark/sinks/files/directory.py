@@ -204,7 +204,7 @@ class FilesTable:
         """Return the directory that a window has once it is published."""
         return self.directory / make_window_directory(self.window_column, window)
 
-    def record(self, window: Window) -> WindowRecord | None:
+    def read_record(self, window: Window) -> WindowRecord | None:
         """Return the record of a window, or None if it is not published.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.

@@ -144,7 +144,7 @@ class ManifestTable:
 
     # --- windows ------------------------------------------------------------------------------------------------------
 
-    def record(self, window: Window, newest: Commit | None = None) -> WindowRecord | None:
+    def read_record(self, window: Window, newest: Commit | None = None) -> WindowRecord | None:
         """Return the record of a window, or None if it is not committed.
 
         :param newest: the newest commit of the pipeline, if the caller has read it; None: it is read now.
@@ -190,7 +190,7 @@ class ManifestTable:
             return None
         directory = self._get_window_directory(pipeline, number)
         try:
-            names = self.store.names(directory)
+            names = self.store.list_names(directory)
             replays = [int(found[1]) for name in names if (found := _REPLAY.fullmatch(name))]
             text = self.store.get(f"{directory}/{max(replays)}.json") if replays else None
         except OSError as error:
@@ -229,7 +229,7 @@ class ManifestTable:
 
     def _list_entries(self, log: str, after: str) -> list[int]:
         """Return the sequence numbers of the entries whose names sort after a name."""
-        return [int(match[1]) for name in self.store.names_after(log, after) if (match := _ENTRY.fullmatch(name))]
+        return [int(match[1]) for name in self.store.list_names_after(log, after) if (match := _ENTRY.fullmatch(name))]
 
     def append(self, pipeline: str, commit: Commit) -> bool:
         """Write an entry of the log, unless its number is taken.
@@ -320,7 +320,7 @@ class ManifestTable:
     def _remove_replaced(self, pipeline: str, number: int, replay: int) -> None:
         """Remove the files and the records of a window that a replay has replaced."""
         directory = self._get_window_directory(pipeline, number)
-        for name in self.store.names(directory):
+        for name in self.store.list_names(directory):
             found = _REPLAY.fullmatch(name)
             if found and int(found[1]) < replay and (text := self.store.get(f"{directory}/{name}")) is not None:
                 self.store.remove_files([file["path"] for file in self._load(text, directory).files])
@@ -500,7 +500,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         error: str | OSError = "others commit all the time"
         for again in range(_FAILURES + 1):
             newest = table.find_newest_commit(window.pipeline)
-            found = newest.record if newest.attempt == self.marker else table.record(window, newest)
+            found = newest.record if newest.attempt == self.marker else table.read_record(window, newest)
             if found is not None and found.applied.replay >= window.replay:
                 return self._finish(found)
             self.in_doubt = self.in_doubt and newest.sequence == self.base.sequence
@@ -590,7 +590,7 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
     return count
 
 
-def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
+def list_window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
     """Return the data files of all complete windows of a table that is published by manifests.
 
     Readers use this list instead of listing a directory. It contains whole windows only, and for a window that was replayed

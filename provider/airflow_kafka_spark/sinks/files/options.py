@@ -35,8 +35,8 @@ class FilesSinkOptions:
 
     @property
     def uri(self) -> str:
-        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``; see :meth:`.TableLocation.uri_of`."""
-        return TableLocation.uri_of(self.path, OBJECT_STORES)
+        """``file:///abs/path``, or a URI such as ``s3://bucket/prefix``; see :meth:`.TableLocation.make_uri`."""
+        return TableLocation.make_uri(self.path, OBJECT_STORES)
 
     @property
     def location(self) -> TableLocation:

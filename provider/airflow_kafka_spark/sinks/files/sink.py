@@ -53,8 +53,8 @@ class FilesSink(FilesSinkOptions, Sink):
 
     In an object store nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
     commits it (``If-None-Match`` in S3 and Azure, ``x-goog-if-generation-match`` in GCS). Readers get the files of complete
-    windows from :func:`.window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file by
-    file: tasks begin uploads, and the driver completes them after the conditional write. If the driver dies, the next attempt
+    windows from :func:`.list_window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file
+    by file: tasks begin uploads, and the driver completes them after the conditional write. If the driver dies, the next attempt
     completes the others.
 
     :param path: the table: an absolute path, a ``file://`` URI, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
@@ -132,7 +132,7 @@ class FilesSink(FilesSinkOptions, Sink):
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets.
         """
-        record = find_records(self).record(window)
+        record = find_records(self).read_record(window)
         return record.applied if record and record.applied.replay >= window.replay else None
 
     def find_replay_problems(self) -> list[Problem]:
@@ -254,13 +254,13 @@ class FilesWindowWriter(WindowWriter):
                 directories.update(publish.joinpath(*parents[:depth]) for depth in range(1, len(parents) + 1))
                 os.rename(self.attempt / TASKS / token["token"] / file["path"], directory / name)
                 files.append(file)
-        record = self._record(sum(int(result.token.get("rows", 0)) for result in results), files)
+        record = self._make_record(sum(int(result.token.get("rows", 0)) for result in results), files)
         (publish / RECORD).write_text(record.dump(), encoding="utf-8")
         for path in (publish / RECORD, *directories):
             flush(path)
         return record
 
-    def _record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> WindowRecord:
+    def _make_record(self, rows: int, files: Sequence[Mapping[str, Any]]) -> WindowRecord:
         window = self.window
         facts = {"run": window.run, "committed_at": datetime.now(timezone.utc).isoformat()}
         applied = Applied.of(window, rows)

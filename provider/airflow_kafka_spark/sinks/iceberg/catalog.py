@@ -161,7 +161,7 @@ class IcebergStore(TableStore):
         scheme, netloc, _ = io.parse_location(self.uri, io.properties)
         return io.fs_by_scheme(scheme, netloc)
 
-    def named(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         """Return a path below the location in the form of Iceberg's metadata."""
         return f"{self.uri}/{path}"
 

@@ -47,7 +47,7 @@ INTERVAL_TAG_DAYS = 90
 """Days for which the tag of a data interval keeps its snapshot. Older intervals cannot be replayed once snapshots are expired."""
 
 
-def tag_name(pipeline: str) -> str:
+def make_tag_name(pipeline: str) -> str:
     """Return the name of a pipeline's tag."""
     return f"airflow.{pipeline}"
 
@@ -122,7 +122,7 @@ class PipelineSnapshots:
                 known = records.get(found.applied.number)
                 if known is None or known.applied.replay < found.applied.replay:
                     records[found.applied.number] = found
-        tag = metadata.refs.get(tag_name(pipeline))
+        tag = metadata.refs.get(make_tag_name(pipeline))
         return cls(tag.snapshot_id if tag else None, records)
 
     @property

@@ -37,7 +37,7 @@ from airflow_kafka_spark.sinks.iceberg.snapshots import (
     make_commit,
     make_manifest_prefix,
     make_snapshot_id,
-    tag_name,
+    make_tag_name,
 )
 from airflow_kafka_spark.sinks.iceberg.table import make_file_columns, make_table_columns, match_columns, open_table
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
@@ -113,7 +113,7 @@ class Compaction:
             for group in groups:
                 added += self._join(table, group, attempt)
             faults.reached("sink.compacting")
-            summary, tag = state.make_summary(pipeline), tag_name(pipeline)
+            summary, tag = state.make_summary(pipeline), make_tag_name(pipeline)
             snapshot = NewSnapshot(snapshot_id, summary, self.branch, tag, added, removed, rewrites=True)
             commit = make_commit(table, snapshot)
             if (error := self.lake.try_commit(table, commit.requirements, commit.updates)) is not None:
@@ -132,7 +132,7 @@ class Compaction:
         files, rows = [IcebergFile(table, task, {}) for task in group], sum(task.file.record_count for task in group)
         made = rewrite.join_files(writer, files, rows, self.window.number)
         store = self.lake.get_data_store(table)
-        return [make_data_file(file, store.named(file["path"]), table.metadata.default_spec_id) for file in made]
+        return [make_data_file(file, store.make_uri(file["path"]), table.metadata.default_spec_id) for file in made]
 
 
 def list_small_files(table: Table, snapshot_id: int | None) -> Iterator[list[FileScanTask]]:
@@ -210,7 +210,7 @@ class Attempts:
             waiting = {marker for marker, base in bases.items() if base == (state.tag or 0)}
             try:
                 summary = {**state.make_summary(pipeline), FENCED: " ".join(sorted(left))}
-                commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=tag_name(pipeline)))
+                commit = make_commit(table, NewSnapshot(fence, summary, branch=None, tag=make_tag_name(pipeline)))
                 error = self.lake.try_commit(table, commit.requirements, commit.updates)
             except Exception as failed:  # each catalog and store has errors of its own
                 error = failed
@@ -266,7 +266,7 @@ class Attempts:
         store = self.lake.get_metadata_store(table)
         begins = make_manifest_prefix(snapshot_id)
         kept = {path.rpartition("/")[2] for path in named or ()}
-        for name in store.names(""):
+        for name in store.list_names(""):
             if name.startswith(begins) and name not in kept:
                 store.remove(name)
 
@@ -393,10 +393,10 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
         spec_id = self.table.metadata.default_spec_id
         self.added = [file["path"] for file in change.added]
-        added = [make_data_file(file, self.data.named(file["path"]), spec_id) for file in change.added]
+        added = [make_data_file(file, self.data.make_uri(file["path"]), spec_id) for file in change.added]
         record = Recorded.of(self.window, change.written, change.deleted, self.snapshot_id, self.branch)
         summary = table.find_state(self.window.pipeline).make_summary(self.window.pipeline, record)
-        tag = tag_name(self.window.pipeline)
+        tag = make_tag_name(self.window.pipeline)
         snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
         commit = make_commit(table.table, snapshot)
         self.written += commit.written

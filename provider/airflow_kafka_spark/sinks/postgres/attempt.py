@@ -210,7 +210,7 @@ class WindowAttempt:
         """The advisory lock that is held while a window of this pipeline is applied."""
         return make_lock_key("window", str(self.windows), self.window.pipeline)
 
-    def staged(self) -> WindowAttempt:
+    def add_offset_column(self) -> WindowAttempt:
         """Return this attempt with stages that have a column of offsets, for splits that were deferred and are now staged."""
         return replace(self, merge=replace(self.merge, offset=OFFSET))
 
@@ -231,7 +231,7 @@ class WindowAttempt:
             tombstone=self.merge.tombstone,
         )
 
-    def stage(self, split: int, table: str) -> StagedSplit:
+    def find_stage(self, split: int, table: str) -> StagedSplit:
         """Return a registered stage, with the position of its partition among the window's partitions."""
         place = self._places[split]
         return StagedSplit(str(Name(self.stage_schema, table)), place.topic, place.partition, self._numbers[place])
@@ -263,7 +263,7 @@ def prepare_attempt(sink: PostgresSinkOptions, window: Window, splits: Sequence[
     :raises SinkUnavailable: the server cannot be reached, or an earlier attempt cannot be ended.
     """
     server = sink.find_server()
-    with server.session("beginning window", str(window)) as connection:
+    with server.open_session("beginning window", str(window)) as connection:
         schema, table = parse_name(sink.table)
         name = resolve_table(connection, schema, table)
         windows, markers = Name(name.schema, sink.windows_table), Name(name.schema, sink.splits_table)

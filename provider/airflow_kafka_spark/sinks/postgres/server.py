@@ -56,7 +56,7 @@ class SinkServer(PostgresServer):
         return connection
 
     @contextmanager
-    def session(self, doing: str, window: str) -> Iterator[psycopg.Connection]:
+    def open_session(self, doing: str, window: str) -> Iterator[psycopg.Connection]:
         """Open a session whose errors are raised as errors of this package.
 
         :param doing: the purpose of the session, for messages.

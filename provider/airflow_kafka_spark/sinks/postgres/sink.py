@@ -125,7 +125,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         ``atomic`` and ``split_records`` are not: an attempt compares them with the splits that are in the table already.
         """
         server = self.find_server()
-        with server.session("asking where the table is of", self.table) as connection:
+        with server.open_session("asking where the table is of", self.table) as connection:
             name, identity = resolve_table(connection, *parse_name(self.table)), read_system_identifier(connection)
         place = {SERVER: f"{server.host}:{server.port}", "database": server.database, "table": f"{name.schema}.{name.table}"}
         mode = self.mode if self.atomic == "split" else ""
@@ -175,7 +175,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         if self.mode != "upsert":
             return []
-        with self.find_server().session("looking for rows of", ", ".join(sorted(topics))) as connection:
+        with self.find_server().open_session("looking for rows of", ", ".join(sorted(topics))) as connection:
             name = resolve_table(connection, *parse_name(self.table))
             table = read_table(connection, name)
             if table is None or not all(column in table.columns for column in OFFSET_COLUMNS):
@@ -193,7 +193,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
 
         if self.mode != "upsert" or not topics:
             return {}
-        with self.find_server().session("looking for windows of", ", ".join(sorted(topics))) as connection:
+        with self.find_server().open_session("looking for windows of", ", ".join(sorted(topics))) as connection:
             name, windows = self._resolve_tables(connection)
             return record.find_last_records_of(connection, windows, name, topics) if record.has_table(connection, windows) else {}
 
@@ -204,7 +204,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
-        with self.find_server().session("looking for the last window of", pipeline) as connection:
+        with self.find_server().open_session("looking for the last window of", pipeline) as connection:
             name, windows = self._resolve_tables(connection)
             is_there = record.has_table(connection, windows)
             return record.find_last_record(connection, windows, pipeline, target=name) if is_there else None
@@ -218,7 +218,7 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         """
         from airflow_kafka_spark.sinks.postgres import attempt as record
 
-        with self.find_server().session("looking for window", str(window)) as connection:
+        with self.find_server().open_session("looking for window", str(window)) as connection:
             name, windows = self._resolve_tables(connection)
             if not record.has_table(connection, windows):
                 return None

@@ -559,11 +559,12 @@ class Merge:
 
     def insert(self, stage: StagedSplit) -> str:
         """Append all rows of one stage."""
-        return f"INSERT INTO {self.target} ({_list(self.names)}) SELECT {', '.join(self._values())} FROM {self._rows([stage])}"
+        selected = f"SELECT {', '.join(self._list_values())} FROM {self._select_rows([stage])}"
+        return f"INSERT INTO {self.target} ({_list(self.names)}) {selected}"
 
     def upsert(self, stages: Sequence[StagedSplit]) -> str:
         """Insert or update the last row of each key: that with the highest offset in the last partition."""
-        return f"{self._put(f'({self._last(stages)}) AS last')}"
+        return f"{self._put(f'({self._select_last(stages)}) AS last')}"
 
     def merge(self, stages: Sequence[StagedSplit]) -> str:
         """Upsert as :meth:`upsert`, by MERGE, which takes two thirds of the time for rows that are new.
@@ -576,7 +577,7 @@ class Merge:
         matched = f"{self._make_guard('last', ' AND ')} THEN {update}" if changed else " THEN DO NOTHING"
         # ONLY: rows of tables that inherit from the target are not in its index, so ON CONFLICT does not find them.
         return (
-            f"MERGE INTO ONLY {self.target} AS t USING ({self._last(stages)}) AS last ON {self._same_key} "
+            f"MERGE INTO ONLY {self.target} AS t USING ({self._select_last(stages)}) AS last ON {self._same_key} "
             f"WHEN MATCHED{matched} "
             f"WHEN NOT MATCHED THEN INSERT ({_list(self.names)}) VALUES ({', '.join(f'last.{quote(n)}' for n in self.names)})"
         )
@@ -590,7 +591,7 @@ class Merge:
         dead = f"last.{quote(self.tombstone)}"
         guard = self._make_guard("last", " AND ")
         return (
-            f"WITH last AS MATERIALIZED ({self._last(stages)}), "
+            f"WITH last AS MATERIALIZED ({self._select_last(stages)}), "
             f"gone AS (DELETE FROM {self.target} AS t USING last WHERE {dead} AND {self._same_key}{guard} RETURNING 1), "
             f"put AS ({self._put('last', f' WHERE NOT {dead}')} RETURNING 1) "
             "SELECT (SELECT count(*) FROM put), (SELECT count(*) FROM gone)"
@@ -600,11 +601,11 @@ class Merge:
     def _same_key(self) -> str:
         return " AND ".join(f"t.{quote(k)} = last.{quote(k)}" for k in self.key)
 
-    def _values(self) -> list[str]:
+    def _list_values(self) -> list[str]:
         named = [f"{quote_literal(self.window[1])}::text"] if self.window else []
         return [*(c.value for c in self.columns), *(f"s.{quote(name)}" for name in self.filled), *named]
 
-    def _rows(self, stages: Sequence[StagedSplit]) -> str:
+    def _select_rows(self, stages: Sequence[StagedSplit]) -> str:
         """Return a subquery ``s`` of the rows of all stages, with columns for the place of each row."""
         parts = []
         for stage in stages:
@@ -616,7 +617,7 @@ class Merge:
             parts.append(f"SELECT {values} FROM {stage.table} AS r{within}")
         return f"({' UNION ALL '.join(parts)}) AS s"
 
-    def _last(self, stages: Sequence[StagedSplit]) -> str:
+    def _select_last(self, stages: Sequence[StagedSplit]) -> str:
         assert self.offset
         by_name = {c.name: c for c in self.columns}
         keys = ", ".join(by_name[k].key_value for k in self.key)
@@ -626,7 +627,7 @@ class Merge:
         values += [f"{quote_literal(self.window[1])}::text AS {quote(self.window[0])}"] if self.window else []
         values += [f"s.{quote(self.tombstone)}"] if self.tombstone else []
         return (
-            f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._rows(stages)} "
+            f"SELECT DISTINCT ON ({keys}) {', '.join(values)} FROM {self._select_rows(stages)} "
             f"ORDER BY {keys}, s.{quote(_ORDER)} DESC, s.{quote(self.offset)} DESC"
         )
 

@@ -113,7 +113,7 @@ class Transaction:
         for split, stage, expected, _ in self.list_stages():
             if split in self.merged:
                 continue
-            written = self._append(split, self.attempt.stage(split, stage)) if stage else 0
+            written = self._append(split, self.attempt.find_stage(split, stage)) if stage else 0
             refused = len(self.finder.refused.get(split, ())) if self.finder else 0
             if written != expected - refused:
                 detail = f"{expected - refused:,} rows became {written:,}"
@@ -135,7 +135,7 @@ class Transaction:
     def upsert(self) -> tuple[int, int]:
         """Upsert all stages in one statement. Return the numbers of rows that were written and deleted."""
         found = [entry for entry in self.list_stages() if entry[1]]
-        stages = {split: self.attempt.stage(split, stage) for split, stage, _, _ in found if stage}
+        stages = {split: self.attempt.find_stage(split, stage) for split, stage, _, _ in found if stage}
         if not stages:
             return 0, 0
         merge = self.attempt.merge
@@ -453,7 +453,7 @@ class DriverWriter(WindowWriter):
     def _find(self) -> Applied | None:
         """Return the sink's record of the window, read in a session of its own when no transaction is about to write it."""
         attempt = self.attempt
-        with attempt.server.session("looking for window", str(attempt.window)) as connection, connection.transaction():
+        with attempt.server.open_session("looking for window", str(attempt.window)) as connection, connection.transaction():
             run(connection, sql.lock(attempt.lock))
             return record.find_record(connection, attempt.windows, attempt.window)
 
@@ -514,7 +514,7 @@ class DriverWriter(WindowWriter):
         if self.stages:
             with (
                 suppress(KafkaSparkError),
-                self.attempt.server.session("looking for the registry of", str(self.attempt.window)) as connection,
+                self.attempt.server.open_session("looking for the registry of", str(self.attempt.window)) as connection,
             ):
                 return not record.has_table(connection, self.attempt.registry)
         return False
@@ -549,7 +549,7 @@ class DriverWriter(WindowWriter):
             return
         # Tables that cannot be dropped now are dropped by the pipeline's next attempt.
         try:
-            with self.attempt.server.session("clearing up", str(self.attempt.window)) as connection:
+            with self.attempt.server.open_session("clearing up", str(self.attempt.window)) as connection:
                 run(connection, "SET lock_timeout = '2s'")
                 drop_attempt_tables(connection, self.attempt)
         except KafkaSparkError as failure:
@@ -676,9 +676,9 @@ class SplitsWindowWriter(DriverWriter):
             return ()
         message = "%d of the %d splits of window %s hold bad records, or rows that the table refuses: they are read once more"
         log.info(message, len(indexes), len(self.attempt.splits), self.attempt.window)
-        attempt = self.attempt = self.attempt.staged()
+        attempt = self.attempt = self.attempt.add_offset_column()
         self.transaction, self.stages = Transaction(attempt), True
-        with attempt.server.session("staging splits of", str(attempt.window)) as connection:
+        with attempt.server.open_session("staging splits of", str(attempt.window)) as connection:
             create_stage_registry(connection, attempt.registry)
         self.show_presence()
         return tuple(split for split in attempt.splits if split.index in indexes)
@@ -724,7 +724,7 @@ class SplitsWindowWriter(DriverWriter):
             return
         attempt, window = self.attempt, self.attempt.window
         # From here on its tasks commit nothing. If the server cannot be reached now, the next attempt does this.
-        with suppress(KafkaSparkError), attempt.server.session("leaving", str(window)) as connection:
+        with suppress(KafkaSparkError), attempt.server.open_session("leaving", str(window)) as connection:
             run(connection, "SET lock_timeout = '2s'")
             run(connection, sql.leave_splits(attempt.markers, window.pipeline, window.number, attempt.owner))
 
@@ -753,7 +753,7 @@ def find_failing_column(attempt: WindowAttempt, error: psycopg.Error) -> str | N
         return None
     try:
         with (
-            attempt.server.session("looking for the column at fault in", str(attempt.window)) as connection,
+            attempt.server.open_session("looking for the column at fault in", str(attempt.window)) as connection,
             connection.transaction(force_rollback=True),
         ):
             run(connection, f"SET LOCAL statement_timeout = '{_PROBE_SECONDS}s'")
@@ -767,7 +767,7 @@ def _search_columns(connection: psycopg.Connection, attempt: WindowAttempt, stat
     import psycopg
 
     registered = fetch_rows(connection, sql.select_stages(attempt.registry))
-    stages = [attempt.stage(split, stage) for split, stage, _, _ in registered if stage]
+    stages = [attempt.find_stage(split, stage) for split, stage, _, _ in registered if stage]
     names = ", ".join(quote(c.name) for c in attempt.merge.columns)
     run(connection, f"CREATE TEMP TABLE {quote(_PROBE)} ON COMMIT DROP AS SELECT {names} FROM {attempt.target} WITH NO DATA")
     for column in attempt.merge.columns:

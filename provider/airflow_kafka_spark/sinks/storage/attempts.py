@@ -236,7 +236,7 @@ def list_attempts(store: TableStore, pipeline: str) -> tuple[list[str], list[str
     :raises SinkUnavailable: the store did not answer.
     """
     try:
-        names = store.names(ATTEMPTS)
+        names = store.list_names(ATTEMPTS)
     except OSError as error:
         raise SinkUnavailable(store.location.uri, "looking for earlier attempts", error) from error
     found = [(match[1], name) for name in names if (match := _MARKER.fullmatch(name))]

@@ -138,7 +138,7 @@ class TableLocation:
         return cls("file", path)
 
     @classmethod
-    def uri_of(cls, text: object, schemes: Sequence[str] = ("s3",)) -> str:
+    def make_uri(cls, text: object, schemes: Sequence[str] = ("s3",)) -> str:
         """Return the URI of the location that a path or URI names. A text that names none, or that is not rendered yet, is
         returned unchanged.
 
@@ -260,7 +260,7 @@ class TableStore:
         flush(target.parent)
         return True
 
-    def names_after(self, directory: str, name: str) -> list[str]:
+    def list_names_after(self, directory: str, name: str) -> list[str]:
         """Return the names of the files in a directory that sort after a name, in their order.
 
         In an object store the names before it are not listed.
@@ -278,7 +278,7 @@ class TableStore:
 
         :raises OSError: the bucket does not exist, or may not be listed.
         """
-        self.names("")
+        self.list_names("")
 
     def list_files_below(self, directory: str) -> list[str]:
         """Return the paths of all files in a directory and in those within it.
@@ -326,7 +326,7 @@ class TableStore:
             with suppress(FileExistsError):
                 os.mkdir(self.make_full_path(path))
 
-    def names(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """Return the names of the entries of a directory; an empty list if it does not exist.
 
         :raises OSError: the store did not answer.
@@ -449,7 +449,7 @@ class ObjectTableStore(TableStore):
     def _objects(self) -> obstore.store.ObjectStore:
         return self.bucket_access.make_object_store(self.location.bucket)
 
-    def _key(self, path: str) -> str:
+    def _make_key(self, path: str) -> str:
         prefix = self.location.path.partition("/")[2]
         return f"{prefix}/{path}" if path else prefix
 
@@ -457,7 +457,7 @@ class ObjectTableStore(TableStore):
         import obstore
 
         with _raise_as_os_errors():
-            obstore.put(self._objects, self._key(path), content.encode(), use_multipart=False)
+            obstore.put(self._objects, self._make_key(path), content.encode(), use_multipart=False)
 
     def create(self, path: str, content: str) -> bool:
         import obstore
@@ -465,7 +465,7 @@ class ObjectTableStore(TableStore):
 
         with _raise_as_os_errors():
             try:
-                obstore.put(self._objects, self._key(path), content.encode(), mode="create", use_multipart=False)
+                obstore.put(self._objects, self._make_key(path), content.encode(), mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
         return True
@@ -474,7 +474,7 @@ class ObjectTableStore(TableStore):
         import obstore
 
         with suppress(FileNotFoundError), _raise_as_os_errors():
-            return bytes(obstore.get(self._objects, self._key(path)).bytes()).decode()
+            return bytes(obstore.get(self._objects, self._make_key(path)).bytes()).decode()
         return None
 
     def open_input(self, path: str) -> pa.NativeFile:
@@ -482,7 +482,7 @@ class ObjectTableStore(TableStore):
         import pyarrow as pa
 
         with _raise_as_os_errors():
-            return pa.PythonFile(_Input(obstore.open_reader(self._objects, self._key(path))), mode="r")
+            return pa.PythonFile(_Input(obstore.open_reader(self._objects, self._make_key(path))), mode="r")
 
     def make(self, path: str) -> None:
         """Do nothing: an object store has no directories."""
@@ -490,22 +490,22 @@ class ObjectTableStore(TableStore):
     def remove_empty(self, directory: str) -> None:
         """Do nothing: an object store has no directories."""
 
-    def names(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         import obstore
 
-        begin = f"{self._key(path)}/"
+        begin = f"{self._make_key(path)}/"
         with _raise_as_os_errors():
             found = obstore.list_with_delimiter(self._objects, begin)
             paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return [name.removeprefix(begin).rstrip("/") for name in paths]
 
-    def names_after(self, directory: str, name: str) -> list[str]:
-        begin = f"{self._key(directory)}/"
+    def list_names_after(self, directory: str, name: str) -> list[str]:
+        begin = f"{self._make_key(directory)}/"
         return [found["path"].removeprefix(begin) for found in self._list_objects(begin, f"{begin}{name}" if name else None)]
 
     def list_files_below(self, directory: str) -> list[str]:
-        root = len(self._key("")) + 1
-        return [found["path"][root:] for found in self._list_objects(f"{self._key(directory)}/")]
+        root = len(self._make_key("")) + 1
+        return [found["path"][root:] for found in self._list_objects(f"{self._make_key(directory)}/")]
 
     def _list_objects(self, prefix: str, offset: str | None = None) -> Iterator[obstore.ObjectMeta]:
         import obstore
@@ -518,42 +518,42 @@ class ObjectTableStore(TableStore):
         import obstore
 
         with _raise_as_os_errors():
-            next(iter(obstore.list(self._objects, f"{self._key('')}/", chunk_size=1)), None)
+            next(iter(obstore.list(self._objects, f"{self._make_key('')}/", chunk_size=1)), None)
 
-    def _head(self, path: str) -> obstore.ObjectMeta | None:
+    def _fetch_head(self, path: str) -> obstore.ObjectMeta | None:
         import obstore
 
         with suppress(FileNotFoundError), _raise_as_os_errors():
-            return obstore.head(self._objects, self._key(path))
+            return obstore.head(self._objects, self._make_key(path))
         return None
 
     def exists(self, path: str) -> bool:
-        return self._head(path) is not None
+        return self._fetch_head(path) is not None
 
     def read_modified_time(self, path: str) -> float | None:
-        found = self._head(path)
+        found = self._fetch_head(path)
         return found["last_modified"].timestamp() if found else None
 
     def read_size(self, path: str) -> int:
-        found = self._head(path)
+        found = self._fetch_head(path)
         if found is None:
             raise FileNotFoundError(f"{self.make_full_path(path)} is not there")
         return found["size"]
 
     def remove(self, path: str) -> None:
         with suppress(OSError):
-            self._delete([self._key(path)])
+            self._delete([self._make_key(path)])
 
     def remove_files(self, paths: Sequence[str]) -> None:
         """Remove files, in S3 a thousand by each request. Never raises."""
         try:
-            self._delete([self._key(path) for path in paths])
+            self._delete([self._make_key(path) for path in paths])
         except OSError as error:
             log.warning("Files below %s cannot be removed: %s", self.location.uri, error)
 
     def remove_all(self, path: str) -> None:
         try:
-            self._delete([found["path"] for found in self._list_objects(f"{self._key(path)}/")])
+            self._delete([found["path"] for found in self._list_objects(f"{self._make_key(path)}/")])
         except OSError as error:
             log.warning("%s, which an earlier attempt has left, cannot be removed: %s", self.make_full_path(path), error)
 
@@ -569,7 +569,9 @@ class ObjectTableStore(TableStore):
         import pyarrow as pa
 
         with _raise_as_os_errors():
-            opened = obstore.open_writer(self._objects, self._key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            opened = obstore.open_writer(
+                self._objects, self._make_key(path), buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            )
         return pa.PythonFile(_Upload(opened), mode="w")
 
 
@@ -666,21 +668,21 @@ class UploadStore:
         """The client of S3, for all threads."""
         return self.access.make_client()
 
-    def _key(self, path: str) -> str:
+    def _make_key(self, path: str) -> str:
         return f"{self.store.location.path.partition('/')[2]}/{path}"
 
-    def _named(self, path: str) -> dict[str, str]:
-        return {"Bucket": self.store.location.bucket, "Key": self._key(path)}
+    def _make_arguments(self, path: str) -> dict[str, str]:
+        return {"Bucket": self.store.location.bucket, "Key": self._make_key(path)}
 
     def list_pending(self, directory: str) -> dict[str, str]:
         """Return the uploads below a directory that are neither completed nor aborted: their paths by id.
 
         :raises OSError: the store did not answer.
         """
-        found, root = {}, len(self._key(""))
+        found, root = {}, len(self._make_key(""))
         with _raise_s3_as_os_errors():
             pages = self.client.get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=self.store.location.bucket, Prefix=f"{self._key(directory)}/"):
+            for page in pages.paginate(Bucket=self.store.location.bucket, Prefix=f"{self._make_key(directory)}/"):
                 for upload in page.get("Uploads", ()):
                     found[upload["UploadId"]] = upload["Key"][root:]
         return found
@@ -710,7 +712,7 @@ class UploadStore:
         with _raise_s3_as_os_errors():
             try:
                 client.complete_multipart_upload(
-                    **self._named(file["path"]), UploadId=file["upload"], MultipartUpload={"Parts": parts}
+                    **self._make_arguments(file["path"]), UploadId=file["upload"], MultipartUpload={"Parts": parts}
                 )
             except ClientError as error:
                 # Others may have completed it. Its object's name is of this task attempt alone.
@@ -730,7 +732,7 @@ class UploadStore:
 
         for upload, path in uploads.items():
             with suppress(BotoCoreError, ClientError):
-                self.client.abort_multipart_upload(**self._named(path), UploadId=upload)
+                self.client.abort_multipart_upload(**self._make_arguments(path), UploadId=upload)
 
     def open(self, path: str) -> PendingUpload:
         """Begin an upload.
@@ -739,8 +741,8 @@ class UploadStore:
         """
         client = self.client
         with _raise_s3_as_os_errors():
-            upload = client.create_multipart_upload(**self._named(path))["UploadId"]
-        return PendingUpload(client, {**self._named(path), "UploadId": upload})
+            upload = client.create_multipart_upload(**self._make_arguments(path))["UploadId"]
+        return PendingUpload(client, {**self._make_arguments(path), "UploadId": upload})
 
 
 class PendingUpload:

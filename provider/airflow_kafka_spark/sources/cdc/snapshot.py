@@ -49,7 +49,7 @@ class SnapshotState:
         """True if the log has caught up with all chunks that are read."""
         return not any(table.read for table in self.tables)
 
-    def after_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
+    def advance_past_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
         """Return the state after a window of the log.
 
         :param end: the end of the window, as ``order`` returns it.
@@ -59,7 +59,7 @@ class SnapshotState:
             return self
         return replace(self, tables=mark_caught_up(self.tables), behind="")
 
-    def only(self, is_wanted: Callable[[TableSnapshot], bool]) -> SnapshotState:
+    def keep_only(self, is_wanted: Callable[[TableSnapshot], bool]) -> SnapshotState:
         """Return the state without the tables that the options or the publication no longer name."""
         kept = tuple(table for table in self.tables if is_wanted(table))
         for table in self.tables:

@@ -213,11 +213,11 @@ class LocalStore(FileStore):
                     if entry.is_dir(follow_symlinks=False):
                         if selection.recursive and not is_hidden(entry.name):
                             pending.append(f"{name}/")
-                    elif selection.matches(name) and (file := self._file(name)):
+                    elif selection.matches(name) and (file := self._find_file(name)):
                         yield file
 
     def stat(self, names: Iterable[str]) -> Mapping[str, ListedFile]:
-        return {name: file for name in names if (file := self._file(name))}
+        return {name: file for name in names if (file := self._find_file(name))}
 
     def open(self, name: str) -> IO[bytes]:
         return open(os.path.join(self.directory, name), "rb")
@@ -228,7 +228,7 @@ class LocalStore(FileStore):
         # Hadoop's default local file system looks for a checksum file beside each file, and takes `a:b` in its name for a scheme.
         return {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
-    def _file(self, name: str) -> ListedFile | None:
+    def _find_file(self, name: str) -> ListedFile | None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.stat(os.path.join(self.directory, name))
             if not stat.S_ISDIR(found.st_mode):

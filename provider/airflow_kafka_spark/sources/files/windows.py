@@ -132,7 +132,7 @@ class SeenFiles:
         kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
         return DirectoryListing(**kinds, late=max(0, below - self.below))
 
-    def after_window(
+    def add_window(
         self,
         listing: DirectoryListing,
         taken: tuple[ListedFile, ...],
@@ -381,19 +381,19 @@ class WindowPlanner:
         self._refuse_of_the_future(listing, now)
         taken, splits = self._take(listing.new)
         if not taken:
-            return FrozenWindow((), self._position(seen, reselected))
+            return FrozenWindow((), self._make_position(seen, reselected))
         rows = self._count_rows(taken)
         lateness = self.options.allowed_lateness
         try:
             unselected = self._list_every_file if reselected else tuple
-            seen = seen.after_window(listing, taken, int((now - lateness) * 1e6), unselected)
+            seen = seen.add_window(listing, taken, int((now - lateness) * 1e6), unselected)
         except TooManyFiles as error:
             raise self._make_rejection(
                 f"{error.count:,} files arrived within the allowed lateness of {lateness:,.0f} s",
                 f"Lower `allowed_lateness`, which lets all but {MAX_REMEMBERED:,} be forgotten; or have fewer and larger files "
                 "written",
             ) from error
-        return FrozenWindow(splits, self._position(seen, reselected), rows, remaining=len(taken) < len(listing.new))
+        return FrozenWindow(splits, self._make_position(seen, reselected), rows, remaining=len(taken) < len(listing.new))
 
     def _make_rejection(self, detail: str, action: str) -> SourceRejected:
         return SourceRejected(self.options.uri, detail, action)
@@ -412,7 +412,7 @@ class WindowPlanner:
         """
         return _list_selected(self.options, self.store, FileSelection(recursive=True))
 
-    def _position(self, seen: SeenFiles, reselected: bool) -> dict[str, Any]:
+    def _make_position(self, seen: SeenFiles, reselected: bool) -> dict[str, Any]:
         return {
             "version": 1,
             "source": self.options.uri,
@@ -491,7 +491,7 @@ class WindowPlanner:
         splits: tuple[dict[str, Any], ...] = ()
         while too_many - fits > 1:
             count = most if too_many > most else (fits + too_many) // 2
-            tried = self._splits(new[:count])
+            tried = self._make_splits(new[:count])
             if len(tried) <= MAX_SPLITS and compute_encoded_size(tried) <= MAX_PLAN_BYTES:
                 fits, splits = count, tried
             else:
@@ -504,7 +504,7 @@ class WindowPlanner:
             )
         return tuple(new[:fits]), splits
 
-    def _splits(self, files: Sequence[ListedFile]) -> tuple[dict[str, Any], ...]:
+    def _make_splits(self, files: Sequence[ListedFile]) -> tuple[dict[str, Any], ...]:
         options = self.options.normalized_options
         whole = {f.name for f in files if not is_splittable(f.name, self.options.format, options)}
         return tuple(

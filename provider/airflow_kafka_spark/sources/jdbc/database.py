@@ -353,7 +353,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """Return the problems of the connection that can be found without connecting."""
 
     @abstractmethod
-    def open_session(self) -> DatabaseSession:
+    def connect(self) -> DatabaseSession:
         """Open a session without running a statement."""
 
     @abstractmethod
@@ -369,7 +369,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         return None
 
     @contextmanager
-    def session(self, doing: str) -> Iterator[DatabaseSession]:
+    def open_session(self, doing: str) -> Iterator[DatabaseSession]:
         """Open a session that only reads.
 
         :param doing: the purpose, for messages.
@@ -378,7 +378,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         """
         is_open = False
         try:
-            session = self.open_session()
+            session = self.connect()
             try:
                 session.begin(self.session_statement)
                 is_open = True

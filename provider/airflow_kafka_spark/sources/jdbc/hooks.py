@@ -56,7 +56,7 @@ class DatabaseHook(BaseHook):
 
 def _test_database(database: SourceDatabase) -> tuple[bool, str]:
     try:
-        with database.session("testing the connection") as session:
+        with database.open_session("testing the connection") as session:
             problems = list(session.find_server_problems())
     except KafkaSparkError as error:
         return False, error.found

@@ -405,7 +405,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     def find_problems(self) -> list[Problem]:
         return []
 
-    def open_session(self) -> MysqlSession:
+    def connect(self) -> MysqlSession:
         return MysqlSession(self.server.connect(), self.server)
 
     def begin_and_wait(self, limits: ReadLimits) -> str:

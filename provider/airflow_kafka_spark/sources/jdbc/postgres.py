@@ -215,7 +215,7 @@ class PostgresSession(DatabaseSession):
         found = self.fetch_rows(_INDEXES.format(oid=oid))
         keys = tuple(tuple(columns) for columns, unique, _ in found if unique)
         indexes = tuple(tuple(columns) for columns, _, ordered in found if ordered)
-        return Relation(str(name), str(name), self._columns(attributes, usage), keys, indexes, writers, oid, is_foreign)
+        return Relation(str(name), str(name), self._read_columns(attributes, usage), keys, indexes, writers, oid, is_foreign)
 
     def query(self, query: str, name: str) -> Relation:
         # On a separate line, because the query may end with a comment.
@@ -225,7 +225,7 @@ class PostgresSession(DatabaseSession):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise SourceRejected(name, f"the query has two columns `{twice[0]}`", "Give one of them another name")
-        return Relation(sql, "the query", self._columns(attributes, True))
+        return Relation(sql, "the query", self._read_columns(attributes, True))
 
     def _describe(self, statement: str) -> list[tuple[str, int, int]]:
         """Return name, type's oid and modifier of each column of a statement.
@@ -243,7 +243,7 @@ class PostgresSession(DatabaseSession):
             raise error_from_result(result)
         return [((result.fname(i) or b"").decode(), result.ftype(i), result.fmod(i)) for i in range(result.nfields)]
 
-    def _columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
+    def _read_columns(self, attributes: Sequence[tuple], usage: bool) -> Mapping[str, SourceColumn]:
         """Return the columns by name.
 
         :param attributes: per column its name, the type's oid and modifier, NOT NULL, declared dimensions, the right to read, and
@@ -472,7 +472,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             found.append(Problem("source.conn_id", what, "Give it a host name"))
         return found
 
-    def open_session(self) -> PostgresSession:
+    def connect(self) -> PostgresSession:
         import psycopg
 
         # With the encoding of a SQL_ASCII database, psycopg returns bytes for texts.

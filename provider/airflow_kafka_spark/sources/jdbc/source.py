@@ -146,7 +146,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         database = self.find_database()
         server = database.server_uri
         name = database.uri.removeprefix(server).removeprefix("/")
-        with database.session("asking where the table is") as session:
+        with database.open_session("asking where the table is") as session:
             identity = session.read_identity()
             table = find_relation(self, session).name if self.query is None else "a query"
         place = {SERVER: server, "database": name, "table": table, **({SERVER_ID: identity} if identity else {})}
@@ -196,7 +196,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         for problem in self.find_relation_problems():
             raise SourceRejected(self.uri, problem.what, problem.action)
-        with self.find_database().session("reading the catalog") as session:
+        with self.find_database().open_session("reading the catalog") as session:
             return tuple(column.name for column in list_selected_columns(self, find_relation(self, session)))
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:

@@ -70,7 +70,7 @@ class ServerValidation:
     def _ask(self, where: str, doing: str, question: Callable[[DatabaseSession], T]) -> tuple[T | None, list[Problem]]:
         """Return the answer, or None and a problem if the server does not answer."""
         try:
-            with self.database.session(doing) as session:
+            with self.database.open_session(doing) as session:
                 return question(session), []
         except KafkaSparkError as error:
             action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION

@@ -268,7 +268,7 @@ def _make_position(
 
 def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position: Mapping[str, Any] | None) -> FrozenWindow:
     """Decide the window after ``position``; see :meth:`RowSource.freeze`."""
-    with database.session("freezing a window") as session:
+    with database.open_session("freezing a window") as session:
         relation = find_relation(options, session)
         start = resolve_window_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
@@ -524,7 +524,7 @@ def read_frame(
 
     :raises SourceUnavailable: the server does not answer, or has ended Spark's session.
     """
-    with database.session("reading the catalog") as session:
+    with database.open_session("reading the catalog") as session:
         relation = find_relation(options, session)
         columns = list_selected_columns(options, relation)
         order = _find_common_order(relation, splits)
@@ -554,7 +554,7 @@ def make_split_reader(
     """Return the reader with which tasks read the splits, by the conditions of :func:`read_frame`; see
     :meth:`RowSource.make_reader`.
     """
-    with database.session("reading the catalog") as session:
+    with database.open_session("reading the catalog") as session:
         if obstacle := session.find_task_read_obstacle():
             return obstacle
         relation = find_relation(options, session)

@@ -128,7 +128,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     def find_origin(self) -> Endpoint:
         """Return the server, and MySQL's ``server_uuid``; the tables and the prefix of topics."""
         windows = self._make_planner()
-        with windows.server.session("asking which server it is") as connection:
+        with windows.server.open_session("asking which server it is") as connection:
             identity = windows.server.read_identity(connection).get("server_uuid", "")
         location = {SERVER: _format_address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
         return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})

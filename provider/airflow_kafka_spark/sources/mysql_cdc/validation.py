@@ -57,7 +57,7 @@ class BinlogValidation:
     def find_problems(self) -> list[Problem]:
         """Return all problems that would prevent windows from being frozen and read."""
         try:
-            with self.server.session("checking the server") as connection:
+            with self.server.open_session("checking the server") as connection:
                 found = list(self._find_release_problems(connection))
                 if found:
                     return [*found, *WAITING]
@@ -77,7 +77,7 @@ class BinlogValidation:
     def _find_lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:
             try:
-                with replica.session("asking for the lag of a replica") as connection:
+                with replica.open_session("asking for the lag of a replica") as connection:
                     read_replica_lag(replica, connection)
             except KafkaSparkError as error:
                 yield Problem.of("source.replica_conn_ids", error, error.action or "GRANT SLAVE MONITOR ON *.* TO its user")
@@ -134,7 +134,7 @@ class BinlogValidation:
         """Yield the rights that are missing. Each right is tried once."""
         user = self.server.server.user
         try:
-            with self.server.session("reading the end of the log") as connection:
+            with self.server.open_session("reading the end of the log") as connection:
                 monitor = "BINLOG MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
                 self.server.end(connection)
                 files = self.server.list_files(connection)

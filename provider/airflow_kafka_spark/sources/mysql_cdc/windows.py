@@ -204,9 +204,9 @@ class MySqlLogWindowPlanner:
         """Return the window after ``position``; see :meth:`RowSource.freeze`."""
         if position is not None and position.get("finished"):
             return FrozenWindow((), position)
-        with self.server.session("freezing a window of the log") as connection:
+        with self.server.open_session("freezing a window of the log") as connection:
             now = self.server.end(connection)
-            form = self._form(connection)
+            form = self._make_form(connection)
             position, start, files = self._start(connection, position, now)
             identity = self.server.read_identity(connection)
             state = self._read_state(connection, position, form)
@@ -215,24 +215,24 @@ class MySqlLogWindowPlanner:
                 start, _ = self._find_end(known, start, form)
             now = max(now, start, key=_get_order)  # the log has grown while it was searched
             at = _Cut(start, now, files, identity, str((position or {}).get("gtid", "")))
-            state = state.after_log(start.order, _parse_order)
+            state = state.advance_past_log(start.order, _parse_order)
             if state.tables and state.is_caught_up:
-                return self._chunks(connection, at, state, form)
+                return self._cut_chunks(connection, at, state, form)
             if self._is_finished(state):
-                return FrozenWindow((), self._position(at, start, state, self.server.read_creation_time(start.file)))
+                return FrozenWindow((), self._make_position(at, start, state, self.server.read_creation_time(start.file)))
             start = self._make_readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
             if 0 < compute_distance(files, start, end) <= LOOKED_THROUGH_BYTES:
                 end, has_changes = self._find_end(start, end, form, [table.table for table in state.tables])
                 is_exact = True
-            after = state.after_log(end.order, _parse_order)
+            after = state.advance_past_log(end.order, _parse_order)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
-                return self._chunks(connection, replace(at, start=end, now=max(now, end, key=_get_order)), after, form)
+                return self._cut_chunks(connection, replace(at, start=end, now=max(now, end, key=_get_order)), after, form)
         created = self.server.read_creation_time(start.file)
         of_end = self.server.read_creation_time(end.file) if end.file != start.file and is_exact else created
         at = replace(at, start=start)
-        found = self._position(at, end, after, of_end)
+        found = self._make_position(at, end, after, of_end)
         if not is_exact:
             found["begun"] = str(start)
         if behind := found["bytes_behind"]:
@@ -267,7 +267,7 @@ class MySqlLogWindowPlanner:
     def _is_finished(self, state: SnapshotState) -> bool:
         return self.options.snapshot == "only" and not state.tables
 
-    def _position(self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, created: int) -> dict[str, Any]:
+    def _make_position(self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, created: int) -> dict[str, Any]:
         """Return the position after a window.
 
         :param coordinates: the end of the window.
@@ -288,7 +288,7 @@ class MySqlLogWindowPlanner:
 
     def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MysqlEventForm) -> SnapshotState:
         """Return the state of the snapshot in a position, for the tables that are captured now."""
-        state = SnapshotState.from_json(position or {}).only(lambda table: form.takes(table.table))
+        state = SnapshotState.from_json(position or {}).keep_only(lambda table: form.takes(table.table))
         if self.options.snapshot == "never":
             return state
         if position is None:
@@ -309,7 +309,7 @@ class MySqlLogWindowPlanner:
             )
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
-    def _chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
+    def _cut_chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
         created = self.server.read_creation_time(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
@@ -322,7 +322,7 @@ class MySqlLogWindowPlanner:
             form=form.values,
         )
         state = chunks.cut(state)
-        return FrozenWindow(tuple(chunks.splits), self._position(at, at.start, state, created), remaining=True)
+        return FrozenWindow(tuple(chunks.splits), self._make_position(at, at.start, state, created), remaining=True)
 
     def _find_first(self, connection: Connection, now: LogCoordinates) -> LogCoordinates:
         """Return the coordinates at which the first window begins.
@@ -408,7 +408,7 @@ class MySqlLogWindowPlanner:
             return 0
         start = LogCoordinates.parse(position["place"])
         known = LogCoordinates.parse(position.get("begun", position["place"]))
-        with self.server.session("reading the length of the log") as connection:
+        with self.server.open_session("reading the length of the log") as connection:
             now = self.server.end(connection)
             return compute_distance(self.server.refuse_other(connection, known, dict(position["log"])), start, now)
 
@@ -418,12 +418,12 @@ class MySqlLogWindowPlanner:
         from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
 
-        with self.server.session("reading the catalog") as connection:
-            form = self._form(connection)
+        with self.server.open_session("reading the catalog") as connection:
+            form = self._make_form(connection)
         limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
         return BinlogReader(tuple(splits), list_needed_columns(needed), self.server, form, limit)
 
-    def _form(self, connection: Connection) -> MysqlEventForm:
+    def _make_form(self, connection: Connection) -> MysqlEventForm:
         """Return the form of events, with the facts that only the catalog has."""
         from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
         from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm

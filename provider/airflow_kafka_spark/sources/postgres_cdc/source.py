@@ -114,7 +114,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         """Return server, database and slot; the publication, the tables and the prefix of topics."""
         server = self.find_server()
         windows = self._make_planner()
-        with windows.slot.session("asking which server it is") as connection:
+        with windows.slot.open_session("asking which server it is") as connection:
             from airflow_kafka_spark.hooks.databases import read_system_identifier
 
             identity = read_system_identifier(connection)

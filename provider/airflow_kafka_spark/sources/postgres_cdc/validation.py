@@ -67,7 +67,7 @@ class CdcServerValidation:
         """Return all problems that would prevent windows from being frozen and read."""
         slot = SlotServer(self.server, self.options.slot)
         try:
-            with slot.session("checking the server") as connection:
+            with slot.open_session("checking the server") as connection:
                 found = list(self._find_server_problems(connection))
                 if any(problem.where == "source.conn_id" and "PostgreSQL" in problem.what for problem in found):
                     return found

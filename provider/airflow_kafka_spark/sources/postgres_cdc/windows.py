@@ -88,7 +88,7 @@ def _leave_out_unwanted(
         for table in snapshot.tables:
             if table.table not in wanted:
                 _refuse_renamed(connection, table)
-    return snapshot.only(lambda table: table.table in wanted)
+    return snapshot.keep_only(lambda table: table.table in wanted)
 
 
 def _refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -> None:
@@ -143,7 +143,7 @@ class PostgresChunkPlanner(ChunkPlanner):
             return []
         rows, columns = self.options.snapshot_chunk_rows, shape.ordering
         texts = ", ".join(f"{quote(name)}::text" for name in table.key)
-        where = f"WHERE {shape.compared('>', table.upto)} " if table.upto is not None else ""
+        where = f"WHERE {shape.compare_key('>', table.upto)} " if table.upto is not None else ""
         found = self.connection.execute(
             f"SELECT {texts} FROM (SELECT {columns}, row_number() OVER (ORDER BY {columns}) AS row_of_chunk FROM "
             f"(SELECT {columns} FROM {shape.source} {where}ORDER BY {columns} LIMIT {rows * most}) AS k) AS n "
@@ -182,7 +182,7 @@ class PostgresLogWindowPlanner:
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Return the window after ``position``; see :meth:`RowSource.freeze`."""
         slot = self.slot
-        with slot.session("freezing a window of the log") as connection:
+        with slot.open_session("freezing a window of the log") as connection:
             if position is not None and position.get("finished"):
                 self._drop_slot(connection, slot.read_state(connection))
                 return FrozenWindow((), position)
@@ -204,12 +204,12 @@ class PostgresLogWindowPlanner:
             if position is not None and "last" in position["log"]:
                 identity["last"] = position["log"]["last"]
             if snapshot.tables and snapshot.is_caught_up:
-                return self._chunks(connection, start, flushed, identity, snapshot)
+                return self._cut_chunks(connection, start, flushed, identity, snapshot)
             first = self._find_first_commit(connection, flushed)
             if first is None and snapshot.tables:
-                start, snapshot = flushed, snapshot.after_log(flushed, parse_lsn)
+                start, snapshot = flushed, snapshot.advance_past_log(flushed, parse_lsn)
                 if snapshot.tables and snapshot.is_caught_up:
-                    return self._chunks(connection, start, flushed, identity, snapshot)
+                    return self._cut_chunks(connection, start, flushed, identity, snapshot)
         return self._log_window(start, flushed, first, identity, snapshot)
 
     def _begin_added(self, connection: psycopg.Connection[Any], position: Mapping[str, Any]) -> SnapshotState:
@@ -253,7 +253,7 @@ class PostgresLogWindowPlanner:
             return None
         return position
 
-    def _chunks(
+    def _cut_chunks(
         self, connection: psycopg.Connection[Any], start: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState
     ) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
@@ -261,7 +261,7 @@ class PostgresLogWindowPlanner:
         most = self.options.snapshot_chunks_per_window
         chunks = PostgresChunkPlanner(most=most, bounds=bounds, connection=connection, options=self.options)
         snapshot = chunks.cut(snapshot)
-        return FrozenWindow(tuple(chunks.splits), self._position(start, flushed, identity, snapshot), remaining=True)
+        return FrozenWindow(tuple(chunks.splits), self._make_position(start, flushed, identity, snapshot), remaining=True)
 
     def _log_window(
         self, start: int, flushed: int, first: int | None, identity: Mapping[str, Any], snapshot: SnapshotState
@@ -282,13 +282,13 @@ class PostgresLogWindowPlanner:
             bounds["snapshot"] = snapshot.filter
         if behind := flushed - end:
             log.info("%s bytes of the log lie after this window", f"{behind:,}")
-        after = snapshot.after_log(end, parse_lsn)
+        after = snapshot.advance_past_log(end, parse_lsn)
         remaining = behind > 0 or bool(after.tables)
         return FrozenWindow(
-            (bounds,) if first is not None else (), self._position(end, flushed, identity, after), remaining=remaining
+            (bounds,) if first is not None else (), self._make_position(end, flushed, identity, after), remaining=remaining
         )
 
-    def _position(self, lsn: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState) -> dict[str, Any]:
+    def _make_position(self, lsn: int, flushed: int, identity: Mapping[str, Any], snapshot: SnapshotState) -> dict[str, Any]:
         behind = flushed - lsn
         known = {} if self.options.snapshot == "never" else note_tables(self.options.named_tables)
         position = {"lsn": format_lsn(lsn), "log": dict(identity), "bytes_behind": behind, **known, **snapshot.to_json()}
@@ -308,7 +308,7 @@ class PostgresLogWindowPlanner:
         if position.get("finished"):
             return 0
         start = parse_lsn(position["lsn"])
-        with self.slot.session("reading the length of the log") as connection:
+        with self.slot.open_session("reading the length of the log") as connection:
             self.slot.refuse_other(connection, start, dict(position["log"]))
             return max(0, read_flushed_lsn(connection) - start)
 
@@ -317,7 +317,7 @@ class PostgresLogWindowPlanner:
         start = parse_lsn(position["lsn"])
         faults.reached("cdc.advance")
         try:
-            with self.slot.session("advancing the slot") as connection:
+            with self.slot.open_session("advancing the slot") as connection:
                 if position.get("finished"):
                     self._drop_slot(connection, self.slot.read_state(connection))
                     return
@@ -391,7 +391,7 @@ class PostgresLogWindowPlanner:
         from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader
 
         given = self.options
-        with self.slot.session("reading the catalog") as connection:
+        with self.slot.open_session("reading the catalog") as connection:
             primary_keys = read_primary_keys(connection, given.publication)
         form = EventOptions(
             prefix=given.topic_prefix,

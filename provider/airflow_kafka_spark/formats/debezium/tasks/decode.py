@@ -39,13 +39,13 @@ class DebeziumDecoder(Decoder):
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Return the rows of the events."""
-        return self._rows(self.events.decode(values), values)
+        return self._decode_rows(self.events.decode(values), values)
 
-    def _rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
+    def _decode_rows(self, events: Decoded, values: Sequence[bytes | None]) -> Decoded:
         batch = events.batch
         op, after = batch.column("op"), batch.column("after")
         is_row = np.asarray(pc.and_(pc.is_in(op, _ROWS), after.is_valid()))
-        columns = [*after.flatten(), *(self._added(batch, outer, name) for outer, name, _ in self.added)]
+        columns = [*after.flatten(), *(self._get_added_column(batch, outer, name) for outer, name, _ in self.added)]
         incomplete = self._find_incomplete_rows(after)
         if incomplete:
             is_row[list(incomplete)] = False
@@ -101,7 +101,7 @@ class DebeziumDecoder(Decoder):
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _added(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:
+    def _get_added_column(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:
         if not outer:
             return batch.column(name)
         struct = batch.column(outer)

@@ -319,12 +319,12 @@ class JsonRowReader:
         if isinstance(data_type, Decimal):
             return make_decimal_reader(data_type)
         if isinstance(data_type, LogicalType):
-            return self._wire_columns(data_type)
+            return self._make_wire_reader(data_type)
         if data_type.name == "timestamp":
             return self._make_instant_reader()
         return PRIMITIVES[data_type.name]
 
-    def _wire_columns(self, kind: LogicalType) -> JsonReader:
+    def _make_wire_reader(self, kind: LogicalType) -> JsonReader:
         read = make_logical_reader(kind, self._note_numbers())
         if kind.unit not in ("unscaled", "variable"):
             return read

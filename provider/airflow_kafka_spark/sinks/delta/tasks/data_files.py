@@ -275,7 +275,7 @@ class DeltaSplitWriter(StoreSplitWriter[DeltaDataFile]):
         partition = dict(zip(self.target.partition_fields, key, strict=True))
         return {"partition": partition, "stats": json.dumps(statistics, ensure_ascii=False)}
 
-    def directories(self, key: PartitionKey) -> Sequence[str]:
+    def list_directories(self, key: PartitionKey) -> Sequence[str]:
         """Return a directory for each partition value, as Spark has them, because polars reads values from their names. All
         other readers take them from the log, so that a file has none if a value would be too long for a name, or if a column
         would have another name there.

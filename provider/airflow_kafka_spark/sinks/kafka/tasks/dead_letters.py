@@ -155,7 +155,7 @@ class Envelope:
 
     def make_records(self, letters: pa.Table) -> pa.RecordBatch:
         """Return the records to send: key, value, timestamp and headers as they were read, followed by the context headers."""
-        return _make_records(letters, self._context if self.with_context else None)
+        return _make_records(letters, self._make_context_headers if self.with_context else None)
 
     def make_origin_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the headers with the place at which the record of a letter was read.
@@ -165,7 +165,7 @@ class Envelope:
         """
         return {CONNECT_ERROR_PREFIX + name: value for name, value in locate_record(row).items()}
 
-    def _context(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_context_headers(self, row: Mapping[str, Any]) -> dict[str, Any]:
         stages, reasons = row["stage"].dictionary_encode(), _shorten(row["reason"])
         known = stages.dictionary.to_pylist()
         facts = {

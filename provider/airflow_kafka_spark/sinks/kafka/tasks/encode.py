@@ -108,10 +108,10 @@ class RecordEncoder:
         if self.timestamp is not None:
             columns["timestamp"] = _to_milliseconds(rows[self.timestamp])
         if self.headers:
-            columns["headers"] = self._headers(rows, batch.num_rows)
+            columns["headers"] = self._encode_headers(rows, batch.num_rows)
         return pa.RecordBatch.from_pydict(columns)
 
-    def _headers(self, rows: Mapping[str, pa.Array], count: int) -> pa.Array:
+    def _encode_headers(self, rows: Mapping[str, pa.Array], count: int) -> pa.Array:
         values = [encoder.encode(rows) for encoder in self.headers.values()]
         there = np.stack([np.asarray(column.is_valid()) for column in values], axis=1)
         row, which = np.nonzero(there)

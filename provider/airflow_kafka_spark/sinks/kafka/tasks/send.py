@@ -117,12 +117,14 @@ class Sender:
 
     def _send_to(self, topic: str | None, columns: Mapping[str, pa.Array], rows: Sequence[int]) -> None:
         if not topic:
-            raise RowRejected(self._row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
+            raise RowRejected(self._describe_row(rows[0]), "its topic is null or empty", "Give every row the name of a topic")
         if topic == self.ledger:
-            raise RowRejected(self._row(rows[0]), f"its topic `{topic}` is the ledger of pipelines", "Give the row another topic")
+            raise RowRejected(
+                self._describe_row(rows[0]), f"its topic `{topic}` is the ledger of pipelines", "Give the row another topic"
+            )
         count = self._count(topic)
         if columns["key"].null_count and topic not in self._keyless:
-            self._keyless[topic] = self._row(rows[pc.index(columns["key"].is_null(), True).as_py()])
+            self._keyless[topic] = self._describe_row(rows[pc.index(columns["key"].is_null(), True).as_py()])
         partitions = self._choose_partitions(topic, columns, count, rows)
         self.turn += 1
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
@@ -212,7 +214,7 @@ class Sender:
         if len(wrong):
             at = wrong[0].as_py()
             found = f"it asks for partition {column[at].as_py()}, and topic `{topic}` has partitions 0 to {count - 1}"
-            raise RowRejected(self._row(rows[at]), found, "Correct its partition, or add partitions to the topic")
+            raise RowRejected(self._describe_row(rows[at]), found, "Correct its partition, or add partitions to the topic")
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         # All records of a copy name a partition, so that their keys need no hash.
         return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
@@ -231,15 +233,17 @@ class Sender:
 
     # --- errors ---
 
-    def _row(self, at: int) -> str:
+    def _describe_row(self, at: int) -> str:
         return f"{self.called} {self.rows + at + 1}"
 
     def _make_rejection(self, error: KafkaError, row: int) -> Exception:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             action = "Raise `max.message.bytes` of the topic, or leave out what makes the row large"
-            return RowRejected(self._row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action)
+            return RowRejected(
+                self._describe_row(row), "it is larger than a record of the topic may be (`max.message.bytes`)", action
+            )
         if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
-            return RowRejected(self._row(row), error.str(), "Correct the row's topic or partition")
+            return RowRejected(self._describe_row(row), error.str(), "Correct the row's topic or partition")
         return KafkaException(error)
 
     def _raise(self) -> None:

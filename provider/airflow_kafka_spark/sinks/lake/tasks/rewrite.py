@@ -287,7 +287,7 @@ class Upsert:
         sizes: list[tuple[TableFile, int]] = []
         for file in files:
             names = [*self.key, *(OFFSET_COLUMNS if self.guarded else ())]
-            table = self._table(file.read_batches(names), names)
+            table = self._make_table(file.read_batches(names), names)
             numbers = {_FILE: pa.array(np.full(table.num_rows, len(sizes))), _AT: pa.array(np.arange(table.num_rows))}
             for name, values in numbers.items():
                 table = table.append_column(name, values)
@@ -299,7 +299,7 @@ class Upsert:
         if waiting:
             self._join(waiting, sizes)
 
-    def _table(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> pa.Table:
+    def _make_table(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> pa.Table:
         """Return columns of a file in the types of the events."""
         wanted = pa.schema([self.events.schema.field(name) for name in names])
         cast = [

@@ -143,7 +143,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
         """
         batch = rows.batch
         if batch.num_rows:
-            stored = self._stored(rows)
+            stored = self._make_stored_batch(rows)
             try:
                 for key, group in self._group_rows(batch, stored, rows.offsets):
                     self._get_file(key).add(group)
@@ -195,7 +195,7 @@ class BufferedFilesWriter(SplitWriter, Generic[FileT]):
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _stored(self, rows: Rows) -> pa.RecordBatch:
+    def _make_stored_batch(self, rows: Rows) -> pa.RecordBatch:
         """Return the columns of the files, in the types that the files have."""
         batch = rows.batch.select(self.schema.names)
         self._refuse([(int(rows.offsets[row].as_py()), reason) for row, reason in self.target.spec.find_unfit(batch)])
@@ -392,7 +392,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         try:
             self.finish_all()
             if self.target.store.location.is_local:
-                for directory in sorted(self._directories()):
+                for directory in sorted(self._list_used_directories()):
                     flush(self.target.store.make_full_path(directory))
         except OSError as error:
             raise self.make_write_error(error) from error
@@ -401,7 +401,7 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         self.token = ""
         return {"rows": self.rows, "files": self.finished}
 
-    def _directories(self) -> set[str]:
+    def _list_used_directories(self) -> set[str]:
         """Return the attempt's directory, and those within it that have files of this writer."""
         found = {self.target.attempt}
         for file in self.finished:
@@ -426,13 +426,13 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
 
     def open_file(self, key: PartitionKey, part: int) -> LakeFileT:
         directory = self.target.attempt
-        for name in self.directories(key):
+        for name in self.list_directories(key):
             directory = f"{directory}/{name}"
             self.target.store.make_within(directory)
         number = len(self.finished) + len(self.files)
         return self.open_new_file(f"{directory}/{remove_tildes(make_file_stem(self.split.range, number))}-{self.token}.parquet")
 
-    def directories(self, key: PartitionKey) -> Sequence[str]:
+    def list_directories(self, key: PartitionKey) -> Sequence[str]:
         """Return the names of the directories, one in the other, that the file of some partition values gets within the
         attempt's."""
         return ()

@@ -267,7 +267,7 @@ class TableWriter(ABC):
         self._key = self._list_key_columns(form.keys.get(name, None if key else primary_key), key)
         self._key_schema = self._value_schema = ""
         if form.schemas:
-            self._key_schema = format_json(self._schema(f"{self.topic}.Key", self._key))
+            self._key_schema = format_json(self._make_schema(f"{self.topic}.Key", self._key))
             self._value_schema = format_json(self._make_envelope(source))
 
     def _list_key_columns(self, given: Sequence[str] | None, of_log: Sequence[int]) -> list[int]:
@@ -308,7 +308,7 @@ class TableWriter(ABC):
         :param at: the index of the column.
         """
 
-    def value(self, at: int, raw: object) -> str:
+    def format_value(self, at: int, raw: object) -> str:
         """Return a value as JSON.
 
         :raises SourceRejected: it cannot be written.
@@ -325,17 +325,17 @@ class TableWriter(ABC):
         found = f"a value of column `{self.columns[at].name}` cannot be written: {error}"
         return SourceRejected(self.name, found, error.action or "Leave the table out")
 
-    def row(self, values: RowValues) -> str:
+    def format_row(self, values: RowValues) -> str:
         """Return a row as JSON."""
-        value = self.value
+        value = self.format_value
         pieces = [piece + value(at, raw) for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))]
         return "{" + ",".join(pieces) + "}"
 
-    def key_of(self, values: RowValues) -> str:
+    def format_key(self, values: RowValues) -> str:
         """Return a row's key as JSON; empty if the table has none."""
         if not self._key:
             return ""
-        return "{" + ",".join(self._pieces[at] + self.value(at, values[at]) for at in self._key) + "}"
+        return "{" + ",".join(self._pieces[at] + self.format_value(at, values[at]) for at in self._key) + "}"
 
     @property
     def key_indexes(self) -> Sequence[int]:
@@ -361,7 +361,7 @@ class TableWriter(ABC):
         """Return a record's value."""
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
-    def _schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
+    def _make_schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
         fields = []
         for at in indexes:
             column = self.columns[at]
@@ -370,7 +370,7 @@ class TableWriter(ABC):
 
     def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:
         name, every = f"{self.topic}.Value", range(len(self.columns))
-        rows = [{**self._schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
+        rows = [{**self._make_schema(name, every), "optional": True, "field": part} for part in ("before", "after")]
         block = [{"type": k, "optional": False, "field": n} for n, k in (("id", "string"), ("total_order", "int64"))]
         block.append({"type": "int64", "optional": False, "field": "data_collection_order"})
         of_transaction = {"type": "struct", "fields": block, "optional": True, "name": "event.block", "version": 1}
@@ -395,7 +395,7 @@ class TransactionCounts:
     counts: dict[str, int] = field(default_factory=dict)
     is_begun: bool = False
 
-    def next(self, table: str) -> str:
+    def count_event(self, table: str) -> str:
         """Count an event of a table, and return its field ``transaction`` as JSON."""
         self.count += 1
         of_table = self.counts[table] = self.counts.get(table, 0) + 1
@@ -451,7 +451,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
-    def source(self, table: TableWriterT, position: PositionT) -> str:
+    def make_source(self, table: TableWriterT, position: PositionT) -> str:
         """Return the field ``source`` as JSON.
 
         :param position: of the change in the log.
@@ -461,7 +461,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         """Return True if a chunk of a snapshot includes the change of a row, or will include it. Here: False."""
         return False
 
-    def event(self, table: TableWriterT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
+    def make_event(self, table: TableWriterT, position: PositionT, op: str, key: str, before: str, after: str) -> Event:
         """Return an event for a change.
 
         :param key: the key as JSON; "" if there is none.
@@ -473,15 +473,15 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
 
     def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
-        transaction = self._transaction.next(table.name) if self._transaction is not None else "null"
-        return format_envelope(before, after, self.source(table, position), transaction, op)
+        transaction = self._transaction.count_event(table.name) if self._transaction is not None else "null"
+        return format_envelope(before, after, self.make_source(table, position), transaction, op)
 
     def make_frame(self, table: TableWriterT, position: PositionT) -> EventFrame:
         """Return the frame of the events of rows that are read from a table now.
 
         :param position: at which they are read.
         """
-        event = self.event(table, position, "r", HOLE, "null", HOLE)
+        event = self.make_event(table, position, "r", HOLE, "null", HOLE)
         key, value = ((part or b"").decode().partition(HOLE) for part in (event.key, event.value))
         return EventFrame((key[0], key[2]), (value[0], value[2]), event.timestamp)
 
@@ -500,7 +500,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         """Set the counts of the transaction to earlier ones, because later changes were rolled back."""
         self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
 
-    def bounded(self, events: Iterator[Event]) -> Iterator[Event]:
+    def prepend_begin(self, events: Iterator[Event]) -> Iterator[Event]:
         """Yield events of the transaction, after its begin if they are its first ones."""
         if self._transaction is None:
             yield from events
@@ -555,13 +555,13 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         if op == "u" and old is not None and self.is_included(table, old):
             op = "c"  # the chunk of the old row was read after the update, so that the row was not published
         if op not in self.form.skipped:
-            before = table.row(old) if op == "u" and old is not None else "null"
-            yield self.event(table, position, op, table.key_of(new), before, table.row(new))
+            before = table.format_row(old) if op == "u" and old is not None else "null"
+            yield self.make_event(table, position, op, table.format_key(new), before, table.format_row(new))
 
     def _delete(self, table: TableWriterT, position: PositionT, old: RowValues) -> Iterator[Event]:
         if "d" in self.form.skipped or self.is_included(table, old):
             return
-        event = self.event(table, position, "d", table.key_of(old), table.row(old), "null")
+        event = self.make_event(table, position, "d", table.format_key(old), table.format_row(old), "null")
         yield event
         if self.form.tombstones and event.key is not None:
             yield event._replace(value=None)

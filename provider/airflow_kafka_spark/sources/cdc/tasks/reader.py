@@ -56,7 +56,7 @@ class EventReader(SplitReader):
         the source needs one."""
 
     @abstractmethod
-    def _rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         """Yield the events of a chunk of a table, with the columns of :data:`SCHEMA`. Sets the split's token in ``_tokens``."""
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
@@ -66,7 +66,7 @@ class EventReader(SplitReader):
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names, bounds = [name for name, _ in self.columns], self.splits[split]
-        found = self._rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
+        found = self._read_rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
         for batch in found:
             yield batch.select(names)
 

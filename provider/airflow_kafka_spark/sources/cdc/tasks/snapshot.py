@@ -78,7 +78,7 @@ class TableSnapshot:
         """Return the state in which nothing is read."""
         return replace(self, done=None, read=())
 
-    def caught_up(self) -> TableSnapshot:
+    def mark_caught_up(self) -> TableSnapshot:
         """Return the state once the log has caught up with all chunks."""
         return replace(self, done=self.upto, read=())
 
@@ -187,4 +187,4 @@ class ChunkFilter(ABC):
 
 def mark_caught_up(tables: Iterable[TableSnapshot]) -> tuple[TableSnapshot, ...]:
     """Return the state of snapshots once the log has caught up with their chunks; without tables that are complete."""
-    return tuple(table.caught_up() for table in tables if not table.is_read)
+    return tuple(table.mark_caught_up() for table in tables if not table.is_read)

@@ -46,7 +46,7 @@ class PostgresSplitReader(SplitReader):
     waiting: tuple[str, ...] = ()
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
-        with self._translate_source_errors(f"reading split {split}"), self._cursor() as cursor:
+        with self._translate_source_errors(f"reading split {split}"), self._open_cursor() as cursor:
             make_settings(self.session, cursor.execute, partial(_fetch_all, cursor), cursor.connection.rollback)
             for statement in self.waiting:
                 cursor.execute(statement)
@@ -56,7 +56,7 @@ class PostgresSplitReader(SplitReader):
                 yield self._check_batch(batch)
 
     @contextmanager
-    def _cursor(self) -> Iterator[adbc.Cursor]:
+    def _open_cursor(self) -> Iterator[adbc.Cursor]:
         # Arrow takes texts for UTF-8, whatever encoding the connection asks for.
         connection = adbc.connect(f"{self.server.make_connection_string(APPLICATION)} client_encoding=UTF8")
         try:

@@ -143,7 +143,7 @@ class KafkaSplitReader:
         topic, partition, end = self.range.topic, self.range.partition, self.range.end
         position = self.range.start
         consumer.assign([KafkaTopicPartition(topic, partition, position)])
-        pending, average = self._parts(), 1
+        pending, average = self._make_parts(), 1
         deadline = time.monotonic() + self.patience
         done = False
         while not done:
@@ -178,8 +178,8 @@ class KafkaSplitReader:
                 continue
             average = max(1, pending.size // len(pending))
             if done or len(pending) >= BATCH_RECORDS or pending.size >= BATCH_BYTES:
-                records = pending.records(self.range)
-                pending, messages = self._parts(), []
+                records = pending.make_records(self.range)
+                pending, messages = self._make_parts(), []
                 yield records
 
     def _handle_events(self, consumer: Consumer, messages: Sequence[Any], position: int) -> tuple[int, bool]:
@@ -243,7 +243,7 @@ class KafkaSplitReader:
             consumer.assign([KafkaTopicPartition(topic, partition, low)])
         return low
 
-    def _parts(self) -> _Parts:
+    def _make_parts(self) -> _Parts:
         return _Parts(self.with_keys, self.with_headers, self.with_messages)
 
 
@@ -287,7 +287,7 @@ class _Parts:
         if self._messages is not None:
             self._messages += messages
 
-    def records(self, range: OffsetRange) -> KafkaRecords:
+    def make_records(self, range: OffsetRange) -> KafkaRecords:
         """Return the records, at least one.
 
         :param range: the range that they belong to.

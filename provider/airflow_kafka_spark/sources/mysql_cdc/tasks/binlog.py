@@ -240,19 +240,19 @@ class _Bytes:
         self.at += count
         return self.data[self.at - count : self.at]
 
-    def number(self) -> int:
+    def read_number(self) -> int:
         """Return a length-encoded number."""
         first = self.take(1)[0]
         size = {252: 2, 253: 3, 254: 8}.get(first)
         return first if size is None else int.from_bytes(self.take(size), "little")
 
-    def text(self) -> bytes:
-        return self.take(self.number())
+    def read_text(self) -> bytes:
+        return self.take(self.read_number())
 
-    def numbers(self) -> list[int]:
+    def read_numbers(self) -> list[int]:
         found = []
         while self.at < len(self.data):
-            found.append(self.number())
+            found.append(self.read_number())
         return found
 
 
@@ -276,8 +276,8 @@ def parse_table_map(body: bytes, is_mariadb: bool) -> LogTable:
     found = LogTable(number, database, name)
     data = _Bytes(body)
     data.at = 12 + len(database.encode()) + len(name.encode())
-    kinds = data.take(data.number())
-    sizes = _Bytes(data.text())
+    kinds = data.take(data.read_number())
+    sizes = _Bytes(data.read_text())
     for kind in kinds:
         meta = sizes.take(1 if kind in _ONE_BYTE else 2 if kind in _TWO_BYTES else 0)
         if kind == STRING and meta[0] in (ENUM, SET):
@@ -300,30 +300,30 @@ def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa:
     chosen = [c for c in columns if c.kind in (ENUM, SET)]
     while data.at < len(data.data):
         kind = data.take(1)[0]
-        part = _Bytes(data.text())
+        part = _Bytes(data.read_text())
         if kind == 1:
             numbers = [c for c in columns if c.kind in _NUMBERS]
             for index, column in enumerate(numbers):
                 column.is_unsigned = bool(part.data[index // 8] & (0x80 >> index % 8))
         elif kind in (2, 10):
-            default, *pairs = part.numbers()
+            default, *pairs = part.read_numbers()
             others = dict(zip(pairs[::2], pairs[1::2], strict=True))
             for index, column in enumerate(texts if kind == 2 else chosen):
                 column.collation = others.get(index, default)
         elif kind in (3, 11):
-            for column, collation in zip(texts if kind == 3 else chosen, part.numbers(), strict=True):
+            for column, collation in zip(texts if kind == 3 else chosen, part.read_numbers(), strict=True):
                 column.collation = collation
         elif kind == 4:
             for column in columns:
-                column.name = part.text().decode()
+                column.name = part.read_text().decode()
         elif kind in (5, 6):
             for column in (c for c in columns if c.kind == (SET if kind == 5 else ENUM)):
-                column.values = tuple(part.text() for _ in range(part.number()))
+                column.values = tuple(part.read_text() for _ in range(part.read_number()))
         elif kind == 7:
-            for column, geometry in zip((c for c in columns if c.kind == GEOMETRY), part.numbers(), strict=True):
+            for column, geometry in zip((c for c in columns if c.kind == GEOMETRY), part.read_numbers(), strict=True):
                 column.geometry = geometry
         elif kind in (8, 9):  # with 9, the length of a prefix follows each column
-            table.key = tuple(part.numbers()[:: kind - 7])
+            table.key = tuple(part.read_numbers()[:: kind - 7])
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def parse_row_images(event: LogEvent, columns: int) -> tuple[bytes, int]:
     data.at = ROWS_HEADER
     if event.kind in ROWS_WITH_EXTRA:
         data.at += _U16.unpack_from(event.body, ROWS_HEADER)[0]
-    width = data.number()
+    width = data.read_number()
     size = (width + 7) // 8
     every = (1 << width) - 1
     for _ in range(2 if event.kind in UPDATE_ROWS else 1):

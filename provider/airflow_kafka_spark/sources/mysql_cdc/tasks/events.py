@@ -158,11 +158,11 @@ class LogTableWriter(TableWriter):
         assert isinstance(raw, str)
         return raw
 
-    def row(self, values: RowValues) -> str:
+    def format_row(self, values: RowValues) -> str:
         assert isinstance(values, LogRow)
         return values.text
 
-    def key_of(self, values: RowValues) -> str:
+    def format_key(self, values: RowValues) -> str:
         assert isinstance(values, LogRow)
         return values.key
 
@@ -303,7 +303,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
                 of_tables.setdefault(table, []).append(number)
         for table, numbers in of_tables.items():
-            for number, rows in zip(numbers, self._rows([piece[number] for number in numbers], table), strict=True):
+            for number, rows in zip(numbers, self._read_changes([piece[number] for number in numbers], table), strict=True):
                 found[number] = ParsedRows(table, rows)
         return found
 
@@ -324,7 +324,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         if event.kind in binlog.GTIDS:
             self._begin(binlog.parse_gtid(event), located)
         elif parsed is not None:
-            self._hold(self.bounded(self._changes(located, parsed)))
+            self._hold(self.prepend_begin(self._changes(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             yield from self._handle_statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
@@ -405,7 +405,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             except LogUnreadable as error:
                 raise self._server.make_unreadable_error(located.start, error) from None
 
-    def _rows(self, events: Sequence[Located], table: LogTableWriter) -> Iterator[list[RowChange]]:
+    def _read_changes(self, events: Sequence[Located], table: LogTableWriter) -> Iterator[list[RowChange]]:
         """Yield the changes of each of some events of a table."""
         try:
             images = []
@@ -456,7 +456,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._before_position = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
 
-    def source(self, table: LogTableWriter, position: RowPosition) -> str:
+    def make_source(self, table: LogTableWriter, position: RowPosition) -> str:
         database, name = table.name_parts
         return (
             f"{self._before_database}{database}{self._before_table}{name}{self._before_position}{position.position},"
@@ -481,7 +481,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
-                yield from self.bounded(iter((self._truncate(located, truncated),)))
+                yield from self.prepend_begin(iter((self._truncate(located, truncated),)))
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
             raise self._server.make_unreadable_error(located.start, LogUnreadable(found))
@@ -489,7 +489,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     def _truncate(self, located: Located, table: TableName) -> Event:
         shown = LogTable(0, *table)
         self._describe_event(located)
-        return self.event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
+        return self.make_event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
 
 
 def _get_size(event: Event) -> int:

@@ -211,18 +211,18 @@ class BinlogReader(EventReader):
     # --- the log ---
 
     def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        return batch_events(self._events(split, bounds))
+        return batch_events(self._read_events(split, bounds))
 
-    def _events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+    def _read_events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         with ExitStack() as stack:
             chunks = None
             if tables:
-                connection = stack.enter_context(self.server.session("comparing keys with the chunks of a snapshot"))
+                connection = stack.enter_context(self.server.open_session("comparing keys with the chunks of a snapshot"))
                 by_name, publishes = {table.table: table for table in tables}, "t" not in self.form.skipped
                 chunks = BinlogFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
             writer = LogEventWriter(self.server, self.form, chunks)
-            for piece in self._pieces(split, bounds):
+            for piece in self._read_pieces(split, bounds):
                 parsed = writer.parse(piece)
                 if chunks is not None:
                     changes = ((rows.table.table, change) for rows in parsed if rows is not None for change in rows.rows)
@@ -233,7 +233,7 @@ class BinlogReader(EventReader):
         of_tables = {name: [list(table) for table in tables] for name, tables in noted.items() if tables}
         self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **of_tables}
 
-    def _pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
+    def _read_pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, several at a time, and record the end of its last transaction."""
         start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
         transactions, created, piece, size = Transactions(), 0, list[Located](), 0
@@ -260,9 +260,9 @@ class BinlogReader(EventReader):
 
     # --- snapshots ---
 
-    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         self.limit.wait()
-        with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
+        with self.server.open_session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, LogCoordinates.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)
             server_id = int(chunk["log"]["server_id"])

@@ -98,7 +98,7 @@ class LogServer:
         return f"{self.server.host}:{self.server.port}"
 
     @contextmanager
-    def session(self, doing: str) -> Iterator[Any]:
+    def open_session(self, doing: str) -> Iterator[Any]:
         """Open a session, and yield its connection (PyMySQL).
 
         :raises SourceUnavailable: the server does not answer, or ends the session.
@@ -186,7 +186,7 @@ class LogServer:
         doing, coordinates, transactions = f"reading the log from {start} to {end}", start, Transactions()
         deadline = time.monotonic() + SENT_SECONDS
         while True:
-            with self.session(doing) as connection:
+            with self.open_session(doing) as connection:
                 for located in self.read_events(connection, coordinates):
                     transactions.enter(located.event)
                     coordinates = located.end
@@ -231,7 +231,7 @@ class LogServer:
 
         :raises LogLost: the server does not have the file.
         """
-        with self.session(f"reading the beginning of {file}") as connection:
+        with self.open_session(f"reading the beginning of {file}") as connection:
             for found in self.read_events(connection, LogCoordinates(file, FIRST)):
                 if found.event.kind == binlog.FORMAT:
                     return found.event.seconds
@@ -342,7 +342,7 @@ class ReplicaLag:
         :raises SourceRejected: a server is no replica, or does not let its user see the lag.
         """
         for replica in self.replicas:
-            with replica.session("asking for the lag of a replica") as connection:
+            with replica.open_session("asking for the lag of a replica") as connection:
                 while read_replica_lag(replica, connection) > self.seconds:
                     time.sleep(LAG_SECONDS)
 

@@ -124,7 +124,7 @@ class RelationWriter(TableWriter):
         assert isinstance(raw, bytes)
         return self._converts[at](raw)
 
-    def row(self, values: RowValues) -> str:
+    def format_row(self, values: RowValues) -> str:
         converts, special = self._converts, self.convert
         try:
             pieces = [
@@ -132,7 +132,7 @@ class RelationWriter(TableWriter):
                 for at, (piece, raw) in enumerate(zip(self._pieces, values, strict=True))
             ]
         except (ValueRefused, UnicodeDecodeError):
-            return super().row(values)  # raises an error that names the column
+            return super().format_row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
     def get_conversion(self, at: int) -> tuple[ColumnForm | None, Convert]:
@@ -252,7 +252,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             yield from self.end_transaction()
         elif self.is_inside:
             events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
-            yield from self.bounded(events) if self.form.transactions else events
+            yield from self.prepend_begin(events) if self.form.transactions else events
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:
         """Return the writer of a table whose rows are read, not their changes.
@@ -283,7 +283,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             after_table=f',"txId":{xid},"lsn":',
         )
 
-    def source(self, table: RelationWriter, lsn: int) -> str:
+    def make_source(self, table: RelationWriter, lsn: int) -> str:
         return self.parts.format_source(table, str(lsn))
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
@@ -311,4 +311,4 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             if table.is_taken and not (
                 self._filter is not None and self._filter.is_superfluous_truncate((table.relation.schema, table.relation.table))
             ):
-                yield self.event(table, lsn, "t", "", "null", "null")
+                yield self.make_event(table, lsn, "t", "", "null", "null")

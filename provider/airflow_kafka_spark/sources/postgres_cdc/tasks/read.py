@@ -47,7 +47,7 @@ def read_chunk_rows(
     :param chunk: a split.
     """
     ends = ((">", chunk["after"]), ("<=", chunk["upto"]))
-    conditions = [shape.compared(operator, key) for operator, key in ends if key is not None]
+    conditions = [shape.compare_key(operator, key) for operator, key in ends if key is not None]
     if shape.row_filter:
         conditions.append(f"({shape.row_filter})")
     columns = ", ".join(quote(column.name) for column in shape.relation.columns)
@@ -151,7 +151,7 @@ class CdcReader(EventReader):
 
     def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
-        with self.server.session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
+        with self.server.open_session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
             chunks = self._filter(connection, bounds)
@@ -215,8 +215,8 @@ class CdcReader(EventReader):
 
     # --- snapshots ---
 
-    def _rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        with self.server.session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
+    def _read_rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        with self.server.open_session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
             writer = EventWriter(self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection))
             if self.max_replica_lag is not None:

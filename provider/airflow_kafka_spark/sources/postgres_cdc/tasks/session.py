@@ -93,7 +93,7 @@ class SlotServer:
     slot: str
 
     @contextmanager
-    def session(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
+    def open_session(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
         """Open a session.
 
         :raises SourceUnavailable: the server does not answer, or ends the session.
@@ -107,9 +107,9 @@ class SlotServer:
                 make_settings(SESSION, connection.execute, connection.execute)
                 yield connection
         except psycopg.Error as error:
-            raise self._error(error, doing) from self.server.get_safe_cause(error)
+            raise self._convert_error(error, doing) from self.server.get_safe_cause(error)
 
-    def _error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
+    def _convert_error(self, error: psycopg.Error, doing: str) -> KafkaSparkError:
         text = describe_driver_message(" ".join(self.server.scrub(str(error)).split()))
         # 55006: another session uses the slot; it may end.
         if error.sqlstate == _UNDEFINED and "publication" in text:

@@ -126,7 +126,7 @@ class PostgresTableShape:
         """The kinds of the orders of these columns."""
         return tuple(column.order for column in self.key)
 
-    def compared(self, operator: str, key: Sequence[str]) -> str:
+    def compare_key(self, operator: str, key: Sequence[str]) -> str:
         """Return a condition that compares a row's key with another one.
 
         :param operator: ``>`` or ``<=``.
@@ -345,13 +345,13 @@ class SnapshotFilter(ChunkFilter):
                     continue
                 for values in (message.old, message.new):
                     if values is not None:
-                        keys.setdefault(table.table, {})[self._key(table, relation, values, message.old)] = None
+                        keys.setdefault(table.table, {})[self._read_key(table, relation, values, message.old)] = None
         self.forget_chunks()
         for name, wanted in keys.items():
             if (table := self.find_table(name)) is not None:
                 self._find(table, list(wanted))
 
-    def _key(
+    def _read_key(
         self, table: TableSnapshot, relation: RelationMessage, values: Sequence[object], old: Sequence[object] | None
     ) -> Key:
         at = {column.name: index for index, column in enumerate(relation.columns)}
@@ -402,7 +402,7 @@ class SnapshotFilter(ChunkFilter):
         :param values: the row.
         :param old: the old row, for a key that is stored out of line.
         """
-        return self.is_included((relation.schema, relation.table), lambda table: self._key(table, relation, values, old))
+        return self.is_included((relation.schema, relation.table), lambda table: self._read_key(table, relation, values, old))
 
     def has_seen(self, seen: str) -> bool:
         """Return True if a chunk includes the transaction of :meth:`enter`. See :meth:`ChunkFilter.has_seen`."""
