@@ -86,7 +86,7 @@ class Demo:
             for task in TASKS:
                 print_text(self.airflow.read_task_log("orders", run_id, task)[-3000:])
             raise SystemExit("The DAG run failed; its log is above.")
-        print(self.table([(task, self.airflow.xcom("orders", run_id, task)) for task in TASKS]), flush=True)
+        print(self.format_reports([(task, self.airflow.xcom("orders", run_id, task)) for task in TASKS]), flush=True)
 
     def _follow(self, run_id: str, begun: float) -> str:
         """Print each change of a task's state until a DAG run has ended, and return the state of the run."""
@@ -104,7 +104,7 @@ class Demo:
             time.sleep(0.3)
         raise SystemExit(f"The DAG run has not ended after {_RUN_SECONDS:g} s:\n{self.airflow.account('orders', run_id)}")
 
-    def table(self, reports: list[tuple[str, Any]]) -> str:
+    def format_reports(self, reports: list[tuple[str, Any]]) -> str:
         rows = []
         for task, value in reports:
             report = json.loads(value) if isinstance(value, str) else value

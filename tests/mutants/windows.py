@@ -72,7 +72,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-owner-of-any-group",
         path="ledger/attempt.py",
-        old="        return binding is not None and binding.owns and self._exclusive(binding) == name\n",
+        old="        return binding is not None and binding.owns and self._get_exclusive_object(binding) == name\n",
         new="        return binding is not None and binding.owns\n",
         breaks="A pipeline that gets another group uses it only if no other pipeline does.",
         tests=(f"{_MODEL}::test_a_pipeline_gets_another_group_while_a_new_one_begins_with_it",),

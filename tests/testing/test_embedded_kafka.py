@@ -372,7 +372,7 @@ def test_a_secured_broker_restarts(secured: EmbeddedKafka) -> None:
 def test_the_settings_of_a_client_without_tls(tmp_path: Path) -> None:
     """tests/hooks/kafka/test_security.py connects by them, and with certificates of clients."""
     security = KafkaSecurity("SASL_PLAINTEXT", {"alice": "secret"}, ("SCRAM-SHA-256",))
-    assert security.client_settings(None, None, tmp_path) == {
+    assert security.make_client_settings(None, None, tmp_path) == {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.username": "alice",

@@ -18,6 +18,7 @@ from inspect import Signature, signature
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
+from airflow_kafka_spark.errors.base import find_similar_name
 from airflow_kafka_spark.errors.setup import Problem
 
 T = TypeVar("T")
@@ -113,12 +114,10 @@ def describe_similar_arguments(kind: type, given: Iterable[str]) -> str:
     :param kind: the class. Arguments that it passes on to classes that it extends count, too.
     :param given: the names that were given.
     """
-    from difflib import get_close_matches
-
     known = {name for of in kind.__mro__ if of is not object for name in signature(of.__init__).parameters}  # type: ignore[misc]
     known -= {"self", "args", "kwargs"}
-    similar = {name: get_close_matches(name, sorted(known), 1, 0.75) for name in given if name not in known}
-    hints = [f"`{found[0]}` for `{name}`" for name, found in similar.items() if found]
+    similar = {name: find_similar_name(name, known) for name in given if name not in known}
+    hints = [f"`{found}` for `{name}`" for name, found in similar.items() if found]
     return f". Did you mean {', '.join(hints)}?" if hints else ""
 
 

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterable
 
 RETRY = "The task may simply be retried: the window is unchanged"
+"""The advice for an error that a retry ends."""
 SMALLER_WINDOW = (
     "An open window keeps its records: `airflow kafka-spark reset <pipeline> --to committed:<group> --discard-open --why ...` "
     'gives up what is not committed of it, and the next window begins there (not with `atomic="split"`, whose committed splits '
     "would be moved again)"
 )
 """The way out of a window that is too large, for a pipeline that reads topics."""
-"""The advice for an error that a retry ends."""
 
 
 class KafkaSparkError(Exception):
@@ -61,6 +61,16 @@ def format_command(action: str, pipeline: str, *arguments: object) -> str:
     """
     words = [action, *(word if word.startswith("<") else shlex.quote(word) for word in map(str, (pipeline, *arguments)))]
     return f"`airflow kafka-spark {' '.join(words)}`"
+
+
+def find_similar_name(name: str, known: Iterable[str], *, likeness: float = 0.75) -> str:
+    """Return the known name that is most like another name, for a message; "" if none is.
+
+    :param likeness: the least likeness of two names, as :func:`difflib.get_close_matches` measures it; 1 for equal names.
+    """
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
 
 
 def quote_names(names: Iterable[str]) -> str:

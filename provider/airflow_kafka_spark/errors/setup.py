@@ -256,7 +256,7 @@ class RightMissing(KafkaRefused):
             f"Grant {missing} to {user or 'the user'} of connection `{conn_id}`; docs/connections.md lists all rights",
         )
 
-    def at(self, conn_id: str) -> RightMissing:
+    def name_connection(self, conn_id: str) -> RightMissing:
         """Return this error with the connection, if it has none."""
         if self.conn_id:
             return self

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from airflow_kafka_spark.errors import SchemaInvalid
+from airflow_kafka_spark.errors.base import find_similar_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -312,8 +312,7 @@ class _DdlParser:
             return Text() if word == "string" else Text(self.parse_length())
         if not word:
             self.fail("a type")
-        near = difflib.get_close_matches(word, [k.partition("(")[0].partition("<")[0] for k in _KNOWN], n=1)
-        meant = _OTHER_NAMES.get(word) or next(iter(near), "")
+        meant = _OTHER_NAMES.get(word) or find_similar_name(word, (k.partition("(")[0].partition("<")[0] for k in _KNOWN))
         self.fail(f"a type{f' (perhaps `{meant}`?)' if meant else ''}: one of {', '.join(_KNOWN)}")
 
     def parse_nested(self, word: str) -> DataType:

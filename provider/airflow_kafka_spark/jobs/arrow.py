@@ -400,7 +400,7 @@ class LevelColumn:
     made: Callable[[], int]
 
     @cached_property
-    def node(self) -> int:
+    def translate(self) -> int:
         return self.made()
 
 
@@ -433,7 +433,7 @@ class Expression:
         self._in_range: frozenset[int] = frozenset()
         self._common: list[int] = []
 
-    def node(self) -> int:
+    def translate(self) -> int:
         return self._translate_node(0)
 
     def _list_children(self, at: int) -> list[int]:
@@ -468,7 +468,7 @@ class Expression:
         if name in _COMPARISONS:
             return self._compare(at, _COMPARISONS[name])
         if name in _OF_TEXT:
-            return self._of_text(at, _OF_TEXT[name])
+            return self._translate_text_test(at, _OF_TEXT[name])
         if name in _OF_ONE:
             function, kind, fitting = _OF_ONE[name]
             value = self._translate_node(at + 1)
@@ -478,7 +478,7 @@ class Expression:
         if name in _ARITHMETIC:
             return self._compute_arithmetic(at, _ARITHMETIC[name])
         if name in _DAYS:
-            return self._of_days(at, _DAYS[name])
+            return self._translate_days(at, _DAYS[name])
         if name in _EXTREMES:
             return self._choose_extreme(at, _EXTREMES[name])
         raise Unknown(name)
@@ -526,7 +526,7 @@ class Expression:
     def _keep_if(self, condition: int, value: int) -> int:
         """Return a value if a condition is true, else null."""
         before = self._in_range
-        self._in_range = before | self._ranges(condition)
+        self._in_range = before | self._find_milliseconds_in_range(condition)
         try:
             return self._translate_node(value)
         finally:
@@ -655,7 +655,7 @@ class Expression:
             raise Unknown(f"the beginning of {name!r} of {kind}")
         return self._builder.call("beginning_of", kind, value, self._builder.make_literal(_UNITS[name], TEXT))
 
-    def _of_days(self, at: int, function: str) -> int:
+    def _translate_days(self, at: int, function: str) -> int:
         values = [self._translate_node(child) for child in self._list_children(at)]
         first, second = map(self._builder.get_type_of, values)
         if first != pa.date32() or second not in ((pa.date32(),) if function == "days_between" else _SIZES[:3]):
@@ -673,14 +673,16 @@ class Expression:
     def _Like(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # The plan's text does not show the escape character.
         escape = str(self._shown().apply(at).escapeChar())
-        return self._of_text(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
+        return self._translate_text_test(at, "is_like", lambda pattern: escape not in pattern and "\\" not in pattern)
 
     def _RLike(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         # A topic's name has no line ends, which Java and RE2 match differently.
         topic = self._builder.is_column(self._translate_node(at + 1), "topic")
-        return self._of_text(at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern))
+        return self._translate_text_test(
+            at, "matches", lambda pattern: is_common(_DOT.sub(r"\1a", pattern) if topic else pattern)
+        )
 
-    def _of_text(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
+    def _translate_text_test(self, at: int, function: str, fits: Callable[[str], bool] = lambda _: True) -> int:
         text, part = map(self._translate_node, self._list_children(at))
         said = self._read_constant(part)
         if {self._builder.get_type_of(text), self._builder.get_type_of(part)} != {TEXT} or said is None or not fits(said):
@@ -688,12 +690,12 @@ class Expression:
         return self._builder.call(function, _BOOLEAN, text, part)
 
     def _Abs(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_sign(at, "magnitude")
+        return self._translate_sign(at, "magnitude")
 
     def _UnaryMinus(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
-        return self._of_sign(at, "opposite")
+        return self._translate_sign(at, "opposite")
 
-    def _of_sign(self, at: int, function: str) -> int:
+    def _translate_sign(self, at: int, function: str) -> int:
         value = self._translate_node(at + 1)
         kind = self._builder.get_type_of(value)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -708,7 +710,7 @@ class Expression:
         kinds, mode = [self._builder.get_type_of(side) for side in (left, right)], self._find_mode(at)
         t = pa.types
         if all(map(t.is_decimal, kinds)):
-            return self._of_decimals(at, function, left, right)
+            return self._translate_decimals(at, function, left, right)
         if kinds[0] != kinds[1] or not (t.is_integer(kinds[0]) or t.is_floating(kinds[0])):
             raise Unknown(f"{get_short_class_name(self._trees[at])} of {kinds[0]} and {kinds[1]}")
         if t.is_floating(kinds[0]):
@@ -719,7 +721,7 @@ class Expression:
             return self._divide_by_number(at, "multiplied")
         raise Unknown(get_short_class_name(self._trees[at]))
 
-    def _of_decimals(self, at: int, function: str, left: int, right: int) -> int:
+    def _translate_decimals(self, at: int, function: str, left: int, right: int) -> int:
         first, second = self._builder.get_type_of(left), self._builder.get_type_of(right)
         scale = first.scale + second.scale if function == "times" else max(first.scale, second.scale)
         whole = max(first.precision - first.scale, second.precision - second.scale)
@@ -766,8 +768,9 @@ class Expression:
             raise Unknown("MillisToTimestamp of numbers that may be out of range")  # Spark fails there.
         return self._builder.call("moment_of_milliseconds", INSTANT, value)
 
-    def _ranges(self, condition: int) -> frozenset[int]:
-        """Return True if ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid timestamp."""
+    def _find_milliseconds_in_range(self, condition: int) -> frozenset[int]:
+        """Return the node of ``x`` if the condition is ``abs(cast(x as double)) < limit``: then ``x`` milliseconds are a valid
+        timestamp. Return an empty set for any other condition."""
         if [get_short_class_name(tree) for tree in self._trees[condition : condition + 3]] != ["LessThan", "Abs", "Cast"]:
             return frozenset()
         limit = self._read_constant(self._translate_node(self._list_children(condition)[1]))
@@ -906,7 +909,7 @@ def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, 
         return made
     if kind == f"{_PLANS}Filter":
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))
-        number = builder.filter(condition.node())
+        number = builder.filter(condition.translate())
 
         def make_kept(column: LevelColumn) -> int:
             return builder.make_kept(column.node, number)

@@ -328,11 +328,11 @@ class Ledger:
 
     def _with_ownership(self, binding: Binding) -> Binding:
         """Return a binding with ``owns`` of the pipeline's present one, if both have the same group or slot."""
-        return replace(binding, owns=self._owns(self._exclusive(binding), self.parent_memory.binding))
+        return replace(binding, owns=self._owns(self._get_exclusive_object(binding), self.parent_memory.binding))
 
     def _owns(self, name: str, binding: Binding | None) -> bool:
         """Return True if a binding says that the pipeline has recorded its use of a group or a slot."""
-        return binding is not None and binding.owns and self._exclusive(binding) == name
+        return binding is not None and binding.owns and self._get_exclusive_object(binding) == name
 
     @property
     def bound(self) -> Binding | None:
@@ -344,7 +344,7 @@ class Ledger:
 
         :raises GroupOwned, SourceOwned: another pipeline uses it.
         """
-        name = self._exclusive(self._bound)
+        name = self._get_exclusive_object(self._bound)
         if name and not self._owns(name, self._bound) and (owner := self.find_other_owner(name)) is not None:
             raise self.owned(name, owner)
 
@@ -387,7 +387,7 @@ class Ledger:
         except NewerVersion as error:
             raise make_unreadable_error(topic.name, f"group `{name}` has {error}", "records") from None
 
-    def _exclusive(self, binding: Binding | None) -> str:
+    def _get_exclusive_object(self, binding: Binding | None) -> str:
         return self.exclusive_of(binding.origin) if binding is not None else self.group_id or ""
 
     def _take(self, name: str) -> str | None:
@@ -432,7 +432,7 @@ class Ledger:
     def _remember_ownership(self, name: str) -> None:
         """Let the binding say that the pipeline has recorded its group or slot. It is written when the window is closed."""
         binding = self._bound or self.memory.binding
-        if binding is not None and self._exclusive(binding) == name:
+        if binding is not None and self._get_exclusive_object(binding) == name:
             self._bound = replace(binding, owns=True)
 
     def plan(self, window: Window) -> WindowEntry:
@@ -451,7 +451,7 @@ class Ledger:
             # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
             self.read()
             self._withdraw_if_overlapping(entry)
-        name = self._exclusive(self._bound)
+        name = self._get_exclusive_object(self._bound)
         if (owner := self._take(name)) is not None:
             self._withdraw()
             raise self.owned(name, owner)
@@ -485,7 +485,7 @@ class Ledger:
         :raises GroupOwned, SourceOwned: another pipeline uses the group or the slot; the window stays open.
         """
         self._withdraw_if_overlapping(entry)
-        name = self._exclusive(entry.window.binding)
+        name = self._get_exclusive_object(entry.window.binding)
         entry = self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
         # The earlier attempt may have died before it recorded the use of the group or slot.
         if (owner := self._take(name)) is not None:
@@ -513,7 +513,7 @@ class Ledger:
     def _find_binding_before(self) -> Binding | None:
         """Return the binding of the pipeline before the window that is being planned; None if it had none."""
         before = self._bound_before
-        if before is None or self._exclusive(before) == self._exclusive(self._bound):
+        if before is None or self._get_exclusive_object(before) == self._get_exclusive(self._bound):
             return before
         # Meanwhile, another pipeline may have begun to use the group or the slot that this one had.
         return replace(before, owns=False)
@@ -772,7 +772,7 @@ class Ledger:
         from confluent_kafka import KafkaException
 
         if isinstance(error, RightMissing):
-            return error.at(self.hook.conn_id)
+            return error.name_connection(self.hook.conn_id)
         if isinstance(error, KafkaSparkError):
             return error
         if producer is not None:

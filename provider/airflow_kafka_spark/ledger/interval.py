@@ -186,7 +186,7 @@ class IntervalLedger(Ledger):
 
     def _remember_ownership(self, name: str) -> None:
         binding = self._bound or self._parent.binding
-        if binding is not None and self._exclusive(binding) == name:
+        if binding is not None and self._get_exclusive_object(binding) == name:
             self._replace_binding(binding, replace(binding, owns=True))
 
     def _replace_binding(self, seen: Binding, new: Binding | None) -> None:
@@ -237,7 +237,7 @@ class IntervalLedger(Ledger):
         # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
         self.read()
         self._withdraw_if_overlapping(entry)
-        name = self._exclusive(self._bound)
+        name = self._get_exclusive_object(self._bound)
         if (owner := self._take(name)) is not None:
             self._withdraw()
             if self._bound is not None:
@@ -319,7 +319,7 @@ class IntervalLedger(Ledger):
         producer = self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
         self.read()
-        if self._exclusive(self._parent.binding) not in ("", group_id):
+        if self._get_exclusive_object(self._parent.binding) not in ("", group_id):
             log.info("Pipeline %s has another group by now: group %s is not moved", self.parent_pipeline, group_id)
             return {}
         committed, current = where()

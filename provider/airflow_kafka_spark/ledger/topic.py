@@ -511,7 +511,7 @@ class LedgerTopic:
                     if record.key.startswith(prefixes):
                         read.add(record, prefixes)
             except RightMissing as error:
-                raise error.at(self.hook.conn_id) from None
+                raise error.name_connection(self.hook.conn_id) from None
         return [*read.removed.values(), *read.records.values()]
 
     def forget_reads(self) -> None:

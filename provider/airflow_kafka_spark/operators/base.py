@@ -577,7 +577,7 @@ class WindowOperator(VisibleOperator):
         try:
             yield
         except RightMissing as error:
-            raise error.at(self.kafka_conn_id) from error
+            raise error.name_connection(self.kafka_conn_id) from error
         except Fenced:
             raise
         except KafkaSparkError as error:

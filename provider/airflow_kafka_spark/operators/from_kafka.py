@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
-from difflib import get_close_matches
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from airflow_kafka_spark.errors import (
     ValidationError,
 )
 from airflow_kafka_spark.errors.arguments import unwrap_literals
+from airflow_kafka_spark.errors.base import find_similar_name, quote_names
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, find_first_cause
@@ -256,9 +256,9 @@ class FromKafkaOperator(WindowOperator):
             missing = sorted(names - set(self.kafka.describe_topics(names, missing="omit")))
             if missing:
                 found = Problem.of("topics", TopicMissing(self.kafka.conn_id, missing))
-                known = sorted(self.kafka.list_topics())
-                similar = [f"`{name}`" for topic in missing for name in get_close_matches(topic, known, 1, 0.75)]
-                yield replace(found, what=f"{found.what}; there is {', '.join(similar)}") if similar else found
+                known = self.kafka.list_topics()
+                similar = [name for topic in missing if (name := find_similar_name(topic, known))]
+                yield replace(found, what=f"{found.what}; there is {quote_names(similar)}") if similar else found
         elif subscription.pattern and not subscription.validate() and not self.resolve():
             action = "Create one, or correct the regular expression: the whole name has to match, and `.*` stands for any text"
             yield Problem("topics_pattern", f"no topic matches `{subscription.pattern}`", action)

@@ -99,7 +99,7 @@ class KafkaSecurity:
                 _write_secret(directory / "client.key", key)
                 (directory / "client.crt").write_bytes(chain)
 
-    def broker_properties(self, listener: str, certificates: Path) -> Iterator[tuple[str, str]]:
+    def make_broker_properties(self, listener: str, certificates: Path) -> Iterator[tuple[str, str]]:
         """Return the broker's settings of this listener."""
         prefix = f"listener.name.{listener.lower()}."
         if self.sasl:
@@ -132,7 +132,7 @@ class KafkaSecurity:
                 encoded = base64.b64encode(salt).decode(), base64.b64encode(salted).decode()
                 yield f'{mechanism}=[name={name},salt="{encoded[0]}",saltedpassword="{encoded[1]}",iterations={_ITERATIONS}]'
 
-    def client_settings(self, user: str | None, mechanism: str | None, certificates: Path) -> dict[str, str]:
+    def make_client_settings(self, user: str | None, mechanism: str | None, certificates: Path) -> dict[str, str]:
         """Return the librdkafka settings of a client; see `EmbeddedKafka.connection_extra`."""
         settings = {"security.protocol": self.protocol}
         if self.sasl:
@@ -263,7 +263,7 @@ def make_settings(
         # of an idle broker.
         settings["metadata.max.idle.interval.ms"] = 0
     if security:
-        settings |= dict(security.broker_properties("CLIENT", certificates))
+        settings |= dict(security.make_broker_properties("CLIENT", certificates))
     return settings
 
 
@@ -460,7 +460,7 @@ class EmbeddedKafka(Embedded):
         """
         extra: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         if self.security:
-            extra |= self.security.client_settings(user, mechanism, self._certificates)
+            extra |= self.security.make_client_settings(user, mechanism, self._certificates)
         return extra | {name.replace("_", "."): value for name, value in settings.items()}
 
     def connection_json(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:

@@ -142,9 +142,9 @@ class IntervalState:
 
         :param topic_ids: the present ids of the topics; a topic that is missing is not compared.
         """
-        return tuple(r for r in self.ranges if self.counts(r.topic, topic_ids))
+        return tuple(r for r in self.ranges if self.is_of_topic(r.topic, topic_ids))
 
-    def counts(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
+    def is_of_topic(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
         """Return True if its offsets of a topic refer to the present topic of this name. An unknown id matches any."""
         known, found = self.topic_ids.get(topic), topic_ids.get(topic)
         return not (known and found and known != found)
@@ -296,7 +296,7 @@ def find_contiguous_offsets(
         ranges = entry.list_ranges_of(topic_ids or {})
         starts = {r.topic_partition: r.start for r in ranges}
         # Offsets that the interval has skipped will never be moved, so they do not count as a hole.
-        gaps = [g for g in entry.gaps if entry.counts(g.topic, topic_ids or {})]
+        gaps = [g for g in entry.gaps if entry.is_of_topic(g.topic, topic_ids or {})]
         starts.update({TopicPartition(g.topic, g.partition): g.start for g in gaps})
         length = entry.leading or entry.interval.end - entry.interval.start
         begins = first is not None and entry.interval.start - length < first <= entry.interval.end

@@ -62,9 +62,9 @@ class IntervalArchive:
     @cached_property
     def as_one(self) -> IntervalState:
         """The intervals merged into one span. If they have holes, the ``parts`` of the span return them without holes."""
-        return replace(self.span, parts=self._parts, only_in_time=self.only_in_time) if self.has_holes else self.span
+        return replace(self.span, parts=self._get_parts, only_in_time=self.only_in_time) if self.has_holes else self.span
 
-    def _parts(self) -> tuple[IntervalState, ...]:
+    def _get_parts(self) -> tuple[IntervalState, ...]:
         return self._found
 
     @cached_property

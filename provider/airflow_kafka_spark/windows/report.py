@@ -82,7 +82,7 @@ class PassProgress:
         """Return the progress from the value that :meth:`to_json` has returned; None for None."""
         return cls(**value) if value else None
 
-    def at(self, now: float) -> dict[str, Any]:
+    def make_facts(self, now: float) -> dict[str, Any]:
         """Return the facts for a report: chunks and rows that are done, estimated totals, seconds that have passed and that
         remain.
 
@@ -273,7 +273,9 @@ class Report:
         found = parse_position_progress(self.window.source.position) if self.window.source else None
         if found is None:
             return {}
-        return {"source_progress": found.at(datetime.fromisoformat(self.completed_at or self.window.planned_at).timestamp())}
+        return {
+            "source_progress": found.make_facts(datetime.fromisoformat(self.completed_at or self.window.planned_at).timestamp())
+        }
 
     def _summarize_out_of_interval(self) -> dict[str, Any]:
         return {

@@ -717,7 +717,7 @@ def test_escape_is_what_hive_has():
 
 
 def test_a_staging_directory_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
-    staging, made = Staging.beside(tmp_path / "t"), []
+    staging, made = Staging.of(tmp_path / "t"), []
     mkdir = os.mkdir
 
     def racing(path, *rest):
@@ -752,7 +752,7 @@ def test_where_there_are_no_locks_nothing_of_others_is_swept_away_and_windows_ar
     def flock(*_):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    old = Staging.beside(path).create(Feed(pipeline="abandoned").next().window)
+    old = Staging.of(path).create(Feed(pipeline="abandoned").next().window)
     os.utime(old, (0, 0))
     job, sink = Feed().next(), FilesSink(str(path))
     with monkeypatch.context() as patched:
@@ -765,7 +765,7 @@ def test_where_there_are_no_locks_nothing_of_others_is_swept_away_and_windows_ar
 
 
 def test_only_so_many_abandoned_attempts_are_swept_away_at_once(path):
-    job, sink, staging = Feed().next(), FilesSink(str(path)), Staging.beside(path)
+    job, sink, staging = Feed().next(), FilesSink(str(path)), Staging.of(path)
     for number in range(45):
         os.utime(staging.create(Feed(pipeline=f"abandoned {number}").next().window), (0, 0))
     found = []

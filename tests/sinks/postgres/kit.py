@@ -70,16 +70,26 @@ class Place:
         """Change the Airflow connection."""
         os.environ[f"AIRFLOW_CONN_{self.conn_id.upper()}"] = value
 
+    def connect_as(self, role: str, password: str) -> None:
+        """Let the Airflow connection use a role."""
+        self.connect_with(json.dumps({**json.loads(self.server.connection_json()), "login": role, "password": password}))
+
     @contextmanager
-    def connect_as_new_role(self, password: str) -> Iterator[str]:
-        """Create a role without rights, which the Airflow connection uses from now on. Yield its name; drop it afterwards."""
+    def make_role(self, password: str) -> Iterator[str]:
+        """Create a role without rights. Yield its name; drop it afterwards."""
         role = "reader_" + "".join(filter(str.isalnum, self.conn_id)).lower()
         self.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
         try:
-            self.connect_with(json.dumps({**json.loads(self.server.connection_json()), "login": role, "password": password}))
             yield role
         finally:
             self.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    @contextmanager
+    def connect_as_new_role(self, password: str) -> Iterator[str]:
+        """Create a role without rights, which the Airflow connection uses from now on. Yield its name; drop it afterwards."""
+        with self.make_role(password) as role:
+            self.connect_as(role, password)
+            yield role
 
     def close(self) -> None:
         os.environ.pop(f"AIRFLOW_CONN_{self.conn_id.upper()}", None)

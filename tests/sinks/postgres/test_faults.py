@@ -511,26 +511,25 @@ def test_a_table_that_another_session_has_locked_is_a_clear_error_after_the_lock
     check(place, lines(0, 20))
 
 
-def test_an_attempt_of_another_role_that_cannot_be_ended_is_a_clear_error(place: Place, unique: Callable[[str], str]):
-    role = unique("role")
+def test_an_attempt_of_another_role_that_cannot_be_ended_is_a_clear_error(place: Place):
     place.execute("CREATE TABLE t (id bigint, v text)")
     apply(place.sink(), pipeline().job(lines(0, 10)))
     orders = pipeline()
     orders.job(lines(0, 10))
     job = orders.job(lines(10, 10))
-    place.execute(f'CREATE ROLE "{role}" LOGIN PASSWORD \'a secret\'; GRANT USAGE, CREATE ON SCHEMA {place.quoted} TO "{role}"')
-    place.execute(f'GRANT ALL ON ALL TABLES IN SCHEMA {place.quoted} TO "{role}"')
-    # The superuser's attempt holds the window, and the role may not end it.
-    with place.sink().begin(job.window, job.splits, job.shape) as holder:
-        results = write_all(holder, job)
-        place.connect_with(json.dumps({**json.loads(place.server.connection_json()), "login": role, "password": "a secret"}))
-        sink = place.sink(lock_timeout=0.5)
-        with pytest.raises(SinkUnavailable, match="airflow-kafka-spark"):
-            apply(sink, job)
-        assert holder.commit(results).written == 10
-    assert sink.find_applied(job.window).written == 10
-    check(place, lines(0, 20))
-    place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+    with place.make_role("a secret") as role:
+        place.execute(f"GRANT USAGE, CREATE ON SCHEMA {place.quoted} TO {role}")
+        place.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {place.quoted} TO {role}")
+        # The superuser's attempt holds the window, and the role may not end it.
+        with place.sink().begin(job.window, job.splits, job.shape) as holder:
+            results = write_all(holder, job)
+            place.connect_as(role, "a secret")
+            sink = place.sink(lock_timeout=0.5)
+            with pytest.raises(SinkUnavailable, match="airflow-kafka-spark"):
+                apply(sink, job)
+            assert holder.commit(results).written == 10
+        assert sink.find_applied(job.window).written == 10
+        check(place, lines(0, 20))
 
 
 HOSTILE = {
@@ -551,43 +550,43 @@ HOSTILE = {
 
 
 @every_way
-def test_settings_of_the_role_change_nothing(place: Place, unique: Callable[[str], str], options: Any):
+def test_settings_of_the_role_change_nothing(place: Place, options: Any):
     import datetime as dt
 
-    role = unique("hostile")
-    place.execute(f'CREATE ROLE "{role}" LOGIN PASSWORD \'a secret\'; GRANT ALL ON SCHEMA {place.quoted} TO "{role}"')
-    for name, value in HOSTILE.items():
-        place.execute(f"ALTER ROLE \"{role}\" SET {name} = '{value}'")
-    place.connect_with(json.dumps({**json.loads(place.server.connection_json()), "login": role, "password": "a secret"}))
-    place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text, at timestamptz, wall timestamp, fs jsonb, b bytea)")
-    place.execute(f'GRANT ALL ON t TO "{role}"')
-    at = dt.datetime(2026, 7, 3, 12, 30, 1, 5, dt.timezone.utc)
-    schema = pa.schema([*KEYED, ("at", pa.timestamp("us")), ("wall", pa.timestamp("us", "UTC")), ("fs", pa.list_(pa.float64()))])
-    schema = schema.append(pa.field("b", pa.binary()))
-    expected = [{"id": i, "v": "\\ 'é €", "fs": [0.1 + 0.2, 1 / 3], "b": b"\x00\\'"} for i in range(30)]
-    rows = [{**line, "at": at.replace(tzinfo=None), "wall": at} for line in expected]
-    sink = place.sink(**{**options, "offset_columns": False})
-    orders = Pipeline(schema, "a 'quoted\\ name")
-    assert sink.validate(orders.shape) == []
-    job = orders.job(rows[:20], rows[20:])
-    with sink.begin(job.window, job.splits, job.shape) as writer:
-        results = write_all(writer, job)
-        # Longer than the role lets a transaction idle: the merge has one open while tasks load.
-        threading.Event().wait(0.3)
-        assert writer.commit(results).written == 30
-    place.execute("SET TimeZone = 'UTC'")
-    found = [dict(zip(schema.names, row, strict=True)) for row in place.rows("SELECT * FROM t")]
-    assert same_multiset([{**line, "at": at, "wall": at.replace(tzinfo=None)} for line in expected], found) == 30
-    with sink.find_server().connect() as session:
-        assert session.execute("SHOW synchronous_commit").fetchone() == ("on",), "an acknowledged window is durable"
-        assert session.execute("SHOW statement_timeout").fetchone() == ("0",)
-        assert session.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
-    place.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+    with place.connect_as_new_role("a secret") as role:
+        place.execute(f"GRANT ALL ON SCHEMA {place.quoted} TO {role}")
+        for name, value in HOSTILE.items():
+            place.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
+        place.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text, at timestamptz, wall timestamp, fs jsonb, b bytea)")
+        place.execute(f"GRANT ALL ON t TO {role}")
+        at = dt.datetime(2026, 7, 3, 12, 30, 1, 5, dt.timezone.utc)
+        schema = pa.schema(
+            [*KEYED, ("at", pa.timestamp("us")), ("wall", pa.timestamp("us", "UTC")), ("fs", pa.list_(pa.float64()))]
+        )
+        schema = schema.append(pa.field("b", pa.binary()))
+        expected = [{"id": i, "v": "\\ 'é €", "fs": [0.1 + 0.2, 1 / 3], "b": b"\x00\\'"} for i in range(30)]
+        rows = [{**line, "at": at.replace(tzinfo=None), "wall": at} for line in expected]
+        sink = place.sink(**{**options, "offset_columns": False})
+        orders = Pipeline(schema, "a 'quoted\\ name")
+        assert sink.validate(orders.shape) == []
+        job = orders.job(rows[:20], rows[20:])
+        with sink.begin(job.window, job.splits, job.shape) as writer:
+            results = write_all(writer, job)
+            # Longer than the role lets a transaction idle: the merge has one open while tasks load.
+            threading.Event().wait(0.3)
+            assert writer.commit(results).written == 30
+        place.execute("SET TimeZone = 'UTC'")
+        found = [dict(zip(schema.names, row, strict=True)) for row in place.rows("SELECT * FROM t")]
+        assert same_multiset([{**line, "at": at, "wall": at.replace(tzinfo=None)} for line in expected], found) == 30
+        with sink.find_server().connect() as session:
+            assert session.execute("SHOW synchronous_commit").fetchone() == ("on",), "an acknowledged window is durable"
+            assert session.execute("SHOW statement_timeout").fetchone() == ("0",)
+            assert session.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
 
 @pytest.mark.parametrize("of", ["driver", "adbc", "psycopg", "source"])
 def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_that_switches_it_off(
-    place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, of: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, of: str
 ):
     from airflow_kafka_spark.sinks.postgres import sql
     from airflow_kafka_spark.sinks.postgres.tasks import write as sessions
@@ -601,25 +600,24 @@ def test_a_session_is_opened_though_a_timeout_of_the_role_ends_the_statement_tha
             f"{settings} CROSS JOIN slow"
         )
 
-    role, settings = unique("slow"), sql.set_session_settings
-    place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'a secret'; ALTER ROLE \"{role}\" SET statement_timeout = '60s'")
-    place.connect_with(json.dumps({**json.loads(place.server.connection_json()), "login": role, "password": "a secret"}))
-    monkeypatch.setattr(sql, "set_session_settings", lambda *args, **options: slow(settings(*args, **options)))
-    monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
-    monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
-    server = place.sink().find_server()
-    timeout = "SELECT current_setting('statement_timeout')"
-    if of == "driver":
-        with server.connect() as connection:
-            assert connection.execute(timeout).fetchone() == ("0",)
-    elif of == "source":
-        with PostgresDatabase(server).open_session("asking") as session:
-            assert session.fetch_rows(timeout) == [("0",)]
-    else:
-        loading = sessions.open_session(server, "of a test", durable=True)
-        assert loading.fetch_rows(timeout) == [("0",)]
-        loading.close()
-    place.execute(f'DROP ROLE "{role}"')
+    settings = sql.set_session_settings
+    with place.connect_as_new_role("a secret") as role:
+        place.execute(f"ALTER ROLE {role} SET statement_timeout = '60s'")
+        monkeypatch.setattr(sql, "set_session_settings", lambda *args, **options: slow(settings(*args, **options)))
+        monkeypatch.setattr(PostgresDatabase, "session_statement", slow(PostgresDatabase.session_statement))
+        monkeypatch.setattr(sessions, "can_use_adbc", lambda arrays: of == "adbc")
+        server = place.sink().find_server()
+        timeout = "SELECT current_setting('statement_timeout')"
+        if of == "driver":
+            with server.connect() as connection:
+                assert connection.execute(timeout).fetchone() == ("0",)
+        elif of == "source":
+            with PostgresDatabase(server).open_session("asking") as session:
+                assert session.fetch_rows(timeout) == [("0",)]
+        else:
+            loading = sessions.open_session(server, "of a test", durable=True)
+            assert loading.fetch_rows(timeout) == [("0",)]
+            loading.close()
 
 
 def test_any_number_of_leftovers_is_cleared_and_nothing_else(place: Place):

@@ -8,7 +8,6 @@ columns keep the types they were written from.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from airflow_kafka_spark.errors import SchemaInvalid, SchemaUnusable
+from airflow_kafka_spark.errors.base import find_similar_name
 from airflow_kafka_spark.formats.json.connect_schema import LogicalType, find_logical_type
 from airflow_kafka_spark.formats.registry import SchemaDocument
 from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, Map, Primitive, Struct, Text
@@ -206,9 +206,10 @@ def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
     for keyword in schema:
         if keyword in _REFUSED:
             raise _make_invalid_error(path, f"`{keyword}`", "a schema whose types do not depend on the record")
-        near = [] if keyword in _KNOWN else difflib.get_close_matches(str(keyword), _KNOWN, n=1, cutoff=0.85)
-        if near:
-            raise _make_invalid_error(path, f"`{keyword}`", f"`{near[0]}`, perhaps")
+        # Schemas may have keywords of their own, so that only a likely typing error is refused.
+        meant = "" if keyword in _KNOWN else find_similar_name(str(keyword), _KNOWN, likeness=0.85)
+        if meant:
+            raise _make_invalid_error(path, f"`{keyword}`", f"`{meant}`, perhaps")
 
 
 def _find_type(schema: Mapping[str, Any], path: str) -> tuple[str, bool]:

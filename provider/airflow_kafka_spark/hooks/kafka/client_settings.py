@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from airflow_kafka_spark.errors.base import find_similar_name
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.config import (
     CONSUMER_ONLY,
@@ -49,12 +49,40 @@ def find_setting_problems(config: Mapping[str, Any]) -> list[str]:
         return []
     from confluent_kafka import Consumer, Producer
 
+    def configure_consumer(sound: Mapping[str, Any]) -> dict[str, Any]:
+        return make_consumer_config(sound, **{"group.id": "airflow-kafka-spark"})
+
+    def configure_producer(sound: Mapping[str, Any]) -> dict[str, Any]:
+        return make_producer_config(sound, **{"transactional.id": "airflow-kafka-spark"})
+
+    return _list_problems(given, [(Consumer, configure_consumer), (Producer, configure_producer)])
+
+
+def find_producer_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings that a transactional producer would refuse, or read as another number, as parts of a sentence.
+
+    A producer is made, which connects to no broker.
+
+    :param settings: settings that a producer gets unchanged, those of security included.
+    """
+    if not settings:
+        return []
+    from confluent_kafka import Producer
+
+    return _list_problems(settings, [(Producer, lambda sound: {**sound, "transactional.id": "airflow-kafka-spark"})])
+
+
+def _list_problems(
+    given: Mapping[str, Any], clients: Iterable[tuple[Callable[..., Any], Callable[[Mapping[str, Any]], dict[str, Any]]]]
+) -> list[str]:
+    """Return the problems of settings, in the order of their names.
+
+    :param clients: the classes of clients that get the settings, each with a function that returns the client's configuration.
+    """
     problems = {name: found for name, value in given.items() if (found := _find_misread_number(name, value))}
     sound = {name: value for name, value in given.items() if name not in problems}
-    consumer = make_consumer_config(sound, **{"group.id": "airflow-kafka-spark"})
-    producer = make_producer_config(sound, **{"transactional.id": "airflow-kafka-spark"})
-    for make, settings in ((Consumer, consumer), (Producer, producer)):
-        problems |= _find_refused(make, settings, given)
+    for make, configure in clients:
+        problems |= _find_refused(make, configure(sound), given)
     return [problems[name] for name in sorted(problems)]
 
 
@@ -99,8 +127,8 @@ def _find_refused(make: Callable[..., Any], settings: dict[str, Any], given: Map
 def _describe_name(name: str, reason: str) -> str:
     """Return the name of a setting if a message has another one for it, and a similar one for a name that is unknown."""
     if "No such configuration property" in reason:
-        similar = get_close_matches(name, sorted(CONSUMER_ONLY | PRODUCER_ONLY | LIBRDKAFKA_ONLY | JAVA_NAMES.keys()), 1, 0.75)
-        return f" (perhaps `{similar[0]}`?)" if similar else ""
+        similar = find_similar_name(name, CONSUMER_ONLY | PRODUCER_ONLY | LIBRDKAFKA_ONLY | JAVA_NAMES.keys())
+        return f" (perhaps `{similar}`?)" if similar else ""
     return "" if not name or name in reason else f" (`{name}`)"
 
 

@@ -123,7 +123,7 @@ class Staging:
     root: Path
 
     @classmethod
-    def beside(cls, path: Path) -> Staging:
+    def of(cls, path: Path) -> Staging:
         """Return the staging directory of a table."""
         return cls(path.parent / f".{path.name}.airflow-staging")
 

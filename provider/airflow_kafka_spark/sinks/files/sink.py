@@ -163,7 +163,7 @@ class FilesSink(FilesSinkOptions, Sink):
             table = open_manifests(self)
             self._warn_of_orc()
             return ManifestWindowWriter(self, table, window, shape, table.sweep(window.pipeline))
-        staging = Staging.beside(self.directory)
+        staging = Staging.of(self.directory)
         try:
             staging.sweep(window)
             staging.sweep_abandoned()

@@ -29,6 +29,8 @@ OWN_SETTINGS = frozenset(
 )
 """Producer settings that the operators set themselves, because exactly-once depends on them."""
 
+_ADDRESSES = frozenset({"bootstrap.servers", "metadata.broker.list"})
+
 _LEAST_LIMIT = 1000
 """The smallest `message.max.bytes` that librdkafka takes. Of smaller topics, the brokers refuse what is too large."""
 
@@ -181,7 +183,7 @@ class KafkaSink(metaclass=OptionsType):
     def _find_producer_problems(self) -> list[Problem]:
         taken = sorted(OWN_SETTINGS & set(self.producer_config))
         problems = [Problem("sink.producer_config", f"`{name}` is set by the operator itself", "Leave it out") for name in taken]
-        for name in sorted({"bootstrap.servers", "metadata.broker.list"} & set(self.producer_config)):
+        for name in sorted(_ADDRESSES & set(self.producer_config)):
             what = f"`{name}` would lead to other brokers than `kafka_conn_id`: exactly-once needs one cluster"
             problems.append(Problem("sink.producer_config", what, "Leave it out"))
         acks = str(self.producer_config.get("acks", "all"))
@@ -192,27 +194,15 @@ class KafkaSink(metaclass=OptionsType):
         timeout = self.transaction_timeout
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout < 1:
             problems.append(Problem("sink.transaction_timeout", f"`{timeout}` is not a number of seconds, at least 1"))
-        return [*problems, *self._find_client_problems(has_problems=bool(problems))]
+        return [*problems, *self._find_client_problems()]
 
-    def _find_client_problems(self, *, has_problems: bool) -> list[Problem]:
-        """Return the problems of settings that the producers of tasks would not accept. Clients are made, which connect to no
-        broker.
+    def _find_client_problems(self) -> list[Problem]:
+        """Return the problems of settings that the producers of tasks would not accept, except those of settings that a sink may
+        not have."""
+        from airflow_kafka_spark.hooks.kafka.client_settings import find_producer_problems
 
-        :param has_problems: True if other problems of the settings are known, which a client would report, too.
-        """
-        if not self.producer_config:
-            return []
-        from confluent_kafka import KafkaException, Producer
-
-        from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-        from airflow_kafka_spark.hooks.kafka.client_settings import find_setting_problems
-
-        reasons = find_setting_problems(self.producer_config)
-        if not reasons and not has_problems:
-            try:
-                Producer({**self.producer_config, "transactional.id": "airflow-kafka-spark"}, logger=ClientEvents())
-            except (KafkaException, TypeError, ValueError) as error:
-                reasons = [error.args[0].str() if isinstance(error, KafkaException) else str(error)]
+        left_out = {*OWN_SETTINGS, *_ADDRESSES, "acks"}
+        reasons = find_producer_problems({name: value for name, value in self.producer_config.items() if name not in left_out})
         action = "Use librdkafka's names and values"
         return [Problem("sink.producer_config", f"the client does not accept it: {reason}", action) for reason in reasons]
 

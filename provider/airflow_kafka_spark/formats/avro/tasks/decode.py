@@ -259,7 +259,7 @@ class BatchReader:
         self._names += 1
         return f"N{self._names}"
 
-    def _step(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
+    def _make_reader(self, writer: AvroSchema, reader: AvroSchema) -> FieldReader:
         """Return the reading of the writer's type as the reader's."""
         if isinstance(writer, AvroUnion):
             return self._make_optional_reader(writer, reader)
@@ -274,11 +274,11 @@ class BatchReader:
         if not is_readable_as(writer, reader):
             raise OnlyRowWise
         if isinstance(writer, AvroRecord):
-            return self._record(writer, cast(AvroRecord, reader))
+            return self._make_record_reader(writer, cast(AvroRecord, reader))
         if isinstance(writer, AvroArray):
             return self._make_array_reader(writer, cast(AvroArray, reader))
         if isinstance(writer, AvroMap):
-            return self._map(writer, cast(AvroMap, reader))
+            return self._make_map_reader(writer, cast(AvroMap, reader))
         return self._make_leaf_reader(writer, cast("AvroPrimitive | AvroFixed | AvroEnum", reader))
 
     def _make_leaf_reader(
@@ -302,7 +302,7 @@ class BatchReader:
             raise OnlyRowWise
         if isinstance(reader, AvroUnion) and (not reader.optional):
             raise OnlyRowWise
-        step = self._step(writer.present[0], reader)
+        step = self._make_reader(writer.present[0], reader)
         first = writer.branches[0].kind == "null"
         change = step.change if isinstance(reader, AvroUnion) else refuse_nulls(step.change)
         schema = ["null", step.schema] if first else [step.schema, "null"]
@@ -312,17 +312,17 @@ class BatchReader:
         # Items without bytes may be more than fit into memory.
         if not compute_smallest_size(writer.items):
             raise OnlyRowWise
-        item, wanted = self._step(writer.items, reader.items), _find_type(reader)
+        item, wanted = self._make_reader(writer.items, reader.items), _find_type(reader)
 
         def change(array: pa.Array) -> pa.Array:
             return pa.ListArray.from_arrays(_get_offsets(array), item.change(array.flatten()), type=wanted)
 
         return FieldReader({"type": "array", "items": item.schema}, ArrayLayout(item.layout), change)
 
-    def _map(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
+    def _make_map_reader(self, writer: AvroMap, reader: AvroMap) -> FieldReader:
         key, item = (
             self._make_leaf_reader(AvroPrimitive("string"), AvroPrimitive("string")),
-            self._step(writer.values, reader.values),
+            self._make_reader(writer.values, reader.values),
         )
         wanted = cast(pa.MapType, _find_type(reader))
 
@@ -337,7 +337,7 @@ class BatchReader:
         schema = {"type": "array", "items": {"type": "record", "name": self._name(), "fields": fields}}
         return FieldReader(schema, ArrayLayout(AvroRecordLayout([key.layout, item.layout])), change)
 
-    def _record(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
+    def _make_record_reader(self, writer: AvroRecord, reader: AvroRecord) -> FieldReader:
         if not writer.fields:
             raise OnlyRowWise
         steps, build = self._make_field_readers(writer, reader)
@@ -360,7 +360,7 @@ class BatchReader:
         for written in writer.fields:
             field = find_reader_field(written, writer, reader)
             bare = remove_logical_type(written.type)
-            steps.append((self._step(bare, bare) if field is None else self._step(written.type, field.type), field))
+            steps.append((self._make_reader(bare, bare) if field is None else self._make_reader(written.type, field.type), field))
         taken = {field.name for _, field in steps if field}
         constants: dict[str, pa.Array] = {}
         for f in reader.fields:

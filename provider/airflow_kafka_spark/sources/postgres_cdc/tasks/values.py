@@ -103,7 +103,7 @@ class ValueTypes:
         if oid in _SIMPLE:
             return _SIMPLE[oid]
         if oid in (1700, 790):
-            return self._decimal(oid, modifier)
+            return self._make_decimal(oid, modifier)
         if oid in (1082, 1083, 1114, 1184):
             return self._time(oid, modifier)
         if oid in (1560, 1562):
@@ -112,7 +112,7 @@ class ValueTypes:
             return _BIT if length == 1 and oid == 1560 else bits
         return _STRING
 
-    def _decimal(self, oid: int, modifier: int) -> Converted:
+    def _make_decimal(self, oid: int, modifier: int) -> Converted:
         parse = partial(_convert_money, digits=self.money_digits) if oid == 790 else _convert_plain
         if self.decimals == "string":
             form = ColumnForm("quoted") if oid == 1700 else None
