@@ -161,7 +161,7 @@ _POSTGRES = {
 _MYSQL = {
     "connection-type": "mysql",
     "hook-name": "MySQL",
-    "hook-class-name": "airflow_kafka_spark.sources.jdbc.hooks.MysqlHook",
+    "hook-class-name": "airflow_kafka_spark.sources.jdbc.hooks.MySqlHook",
     "ui-field-behaviour": {**_DATABASE, "placeholders": {"port": "3306", "extra": '{"ssl_mode": "verify_ca"}'}},
 }
 

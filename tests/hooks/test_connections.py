@@ -27,7 +27,7 @@ from airflow_kafka_spark.hooks.spark.hook import SparkConnectHook, SparkHook
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.sources.jdbc.hooks import MysqlHook, PostgresHook
+from airflow_kafka_spark.sources.jdbc.hooks import MySqlHook, PostgresHook
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 
 LOOKS: dict[str, Callable[[str], Any]] = {
@@ -136,7 +136,7 @@ def test_airflow_makes_our_hooks_of_connections(monkeypatch: pytest.MonkeyPatch)
     assert type(Connection(conn_id="made", conn_type="spark_connect").get_hook()) is SparkConnectHook
     # The official providers of databases are not installed here.
     assert type(Connection(conn_id="made", conn_type="postgres").get_hook()) is PostgresHook
-    assert type(Connection(conn_id="made", conn_type="mysql").get_hook()) is MysqlHook
+    assert type(Connection(conn_id="made", conn_type="mysql").get_hook()) is MySqlHook
     assert type(Connection(conn_id="made", conn_type="iceberg").get_hook()) is IcebergHook
 
 

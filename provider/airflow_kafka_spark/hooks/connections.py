@@ -110,7 +110,7 @@ _SPARK = struct.pack(">qbi", 8 + 1 + 4 + len(_STREAM), 6, len(_STREAM)) + _STREA
 """A request of Spark's RPC for a file that no master has."""
 
 
-class Server(NamedTuple):
+class ServerAnswer(NamedTuple):
     """A server that was recognized by its answers.
 
     :param kind: the protocol; ``silent``: the port accepts connections and answers nothing; ``closed``: it ends them.
@@ -121,16 +121,16 @@ class Server(NamedTuple):
     what: str
 
 
-def identify_server(host: str, port: int, *expected: ServerKind) -> Server:
+def identify_server(host: str, port: int, *expected: ServerKind) -> ServerAnswer:
     """Return what answers at an address. It takes milliseconds, or some seconds if nothing answers.
 
     :param expected: the protocols to try first, so that a server of these gets no request that it does not know. ``spark`` and
         ``http2`` are possible.
     :raises OSError: no connection can be made.
     """
-    tries: list[tuple[bytes, Callable[[bytes], Server | None]]] = [(_HTTP, _recognize_text)]
+    tries: list[tuple[bytes, Callable[[bytes], ServerAnswer | None]]] = [(_HTTP, _recognize_text)]
     tries += [(_POSTGRES, _recognize_postgres), (_KAFKA, _recognize_kafka)]
-    others: dict[ServerKind, tuple[bytes, Callable[[bytes], Server | None]]] = {
+    others: dict[ServerKind, tuple[bytes, Callable[[bytes], ServerAnswer | None]]] = {
         "http2": (_HTTP2, _recognize_http2), "spark": (_SPARK, _recognize_spark),
     }  # fmt: skip
     tries = [*(others.pop(kind) for kind in expected), *tries, *others.values()]
@@ -141,10 +141,10 @@ def identify_server(host: str, port: int, *expected: ServerKind) -> Server:
             return found
         answers.append(answer)
         if request == _HTTP and all(given is None for given in answers):
-            return Server("silent", "a server that accepts connections and does not answer")
+            return ServerAnswer("silent", "a server that accepts connections and does not answer")
     if any(answers):
-        return Server("other", "a server of another protocol")
-    return Server("closed", "a server that closes the connection")
+        return ServerAnswer("other", "a server of another protocol")
+    return ServerAnswer("closed", "a server that closes the connection")
 
 
 def name_other_server(found: str, host: str, port: int, *own: ServerKind) -> str:
@@ -223,40 +223,40 @@ def _exchange(host: str, port: int, request: bytes, seconds: float) -> bytes | N
             return b""
 
 
-def _recognize_text(answer: bytes) -> Server | None:
+def _recognize_text(answer: bytes) -> ServerAnswer | None:
     if answer.startswith(b"HTTP/"):
         if b" 400 " in answer[:16] and (b"HTTPS" in answer or b"SSL" in answer):
-            return Server("tls", "a server that expects TLS (HTTPS)")
+            return ServerAnswer("tls", "a server that expects TLS (HTTPS)")
         name = re.search(rb"(?im)^server: *([\x21-\x7e]{1,40})", answer)
-        return Server("http", f"an HTTP server ({name[1].decode()})" if name else "an HTTP server")
+        return ServerAnswer("http", f"an HTTP server ({name[1].decode()})" if name else "an HTTP server")
     if answer[:2] == b"\x15\x03":  # an alert
-        return Server("tls", "a server that expects TLS")
+        return ServerAnswer("tls", "a server that expects TLS")
     if len(answer) > 5 and answer[3] == 0 and answer[4] in (10, 255):
         version = re.match(rb"[\x20-\x7e]{1,60}", answer[5:]) if answer[4] == 10 else None
         product = "MariaDB" if b"MariaDB" in answer else "MySQL"
-        return Server("mysql", f"{product} ({version[0].decode()})" if version else "MariaDB or MySQL")
+        return ServerAnswer("mysql", f"{product} ({version[0].decode()})" if version else "MariaDB or MySQL")
     if re.match(rb"[A-Z0-9]{3}[A-Z0-9.-]*[ -]", answer):
         line = answer.splitlines()[0][:60].decode("ascii", "replace")
-        return Server("other", f"a server of another protocol (`{line}`)")
+        return ServerAnswer("other", f"a server of another protocol (`{line}`)")
     return _recognize_http2(answer)
 
 
-def _recognize_http2(answer: bytes) -> Server | None:
+def _recognize_http2(answer: bytes) -> ServerAnswer | None:
     # A frame of settings, or the end of the connection.
     is_frame = len(answer) >= 9 and answer[3] in (4, 7) and answer[5:9] == bytes(4)
-    return Server("http2", "a server of gRPC or HTTP/2, as Spark Connect") if is_frame else None
+    return ServerAnswer("http2", "a server of gRPC or HTTP/2, as Spark Connect") if is_frame else None
 
 
-def _recognize_postgres(answer: bytes) -> Server | None:
-    return Server("postgres", "PostgreSQL") if answer in (b"S", b"N", b"G") else None
+def _recognize_postgres(answer: bytes) -> ServerAnswer | None:
+    return ServerAnswer("postgres", "PostgreSQL") if answer in (b"S", b"N", b"G") else None
 
 
-def _recognize_kafka(answer: bytes) -> Server | None:
+def _recognize_kafka(answer: bytes) -> ServerAnswer | None:
     is_ours = len(answer) >= 8 and answer[4:8] == _KAFKA[8:12]
-    return Server("kafka", "a Kafka broker") if is_ours else None
+    return ServerAnswer("kafka", "a Kafka broker") if is_ours else None
 
 
-def _recognize_spark(answer: bytes) -> Server | None:
+def _recognize_spark(answer: bytes) -> ServerAnswer | None:
     # The length of the frame, and that there is no such file.
     is_ours = len(answer) >= 9 and answer[:4] == bytes(4) and answer[8] == 8
-    return Server("spark", "a master or worker of Spark") if is_ours else None
+    return ServerAnswer("spark", "a master or worker of Spark") if is_ours else None

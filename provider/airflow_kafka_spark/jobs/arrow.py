@@ -400,7 +400,7 @@ class LevelColumn:
     made: Callable[[], int]
 
     @cached_property
-    def translate(self) -> int:
+    def node(self) -> int:
         return self.made()
 
 
@@ -490,7 +490,7 @@ class Expression:
         except Unknown as reason:
             return self._builder.make_unknown(str(reason))
 
-    # `_node` finds these methods by the names of Spark's expressions.
+    # `_translate_node` finds these methods by the names of Spark's expressions.
 
     def _AttributeReference(self, at: int, tree: Mapping[str, Any]) -> int:  # noqa: N802
         return self._known[parse_number(tree)].node
@@ -905,7 +905,7 @@ def _add_level(builder: Builder, level: Mapping[str, Any], known: LevelColumns, 
             top, found = trees[0], Expression(builder, known, trees, partial(read_expression, index))
             if top["class"] not in (f"{EXPRESSIONS}Alias", f"{EXPRESSIONS}AttributeReference"):
                 raise Unknown(get_short_class_name(top))
-            made[parse_number(top)] = LevelColumn(top["name"], found.node)
+            made[parse_number(top)] = LevelColumn(top["name"], found.translate)
         return made
     if kind == f"{_PLANS}Filter":
         condition = Expression(builder, known, level["condition"], lambda: plan().expressions().apply(0))

@@ -513,7 +513,7 @@ class Ledger:
     def _find_binding_before(self) -> Binding | None:
         """Return the binding of the pipeline before the window that is being planned; None if it had none."""
         before = self._bound_before
-        if before is None or self._get_exclusive_object(before) == self._get_exclusive(self._bound):
+        if before is None or self._get_exclusive_object(before) == self._get_exclusive_object(self._bound):
             return before
         # Meanwhile, another pipeline may have begun to use the group or the slot that this one had.
         return replace(before, owns=False)

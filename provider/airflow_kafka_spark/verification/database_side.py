@@ -192,7 +192,7 @@ _MYSQL_FAMILIES: dict[str, Family] = {
 }
 
 
-class MysqlCanonicalSql(CanonicalSql):
+class MySqlCanonicalSql(CanonicalSql):
     def find_family(self, column: SourceColumn) -> Family:
         found = re.match(r"[a-z0-9]+", column.type)
         return _MYSQL_FAMILIES.get(found[0] if found else "", "other")

@@ -13,7 +13,7 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
-from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MysqlCanonicalSql, PostgresCanonicalSql
+from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MySqlCanonicalSql, PostgresCanonicalSql
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, find_form
 from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
 
@@ -172,7 +172,7 @@ class DatabaseTable:
 def make_canonical_sql(database: SourceDatabase, session: DatabaseSession) -> CanonicalSql:
     """Return the expressions of a database."""
     if database.scheme != "postgres":
-        return MysqlCanonicalSql()
+        return MySqlCanonicalSql()
     ((version,),) = session.fetch_rows("SELECT current_setting('server_version_num')")
     return PostgresCanonicalSql(trims=int(version) >= 130_000)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED
 from airflow_kafka_spark.jobs.watch import find_reason
-from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MysqlDialect, MysqlSession
+from airflow_kafka_spark.sources.jdbc.mysql import LOCK_NAME, MySqlDialect, MySqlSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.source import MySqlCdcSource
 from tests.sources.jdbc.kit import (
@@ -89,7 +89,7 @@ def shop(server: EmbeddedMariaDB) -> Iterator[Shop]:
     made.connection.close()
 
 
-quote = MysqlDialect().quote
+quote = MySqlDialect().quote
 
 TEXT = st.text(st.sampled_from("aAbB'\"\\%_ éßÄ"), max_size=4)
 MOMENT = st.datetimes(datetime(1000, 1, 1), datetime(9999, 12, 30))
@@ -162,7 +162,7 @@ def test_incrementing_and_timestamp_windows_follow_each_other(shop: Shop) -> Non
     source = JdbcSource(CONN, "shop.t", timestamp_column="at")
     for seconds, rows in ((0.9, None), (1, 3), (1.9, 3), (2, 25)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MysqlSession, "read_clock", lambda session, later=seconds: moment + timedelta(seconds=later))
+            patch.setattr(MySqlSession, "read_clock", lambda session, later=seconds: moment + timedelta(seconds=later))
             assert source.freeze(None).rows == rows or not rows
     shop.execute("UPDATE t SET at = utc_timestamp() - interval 600 second WHERE id < 5")
     shop.execute("UPDATE t SET at = utc_timestamp() WHERE id >= 5")

@@ -11,7 +11,7 @@ import pytest
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog, images
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn, LogTable, LogUnreadable
-from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogTableWriter, MysqlEventForm
+from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlTableWriter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.images import RowImages, find_rows, measure
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm, list_decimal_groups, read_column
 
@@ -141,7 +141,7 @@ def test_rows_in_columns_have_the_json_of_their_values_one_by_one(form, unusual)
     values, r = ValueForm(charsets=CHARSETS, **FORMS[form]), random.Random(7)
     cases = [case for case in CASES if not (form == "default" and case[0].kind == binlog.LONGLONG and case[0].is_unsigned)]
     table = make_table(cases)
-    writer = LogTableWriter(table, MysqlEventForm(prefix="p", database="shop", values=values))
+    writer = MySqlTableWriter(table, MySqlEventForm(prefix="p", database="shop", values=values))
     events = [[draw_row(r, cases, 0 if form == "strict" else unusual) for _ in range(r.randrange(6))] for _ in range(60)]
     expected = []
     for rows in events:
@@ -158,15 +158,15 @@ def test_ordinary_values_need_no_reading_one_by_one(monkeypatch):
     cases = [case for case in CASES if case[0].kind not in (binlog.FLOAT, binlog.TIME2, binlog.BIT)]
     cases = [case for case in cases if case[0].kind != binlog.NEWDECIMAL or case[0].meta[0] <= images.MOST_DIGITS]
     cases = [case for case in cases if case[0].kind != binlog.LONGLONG or not case[0].is_unsigned]
-    form = MysqlEventForm(prefix="p", database="shop", values=ValueForm(charsets=CHARSETS))
+    form = MySqlEventForm(prefix="p", database="shop", values=ValueForm(charsets=CHARSETS))
     monkeypatch.setattr(images, "_read_one_by_one", lambda *_: pytest.fail("values are read one by one"))
     r = random.Random(3)
-    assert LogTableWriter(make_table(cases), form).read_rows([RowImages(draw_row(r, cases, 0), 0) for _ in range(50)])
+    assert MySqlTableWriter(make_table(cases), form).read_rows([RowImages(draw_row(r, cases, 0), 0) for _ in range(50)])
 
 
 def test_a_value_that_cannot_be_written_and_a_row_that_is_cut_off_are_refused():
     case = next(case for case in CASES if case[0].kind == binlog.DATE)
-    writer = LogTableWriter(make_table([case]), MysqlEventForm(prefix="p", database="shop"))
+    writer = MySqlTableWriter(make_table([case]), MySqlEventForm(prefix="p", database="shop"))
     with pytest.raises(SourceRejected, match="column `c1`.*0000-00-00 is no day"):
         writer.read_rows([RowImages(b"\0\1\0\0\0" + case[1](random.Random(1)), 0), RowImages(b"\0\2\0\0\0" + bytes(3), 0)])
     text = next(case for case in CASES if case[0].kind == binlog.VARCHAR)

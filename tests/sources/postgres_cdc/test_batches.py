@@ -13,7 +13,7 @@ import pytest
 from airflow_kafka_spark.sources.cdc.tasks.reader import make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks import batches
 from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, NotWhole, find_kinds, read_rows
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
 from tests.sources.postgres_cdc.test_pgoutput import values
 
@@ -90,8 +90,8 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, monkeyp
     count = 0
     for seed in range(8):
         keys = {("public", f"t{oid}"): ("id",) for oid in (1, 2, 3)}
-        options = EventOptions(prefix="p", primary_keys=keys, **FORMS[form])
-        single, whole = (EventWriter(options, 30, 370, {}) for _ in range(2))
+        options = PostgresEventForm(prefix="p", primary_keys=keys, **FORMS[form])
+        single, whole = (PostgresEventWriter(options, 30, 370, {}) for _ in range(2))
         batch_writer = BatchWriter(whole, lambda _, data: decode(data))
         log = list(make_log(seed))
         expected: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from airflow_kafka_spark.errors import SourceRejected
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -62,7 +62,7 @@ def test_every_message_is_read_and_none_that_is_cut_off(data):
 
 def test_a_text_that_is_not_utf8_names_its_column():
     """As in a database with the encoding SQL_ASCII."""
-    writer = EventWriter(EventOptions(prefix="p"), 0, 10, {})
+    writer = PostgresEventWriter(PostgresEventForm(prefix="p"), 0, 10, {})
     for message in (RELATION, b"B" + struct.pack(">qqI", 5, 0, 7)):
         found = decode(message)
         assert found is not None

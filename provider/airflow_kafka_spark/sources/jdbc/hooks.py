@@ -72,7 +72,7 @@ class PostgresHook(DatabaseHook):
     hook_name = "Postgres"
 
 
-class MysqlHook(DatabaseHook):
+class MySqlHook(DatabaseHook):
     """A connection of the type ``mysql``, with the connection test of Airflow's UI."""
 
     conn_type = "mysql"

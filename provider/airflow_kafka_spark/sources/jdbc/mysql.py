@@ -58,7 +58,7 @@ _TLS_MODES = {
 }
 
 
-class MysqlDialect(SqlDialect):
+class MySqlDialect(SqlDialect):
     """Values are transferred as text: numbers and times as they are written, texts and bytes in hexadecimal, so that no mode of
     the server (``NO_BACKSLASH_ESCAPES``, ``ANSI_QUOTES``) changes what they mean.
     """
@@ -124,7 +124,7 @@ def _compare(names: Sequence[str], literals: Sequence[str], strict: str, last: s
 
 
 @dataclass(frozen=True)
-class MysqlServer:
+class MySqlServer:
     """The server that a connection of type ``mysql`` leads to, and how to log in."""
 
     conn_id: str
@@ -184,10 +184,10 @@ TIME_ZONE = "time_zone = '+00:00'"
 
 
 @dataclass
-class MysqlSession(DatabaseSession):
+class MySqlSession(DatabaseSession):
     connection: Connection
-    server: MysqlServer
-    dialect = MysqlDialect()
+    server: MySqlServer
+    dialect = MySqlDialect()
 
     def begin(self, statement: str) -> None:
         with self.connection.cursor() as cursor:
@@ -393,7 +393,7 @@ def quote_literal(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class MysqlDatabase(SourceDatabase[MysqlServer]):
+class MySqlDatabase(SourceDatabase[MySqlServer]):
     """The server of a connection of type ``mysql``."""
 
     scheme: ClassVar[Literal["mysql"]] = "mysql"
@@ -405,8 +405,8 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
     def find_problems(self) -> list[Problem]:
         return []
 
-    def connect(self) -> MysqlSession:
-        return MysqlSession(self.server.connect(), self.server)
+    def connect(self) -> MySqlSession:
+        return MySqlSession(self.server.connect(), self.server)
 
     def begin_and_wait(self, limits: ReadLimits) -> str:
         # The driver sends one statement.
@@ -422,7 +422,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         ]
 
     def find_limit_problems(self, session: DatabaseSession, limits: ReadLimits) -> Iterator[Problem]:
-        assert isinstance(session, MysqlSession)
+        assert isinstance(session, MySqlSession)
         if limits.max_replica_lag is not None:
             found = "a statement of MariaDB and MySQL cannot ask for the lag of replicas"
             yield Problem("source.max_replica_lag", found, "Leave it out, and limit `max_sessions`")
@@ -469,7 +469,7 @@ class MysqlDatabase(SourceDatabase[MysqlServer]):
         return {name: value for name, value in properties.items() if value}
 
 
-def read_server(connection: AirflowConnection) -> MysqlServer:
+def read_server(connection: AirflowConnection) -> MySqlServer:
     """Return the server of an Airflow connection of type ``mysql``.
 
     :raises ConnectionInvalid: it has options that mean nothing here.
@@ -489,7 +489,7 @@ def read_server(connection: AirflowConnection) -> MysqlServer:
         raise ConnectionInvalid(
             conn_id, f"its extra holds {unknown}, which means nothing here", "Remove it, or correct its spelling"
         )
-    return MysqlServer(
+    return MySqlServer(
         conn_id=conn_id,
         host=connection.host or "localhost",
         port=int(connection.port or 3306),
@@ -574,7 +574,7 @@ def describe_column(metadata: ColumnMetadata) -> SourceColumn:
 
 
 def _find_literal_form(metadata: ColumnMetadata) -> str:
-    """Return the form in which values of the type are written and compared; see :class:`MysqlDialect`."""
+    """Return the form in which values of the type are written and compared; see :class:`MySqlDialect`."""
     if metadata.kind in _INTEGERS or metadata.kind in ("decimal", "year"):
         return "number"
     if metadata.kind in ("enum", "set", "bit"):

@@ -264,9 +264,9 @@ def open_database(conn_id: str) -> SourceDatabase:
         return PostgresDatabase(databases.read_server(connection))
     import pymysql  # noqa: F401
 
-    from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, read_server
+    from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, read_server
 
-    return MysqlDatabase(read_server(connection))
+    return MySqlDatabase(read_server(connection))
 
 
 def make_missing_driver_problem(error: ImportError) -> Problem:

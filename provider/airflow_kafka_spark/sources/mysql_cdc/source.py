@@ -16,7 +16,7 @@ from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.sources.jdbc.mysql import MysqlServer
+    from airflow_kafka_spark.sources.jdbc.mysql import MySqlServer
     from airflow_kafka_spark.sources.mysql_cdc.windows import MySqlLogWindowPlanner
 
 
@@ -98,7 +98,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """``x-mysql-cdc://conn_id/topic_prefix``: only the connection knows the host, and Airflow does not check x- schemes."""
         return f"x-mysql-cdc://{self.conn_id}/{self.topic_prefix}"
 
-    def find_server(self) -> MysqlServer:
+    def find_server(self) -> MySqlServer:
         """Return the server that the connection leads to.
 
         :raises ConnectionInvalid: the connection is not defined, of another type, or has options that mean nothing here.
@@ -109,7 +109,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
 
         return read_server(look_up(self.conn_id, "mysql"))
 
-    def find_replicas(self) -> tuple[MysqlServer, ...]:
+    def find_replicas(self) -> tuple[MySqlServer, ...]:
         """Return the servers of ``replica_conn_ids``.
 
         :raises ConnectionInvalid: as for :meth:`find_server`.
@@ -137,7 +137,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """Return the problems of options, connection, server, its log, rights, tables and their keys."""
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
-        from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, BinlogValidation
+        from airflow_kafka_spark.sources.mysql_cdc.validation import WAITING, MySqlLogValidation
 
         found = list(self.find_option_problems())
         try:
@@ -151,7 +151,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
             replicas = tuple(map(LogServer, self.find_replicas())) if "source.replica_conn_ids" not in wrong else ()
         except ConnectionInvalid as error:
             return [*found, Problem.of("source.replica_conn_ids", error), *WAITING]
-        return [*found, *BinlogValidation(self, LogServer(server), replicas, wrong).find_problems()]
+        return [*found, *MySqlLogValidation(self, LogServer(server), replicas, wrong).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_binlog_bytes`` after the last window.
@@ -165,5 +165,5 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         return self._make_planner().freeze(position)
 
 
-def _format_address(server: MysqlServer) -> str:
+def _format_address(server: MySqlServer) -> str:
     return f"mysql://{bracket_ipv6(server.host)}:{server.port}"

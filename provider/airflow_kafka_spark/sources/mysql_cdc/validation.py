@@ -40,7 +40,7 @@ _TYPES = (*UNDESCRIBED, "json")
 
 
 @dataclass(frozen=True)
-class BinlogValidation:
+class MySqlLogValidation:
     """Checks the options of a source against its server.
 
     :param options: the source's options.

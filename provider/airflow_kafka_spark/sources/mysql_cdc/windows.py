@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
 
     from airflow_kafka_spark.sources.base import SplitReader
-    from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
+    from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm
 
 
 def begin_snapshot(
@@ -80,7 +80,7 @@ def _estimate_rows(connection: Connection, name: TableName) -> int:
 
 
 @dataclass(kw_only=True)
-class MysqlChunkPlanner(ChunkPlanner):
+class MySqlChunkPlanner(ChunkPlanner):
     """Cuts the next chunks.
 
     :param server: the server.
@@ -286,7 +286,7 @@ class MySqlLogWindowPlanner:
 
     # --- snapshots ---
 
-    def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MysqlEventForm) -> SnapshotState:
+    def _read_state(self, connection: Connection, position: Mapping[str, Any] | None, form: MySqlEventForm) -> SnapshotState:
         """Return the state of the snapshot in a position, for the tables that are captured now."""
         state = SnapshotState.from_json(position or {}).keep_only(lambda table: form.takes(table.table))
         if self.options.snapshot == "never":
@@ -299,7 +299,7 @@ class MySqlLogWindowPlanner:
             return state.add(begin_snapshot(self.server, connection, form.values, added, rows))
         return state
 
-    def _begin_snapshot(self, connection: Connection, form: MysqlEventForm) -> SnapshotState:
+    def _begin_snapshot(self, connection: Connection, form: MySqlEventForm) -> SnapshotState:
         """Return the state of a new snapshot."""
         names = form.tables
         if names is None:
@@ -309,11 +309,11 @@ class MySqlLogWindowPlanner:
             )
         return begin_snapshot(self.server, connection, form.values, names, self.options.snapshot_chunk_rows)
 
-    def _cut_chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MysqlEventForm) -> FrozenWindow:
+    def _cut_chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MySqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
         created = self.server.read_creation_time(at.start.file)
         bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
-        chunks = MysqlChunkPlanner(
+        chunks = MySqlChunkPlanner(
             most=self.options.snapshot_chunks_per_window,
             bounds=bounds,
             server=self.server,
@@ -356,7 +356,7 @@ class MySqlLogWindowPlanner:
         raise SourceRejected(self.server.where, f"it sends no log from {start} on, which is beyond 4 GiB", NEW_PIPELINE)
 
     def _find_end(
-        self, start: LogCoordinates, end: LogCoordinates, form: MysqlEventForm, tables: Sequence[TableName] = ()
+        self, start: LogCoordinates, end: LogCoordinates, form: MySqlEventForm, tables: Sequence[TableName] = ()
     ) -> tuple[LogCoordinates, bool]:
         """Return the first coordinates from ``end`` on at which no transaction is open, and whether a captured table has changes
         before them.
@@ -377,7 +377,7 @@ class MySqlLogWindowPlanner:
                 break
         return coordinates, has_changes
 
-    def _concerns(self, body: bytes, form: MysqlEventForm, tables: Sequence[TableName]) -> bool:
+    def _concerns(self, body: bytes, form: MySqlEventForm, tables: Sequence[TableName]) -> bool:
         """Return True if a statement may be one that a reader of the window publishes, notes or refuses."""
         from airflow_kafka_spark.sources.mysql_cdc.tasks.events import find_truncated_table, is_change
 
@@ -415,17 +415,17 @@ class MySqlLogWindowPlanner:
     def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
-        from airflow_kafka_spark.sources.mysql_cdc.tasks.read import BinlogReader
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.read import MySqlLogReader
         from airflow_kafka_spark.sources.mysql_cdc.tasks.session import ReplicaLag
 
         with self.server.open_session("reading the catalog") as connection:
             form = self._make_form(connection)
         limit = ReplicaLag(self.replicas, self.options.max_replica_lag or 0)
-        return BinlogReader(tuple(splits), list_needed_columns(needed), self.server, form, limit)
+        return MySqlLogReader(tuple(splits), list_needed_columns(needed), self.server, form, limit)
 
-    def _make_form(self, connection: Connection) -> MysqlEventForm:
+    def _make_form(self, connection: Connection) -> MySqlEventForm:
         """Return the form of events, with the facts that only the catalog has."""
-        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MysqlEventForm
+        from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm
         from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 
         given, database = self.options, self.server.server.database
@@ -436,7 +436,7 @@ class MySqlLogWindowPlanner:
             zero_dates=given.zero_date_handling_mode,
             charsets=read_charsets(connection),
         )
-        return MysqlEventForm(
+        return MySqlEventForm(
             prefix=given.topic_prefix,
             keys={parse_table_name(table, database): tuple(columns) for table, columns in given.message_key_columns.items()},
             schemas=given.schemas_enable,

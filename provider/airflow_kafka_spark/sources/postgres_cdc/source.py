@@ -136,7 +136,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     def validate(self) -> list[Problem]:
         """Return the problems of options, connection, server, slot, publication, tables and their keys."""
         from airflow_kafka_spark.sources.jdbc.source import make_missing_driver_problem
-        from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, CdcServerValidation
+        from airflow_kafka_spark.sources.postgres_cdc.validation import WAITING, PostgresLogValidation
 
         found = list(self.find_option_problems())
         try:
@@ -145,7 +145,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             return [*found, Problem.of("source.conn_id", error), *WAITING]
         except ImportError as error:
             return [*found, make_missing_driver_problem(error)]
-        return [*found, *CdcServerValidation(self, server, frozenset(problem.where for problem in found)).find_problems()]
+        return [*found, *PostgresLogValidation(self, server, frozenset(problem.where for problem in found)).find_problems()]
 
     def freeze(self, position: Mapping[str, Any] | None) -> FrozenWindow:
         """Decide the next window's end: the end of the log, or ``max_wal_bytes`` after the last window.

@@ -51,7 +51,7 @@ _TABLES = (
 
 
 @dataclass(frozen=True)
-class CdcServerValidation:
+class PostgresLogValidation:
     """Checks the options of a source against its server.
 
     :param options: the source's options.

@@ -387,13 +387,13 @@ class PostgresLogWindowPlanner:
     def make_reader(self, splits: Sequence[Mapping[str, Any]], needed: Sequence[str] | None) -> SplitReader:
         """Return the reader with which tasks read these splits."""
         from airflow_kafka_spark.sources.cdc.tasks.reader import list_needed_columns
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions
-        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import CdcReader
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm
+        from airflow_kafka_spark.sources.postgres_cdc.tasks.read import PostgresLogReader
 
         given = self.options
         with self.slot.open_session("reading the catalog") as connection:
             primary_keys = read_primary_keys(connection, given.publication)
-        form = EventOptions(
+        form = PostgresEventForm(
             prefix=given.topic_prefix,
             database=self.server.database,
             tables=given.named_tables,
@@ -408,7 +408,7 @@ class PostgresLogWindowPlanner:
             times=given.time_precision_mode,
         )
         lag = given.max_replica_lag
-        return CdcReader(tuple(splits), list_needed_columns(needed), self.slot, given.publication, form, lag)
+        return PostgresLogReader(tuple(splits), list_needed_columns(needed), self.slot, given.publication, form, lag)
 
 
 def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, tuple[str, ...]]:

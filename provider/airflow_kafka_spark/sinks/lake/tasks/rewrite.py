@@ -390,24 +390,24 @@ class Upsert:
 _SMALL = 0.75
 """Files smaller than this share of the target size are joined, as Spark's rewrite_data_files does."""
 
-FileT = TypeVar("FileT")
+SmallFileT = TypeVar("SmallFileT")
 
 
 def group_small_files(
-    files: Iterable[FileT], partition: Callable[[FileT], Hashable], size: Callable[[FileT], int], target: int
-) -> Iterator[list[FileT]]:
+    files: Iterable[SmallFileT], partition: Callable[[SmallFileT], Hashable], size: Callable[[SmallFileT], int], target: int
+) -> Iterator[list[SmallFileT]]:
     """Yield groups of small files of one partition, none larger than the target size together.
 
     :param partition: returns the partition of a file.
     :param size: returns its size in bytes.
     :param target: the target size in bytes.
     """
-    small: dict[Hashable, list[FileT]] = defaultdict(list)
+    small: dict[Hashable, list[SmallFileT]] = defaultdict(list)
     for file in files:
         if size(file) < _SMALL * target:
             small[partition(file)].append(file)
     for of_partition in small.values():
-        group: list[FileT] = []
+        group: list[SmallFileT] = []
         total = 0
         for file in of_partition:
             if group and total + size(file) > target:

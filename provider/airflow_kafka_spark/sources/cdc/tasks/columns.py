@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_kafka_spark.formats.tasks.text import ValueTexts, format_strings, join_objects, map_values
-from airflow_kafka_spark.sources.cdc.tasks.events import ColumnForm, EventFrame, TableWriter, ValueRefused
+from airflow_kafka_spark.sources.cdc.tasks.events import ColumnForm, EventFrame, TableWriter, ValueConverter, ValueRefused
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA
-
-Convert = Callable[[bytes], str]
 
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 20
 """Rows, and bytes of them, that are converted at once."""
@@ -93,7 +91,7 @@ def _format_member(table: TableWriter, at: int, column: pa.Array) -> ValueTexts:
         raise table.make_refusal(at, error) from None
 
 
-def format_column(column: pa.Array, form: ColumnForm | None, convert: Convert) -> ValueTexts:
+def format_column(column: pa.Array, form: ColumnForm | None, convert: ValueConverter) -> ValueTexts:
     """Return the values of a column as JSON; null where they are null.
 
     :param column: their texts (binary).
@@ -127,7 +125,7 @@ _PART = r"^-?(?:0\.0{0,3}[1-9](?:[0-9]*[1-9])?|[1-9][0-9]*\.[0-9]*[1-9])$"
 """Numbers that Python writes without an exponent, without zeros at their end."""
 
 
-def _format_doubles(texts: pa.Array, digits: int, convert: Convert) -> pa.Array:
+def _format_doubles(texts: pa.Array, digits: int, convert: ValueConverter) -> pa.Array:
     """Return numbers as Python writes them: with a point, and with an exponent if they are large or small.
 
     :param digits: texts that are not longer have the digits that Python writes for the number.

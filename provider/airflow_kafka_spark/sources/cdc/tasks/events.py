@@ -19,6 +19,10 @@ DAY_SECONDS = 86_400
 MICROS = 1_000_000
 
 
+ValueConverter = Callable[[bytes], str]
+"""Returns a value as a text, most often as JSON, from the bytes that a server has sent."""
+
+
 class ValueRefused(ValueError):
     """Raised for a value that the chosen form cannot hold.
 

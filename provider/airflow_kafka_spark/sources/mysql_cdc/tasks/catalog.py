@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.jdbc.database import MissingRelation, Relation
-from airflow_kafka_spark.sources.jdbc.mysql import MysqlDialect, MysqlSession
+from airflow_kafka_spark.sources.jdbc.mysql import MySqlDialect, MySqlSession
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn, LogTable
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, LogServer
@@ -18,7 +18,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.values import BINARY, CODECS, C
 if TYPE_CHECKING:
     from pymysql.connections import Connection
 
-DIALECT = MysqlDialect()
+DIALECT = MySqlDialect()
 
 ENGINE = "InnoDB"
 """The engine whose tables can be read in a snapshot whose coordinates in the log are known."""
@@ -62,7 +62,7 @@ class MySqlTableShape:
     :param source: its name for a ``FROM`` clause.
     :param key: the columns by which its rows are cut into chunks: those of a unique key; empty if it has none that can be
         compared.
-    :param types: per column of the key, the form in which :class:`MysqlDialect` writes and compares its values.
+    :param types: per column of the key, the form in which :class:`MySqlDialect` writes and compares its values.
     """
 
     table: LogTable
@@ -103,7 +103,7 @@ def read_table_shape(server: LogServer, connection: Connection, name: TableName,
 
     :raises SourceRejected: its engine has no snapshots.
     """
-    session = MysqlSession(connection, server.server)
+    session = MySqlSession(connection, server.server)
     found = session.find_table(*name)
     if isinstance(found, MissingRelation):
         return None

@@ -29,7 +29,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.images import ColumnImages, RowImages, find_rows, format_values, measure
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import MySqlChunkFilter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import (
     ColumnRefused,
     ReadColumn,
@@ -49,7 +49,7 @@ _CALLS = re.compile(r"(?:SELECT|DO)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class MysqlEventForm(EventForm):
+class MySqlEventForm(EventForm):
     """The form of events, and the tables that are captured.
 
     :param tables: the tables whose changes are captured; None for all of ``database``.
@@ -116,7 +116,7 @@ class RowChange(NamedTuple):
     new: LogRow | None
 
 
-class LogTableWriter(TableWriter):
+class MySqlTableWriter(TableWriter):
     """A table of the log, ready to read and write its rows.
 
     :param table: its columns and its key.
@@ -124,7 +124,7 @@ class LogTableWriter(TableWriter):
     :param snapshot: the progress of its snapshot, whose chunks its rows are compared with; None: it has none.
     """
 
-    def __init__(self, table: LogTable, form: MysqlEventForm, snapshot: TableSnapshot | None = None) -> None:
+    def __init__(self, table: LogTable, form: MySqlEventForm, snapshot: TableSnapshot | None = None) -> None:
         name = (table.database, table.name)
         self.table = name
         self._columns: list[ReadColumn] = []
@@ -239,7 +239,7 @@ class ParsedRows(NamedTuple):
     :param rows: the changes.
     """
 
-    table: LogTableWriter
+    table: MySqlTableWriter
     rows: list[RowChange]
 
 
@@ -254,7 +254,7 @@ class _Savepoint(NamedTuple):
     counts: TransactionCounts | None
 
 
-class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
+class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
     Events of a transaction are held until its end is read, up to :data:`HELD_BYTES`, because a transaction that the server has
@@ -267,11 +267,11 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     """
 
-    def __init__(self, server: LogServer, form: MysqlEventForm, filter: BinlogFilter | None = None) -> None:
+    def __init__(self, server: LogServer, form: MySqlEventForm, filter: MySqlChunkFilter | None = None) -> None:
         super().__init__(form, "mariadb" if form.is_mariadb else "mysql")
         self._server, self._form, self._filter = server, form, filter
         self._transactions = Transactions()
-        self._tables: dict[int, LogTableWriter | None] = {}
+        self._tables: dict[int, MySqlTableWriter | None] = {}
         self._maps: dict[int, bytes] = {}
         self._gtid = ""
         self._held: list[Event] = []
@@ -292,7 +292,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
         found: list[ParsedRows | None] = [None] * len(piece)
-        of_tables: dict[LogTableWriter, list[int]] = {}
+        of_tables: dict[MySqlTableWriter, list[int]] = {}
         for number, located in enumerate(piece):
             event = located.event
             if event.kind == binlog.ROTATE:
@@ -401,11 +401,11 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
                 snapshot = self._filter.find_table((name[0], name[1])) if self._filter is not None else None
                 table = binlog.parse_table_map(body, self._form.is_mariadb)
                 if not table.is_sequence:
-                    self._tables[number] = LogTableWriter(table, self._form, snapshot)
+                    self._tables[number] = MySqlTableWriter(table, self._form, snapshot)
             except LogUnreadable as error:
                 raise self._server.make_unreadable_error(located.start, error) from None
 
-    def _read_changes(self, events: Sequence[Located], table: LogTableWriter) -> Iterator[list[RowChange]]:
+    def _read_changes(self, events: Sequence[Located], table: MySqlTableWriter) -> Iterator[list[RowChange]]:
         """Yield the changes of each of some events of a table."""
         try:
             images = []
@@ -429,12 +429,12 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
             position = RowPosition(located.start.position, number)
             yield from self.change(parsed.table, position, old, new, is_insert=old is None)
 
-    def is_included(self, table: LogTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: MySqlTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         assert isinstance(values, LogRow)
         return self._filter is not None and self._filter.is_included(table.table, lambda _: values.cut)
 
-    def begin_rows(self, table: LogTable, coordinates: LogCoordinates, server_id: int, now_us: int) -> LogTableWriter:
+    def begin_rows(self, table: LogTable, coordinates: LogCoordinates, server_id: int, now_us: int) -> MySqlTableWriter:
         """Return the writer of a table whose rows are read, not their changes.
 
         :param coordinates: the coordinates in the log at which they are read.
@@ -442,7 +442,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         :param now_us: the time at which they are read, microseconds since 1970.
         """
         self._describe(now_us, "incremental", server_id, coordinates.file)
-        return LogTableWriter(table, self._form)
+        return MySqlTableWriter(table, self._form)
 
     def _describe_event(self, located: Located) -> None:
         event = located.event
@@ -456,7 +456,7 @@ class LogEventWriter(ChangeWriter[LogTableWriter, RowPosition]):
         self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
         self._before_position = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
 
-    def make_source(self, table: LogTableWriter, position: RowPosition) -> str:
+    def make_source(self, table: MySqlTableWriter, position: RowPosition) -> str:
         database, name = table.name_parts
         return (
             f"{self._before_database}{database}{self._before_table}{name}{self._before_position}{position.position},"
@@ -497,22 +497,22 @@ def _get_size(event: Event) -> int:
     return len(event.value or b"") + 100
 
 
-class _Truncated(LogTableWriter):
+class _Truncated(MySqlTableWriter):
     """A table of which only the name is known."""
 
-    def __init__(self, table: LogTable, form: MysqlEventForm) -> None:
+    def __init__(self, table: LogTable, form: MySqlEventForm) -> None:
         TableWriter.__init__(self, (table.database, table.name), (), (), form, _make_schema(form.is_mariadb))
         self.name_parts = format_json({"db": table.database})[1:-1], format_json({"table": table.name})[1:-1]
 
 
-def find_truncated_table(body: bytes, form: MysqlEventForm) -> TableName | None:
+def find_truncated_table(body: bytes, form: MySqlEventForm) -> TableName | None:
     """Return the table that a QUERY event truncates, if truncates of it are published; else None."""
     database, text = binlog.parse_query(body)
     table = parse_truncate(text, database)
     return table if table is not None and "t" not in form.skipped and form.takes(table) else None
 
 
-def is_change(body: bytes, form: MysqlEventForm) -> bool:
+def is_change(body: bytes, form: MySqlEventForm) -> bool:
     """Return True if a QUERY event may have changed rows of a captured table, which should have been logged as rows."""
     database, text = binlog.parse_query(body)
     text = remove_prefixes(text)

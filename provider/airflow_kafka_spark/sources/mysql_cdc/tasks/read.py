@@ -24,9 +24,9 @@ from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.events import LogEventWriter, MysqlEventForm, RowPosition
+from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter, RowPosition
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
-from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import BinlogFilter, format_literals, make_chunk_token, open_chunk
+from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import MySqlChunkFilter, format_literals, make_chunk_token, open_chunk
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -188,7 +188,7 @@ PARSED_EVENTS, PARSED_BYTES = 5000, 1 << 20
 
 
 @dataclass(frozen=True)
-class BinlogReader(EventReader):
+class MySqlLogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
     The token of a window of the log has the coordinates at which its last transaction ends, and the tables whose snapshot has to
@@ -200,7 +200,7 @@ class BinlogReader(EventReader):
     """
 
     server: LogServer
-    form: MysqlEventForm
+    form: MySqlEventForm
     limit: ReplicaLag = ReplicaLag()
 
     @property
@@ -220,8 +220,8 @@ class BinlogReader(EventReader):
             if tables:
                 connection = stack.enter_context(self.server.open_session("comparing keys with the chunks of a snapshot"))
                 by_name, publishes = {table.table: table for table in tables}, "t" not in self.form.skipped
-                chunks = BinlogFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
-            writer = LogEventWriter(self.server, self.form, chunks)
+                chunks = MySqlChunkFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
+            writer = MySqlEventWriter(self.server, self.form, chunks)
             for piece in self._read_pieces(split, bounds):
                 parsed = writer.parse(piece)
                 if chunks is not None:
@@ -266,7 +266,7 @@ class BinlogReader(EventReader):
             self.server.refuse_other(connection, LogCoordinates.parse(chunk["start"]), dict(chunk["log"]))
             opened = open_chunk(self.server, connection, chunk, self.form.values)
             server_id = int(chunk["log"]["server_id"])
-            writer = LogEventWriter(self.server, self.form)
+            writer = MySqlEventWriter(self.server, self.form)
             table = writer.begin_rows(opened.shape.table, opened.coordinates, server_id, opened.now_us)
             position = RowPosition(opened.coordinates.position, 0)
             for columns in read_chunk_rows(connection, chunk, opened.shape):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.jdbc.mysql import MysqlDatabase, MysqlServer, fetch_rows
+from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, MySqlServer, fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 
@@ -90,7 +90,7 @@ class LogServer:
     :param server: its address and login.
     """
 
-    server: MysqlServer
+    server: MySqlServer
 
     @property
     def where(self) -> str:
@@ -107,7 +107,7 @@ class LogServer:
         """
         import pymysql
 
-        database = MysqlDatabase(self.server)
+        database = MySqlDatabase(self.server)
         try:
             connection = self.server.connect()
             try:

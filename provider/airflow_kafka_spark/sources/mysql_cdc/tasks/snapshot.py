@@ -174,7 +174,7 @@ def make_typed_column(kind: str) -> SourceColumn:
 
 
 @dataclass(kw_only=True)
-class BinlogFilter(ChunkFilter):
+class MySqlChunkFilter(ChunkFilter):
     """Decides which events of the log the chunks of a snapshot include.
 
     Keys are compared by the server: :meth:`look_ahead` asks for many at once.

@@ -17,6 +17,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     MICROS,
     POINT_SCHEMA,
     ColumnForm,
+    ValueConverter,
     ValueRefused,
     count_days,
     format_base64,
@@ -30,11 +31,8 @@ from airflow_kafka_spark.sources.mysql_cdc.options import UnsignedHandling, Zero
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn
 
-Read = Callable[[bytes, int], "tuple[str, int]"]
+ValueReader = Callable[[bytes, int], "tuple[str, int]"]
 """Reads a value at an index of a row's bytes; returns it as JSON, and the index after it."""
-
-ToText = Callable[[bytes], str]
-"""Returns a value as text, from bytes of it."""
 
 BINARY = 63
 """The number of the collation of bytes."""
@@ -76,16 +74,16 @@ class ReadColumn:
     :param read: reads a value of the log.
     :param schema: the Connect schema of its JSON.
     :param of_query: returns a value of a query's result as JSON: texts in the character set of the column.
-    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MysqlDialect` writes it; None: rows
+    :param key: returns a value of the log as :class:`~airflow_kafka_spark.sources.jdbc.mysql.MySqlDialect` writes it; None: rows
         are not cut into chunks by the column.
     :param compared: how the server compares such values, for a column that has ``key``.
     :param form: how whole columns of a query's result become JSON; None if only ``of_query`` knows it.
     """
 
-    read: Read
+    read: ValueReader
     schema: Mapping[str, Any]
-    of_query: ToText
-    key: ToText | None = None
+    of_query: ValueConverter
+    key: ValueConverter | None = None
     compared: str = ""
     form: ColumnForm | None = None
 
@@ -123,7 +121,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-def _make_packed_reader(form: struct.Struct, text: Callable[[Any], str]) -> Read:
+def _make_packed_reader(form: struct.Struct, text: Callable[[Any], str]) -> ValueReader:
     size, unpack = form.size, form.unpack_from
 
     def read(data: bytes, at: int) -> tuple[str, int]:
@@ -271,7 +269,7 @@ def _make_bits_column(length: int) -> ReadColumn:
 # --- texts and bytes ----------------------------------------------------------------------------------------------------
 
 
-def _make_sized_reader(prefix: int, text: Callable[[bytes], str]) -> Read:
+def _make_sized_reader(prefix: int, text: Callable[[bytes], str]) -> ValueReader:
     """Return the reading of values that follow their length.
 
     :param prefix: bytes of the length.
@@ -529,7 +527,7 @@ def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
 
     schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
     size = 4 + fraction
-    read: Read = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
+    read: ValueReader = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
     return ReadColumn(read, schema, of_text, key, "timestamp", ColumnForm("utc", precision))
 
 

@@ -2,8 +2,8 @@
 
 Arrow reads and writes the changes of a table that have the same kinds of rows: inserts, and updates for which the server sends no
 old row; updates with the whole old row; deletes. All others are left to
-:class:`~airflow_kafka_spark.sources.postgres_cdc.tasks.events.EventWriter`, one by one: changes of keys, and all changes of one
-kind of a table in a batch if one of their rows is not whole, for instance because the server has left out a long value.
+:class:`~airflow_kafka_spark.sources.postgres_cdc.tasks.events.PostgresEventWriter`, one by one: changes of keys, and all changes
+of one kind of a table in a batch if one of their rows is not whole, for instance because the server has left out a long value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges
 from airflow_kafka_spark.sources.cdc.tasks.events import HOLE, Event, format_envelope
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventWriter, RelationWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, Message, RelationMessage
 
 
@@ -36,7 +36,7 @@ class RowKinds(NamedTuple):
         return self.has_old + self.has_new
 
 
-Change = tuple[int, int, int, bytes]
+ChangeRow = tuple[int, int, int, bytes]
 """The number of a change in its batch, its LSN, the index of its transaction, and its message."""
 
 
@@ -49,10 +49,10 @@ class ChangedRows:
     :param frame_size: characters of an event beside its rows.
     """
 
-    table: RelationWriter
+    table: PostgresTableWriter
     kinds: RowKinds
     frame_size: int
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ChangeRow] = field(default_factory=list)
 
 
 class BatchWriter:
@@ -62,7 +62,7 @@ class BatchWriter:
     :param decode: returns a message, or None if it changes no row.
     """
 
-    def __init__(self, writer: EventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
+    def __init__(self, writer: PostgresEventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
         self._writer, self._decode = writer, decode
         self._open: dict[tuple[int, RowKinds], ChangedRows] = {}
         self._begin()
@@ -101,7 +101,7 @@ class BatchWriter:
                 yield from self._flush()
         yield from self._flush()
 
-    def _find_rows(self, table: RelationWriter, kinds: RowKinds) -> ChangedRows | None:
+    def _find_rows(self, table: PostgresTableWriter, kinds: RowKinds) -> ChangedRows | None:
         """Return the changes of a table to which a change is added; None if it has to be written by itself."""
         oid = table.relation.oid
         if (rows := self._open.get((oid, kinds))) is None:
@@ -142,7 +142,7 @@ class BatchWriter:
         else:
             yield from parts
 
-    def _write_moved(self, rows: ChangedRows, of_rows: list[list[pa.Array]]) -> Sequence[Change]:
+    def _write_moved(self, rows: ChangedRows, of_rows: list[list[pa.Array]]) -> Sequence[ChangeRow]:
         """Write changes of keys one by one, and return the other ones.
 
         :param of_rows: the columns of each row. Those of changes of keys are removed.
@@ -165,7 +165,7 @@ class BatchWriter:
         of_rows[:] = [[column.filter(left) for column in columns] for columns in of_rows]
         return [rows.changes[at] for at in np.flatnonzero(~moved)]
 
-    def _write_one_by_one(self, table: RelationWriter, changes: Sequence[Change]) -> None:
+    def _write_one_by_one(self, table: PostgresTableWriter, changes: Sequence[ChangeRow]) -> None:
         for number, lsn, transaction, data in changes:
             message = self._decode(lsn, data)
             assert message is not None
@@ -173,7 +173,7 @@ class BatchWriter:
                 self._write_single(number, lsn, message)
 
     def _format(
-        self, rows: ChangedRows, changes: Sequence[Change], of_rows: Sequence[Sequence[pa.Array]]
+        self, rows: ChangedRows, changes: Sequence[ChangeRow], of_rows: Sequence[Sequence[pa.Array]]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the events of changes, and their tombstones.
 
@@ -206,13 +206,13 @@ class BatchWriter:
             yield pa.RecordBatch.from_arrays([topics, keys, pa.nulls(count, pa.binary()), timestamps], schema=SCHEMA)
 
 
-def _split_envelope(table: RelationWriter, kinds: RowKinds) -> list[str]:
+def _split_envelope(table: PostgresTableWriter, kinds: RowKinds) -> list[str]:
     """Return the texts around rows, source and operation of an event."""
     old, new = (HOLE if is_there else "null" for is_there in kinds)
     return table.make_value_record(format_envelope(old, new, HOLE, "null", HOLE)).decode().split(HOLE)
 
 
-def _split_key(table: RelationWriter) -> tuple[str, str]:
+def _split_key(table: PostgresTableWriter) -> tuple[str, str]:
     """Return the texts around the key of an event."""
     before, _, after = (table.make_key_record(HOLE) or b"").decode().partition(HOLE)
     return before, after

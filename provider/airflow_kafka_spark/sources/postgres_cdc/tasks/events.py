@@ -19,6 +19,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
+    ValueConverter,
     ValueRefused,
     format_base64,
     format_json,
@@ -35,12 +36,12 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     Tuple,
 )
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import NEW_PIPELINE
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import SnapshotFilter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.values import Convert, UserType, ValueTypes
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType, ValueTypes
 
 
 @dataclass(frozen=True)
-class EventOptions(EventForm):
+class PostgresEventForm(EventForm):
     """The form of events; options have Debezium's names.
 
     :param database: the database.
@@ -65,15 +66,15 @@ _SOURCE_SCHEMA = make_source_schema(
 )  # fmt: skip
 
 
-class RelationWriter(TableWriter):
+class PostgresTableWriter(TableWriter):
     """A relation of the log, ready to write its rows."""
 
-    def __init__(self, relation: RelationMessage, options: EventOptions, types: ValueTypes) -> None:
+    def __init__(self, relation: RelationMessage, options: PostgresEventForm, types: ValueTypes) -> None:
         self.relation = relation
         name = (relation.schema, relation.table)
         self.is_taken = options.tables is None or name in options.tables
         converted = self._converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
-        self._converts: list[Convert] = [value.convert for value in converted]
+        self._converts: list[ValueConverter] = [value.convert for value in converted]
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
         flagged = [at for at, column in enumerate(relation.columns) if column.is_key] if relation.identity != "f" else []
@@ -135,7 +136,7 @@ class RelationWriter(TableWriter):
             return super().format_row(values)  # raises an error that names the column
         return f"{{{','.join(pieces)}}}"
 
-    def get_conversion(self, at: int) -> tuple[ColumnForm | None, Convert]:
+    def get_conversion(self, at: int) -> tuple[ColumnForm | None, ValueConverter]:
         return self._converted[at].form, self._converts[at]
 
 
@@ -165,16 +166,16 @@ class TransactionParts(NamedTuple):
     before_table: str = ""
     after_table: str = ""
 
-    def format_source(self, table: RelationWriter, lsn: str) -> str:
+    def format_source(self, table: PostgresTableWriter, lsn: str) -> str:
         """Return the field ``source`` as JSON."""
         return f'{self.before_lsn}{lsn}{self.before_table}{table.source}{self.after_table}{lsn},"xmin":null}}'
 
-    def split_source(self, table: RelationWriter) -> list[str]:
+    def split_source(self, table: PostgresTableWriter) -> list[str]:
         """Return the texts before, between and after the two LSNs in the field ``source``."""
         return self.format_source(table, HOLE).split(HOLE)
 
 
-class EventWriter(ChangeWriter[RelationWriter, int]):
+class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
     """Turns the messages of a log window into events.
 
     :param options: their form.
@@ -189,11 +190,11 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
 
     def __init__(
         self,
-        options: EventOptions,
+        options: PostgresEventForm,
         start: int,
         end: int,
         user_types: Mapping[int, UserType],
-        filter: SnapshotFilter | None = None,
+        filter: PostgresChunkFilter | None = None,
         money_digits: int = 2,
     ) -> None:
         super().__init__(options, "postgresql")
@@ -201,7 +202,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         self._start, self._end = start, end
         self._filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
-        self._tables: dict[int, RelationWriter] = {}
+        self._tables: dict[int, PostgresTableWriter] = {}
         self.parts = TransactionParts()
         self.last: BeginMessage | None = None
         self._of_database = format_json(options.database)
@@ -217,18 +218,18 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         """Return True if the window has the transaction whose changes come next."""
         return self.parts.begin is not None and self._start <= self.parts.begin.commit_lsn < self._end
 
-    def find_table(self, oid: int) -> RelationWriter | None:
+    def find_table(self, oid: int) -> PostgresTableWriter | None:
         """Return a table of the log; None if no message has described it."""
         return self._tables.get(oid)
 
-    def takes_rows(self, table: RelationWriter, has_old: bool, has_new: bool) -> bool:
+    def takes_rows(self, table: PostgresTableWriter, has_old: bool, has_new: bool) -> bool:
         """Return True if changes with these rows of a captured table are events that need nothing but the rows."""
         needs_old = table.needs_full and not has_old
         operations = ("u" if has_new else "d",) if has_old else ("c", "u")
         return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
-    def going_back(self, parts: TransactionParts, table: RelationWriter) -> Iterator[None]:
+    def going_back(self, parts: TransactionParts, table: PostgresTableWriter) -> Iterator[None]:
         """Write changes of an earlier transaction, in which a table may have been another one."""
         oid, now = table.relation.oid, self.parts
         present = self._tables[oid]
@@ -244,7 +245,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
         :raises SourceRejected: a value cannot be written.
         """
         if isinstance(message, RelationMessage):
-            self._tables[message.oid] = RelationWriter(message, self._options, self._types)
+            self._tables[message.oid] = PostgresTableWriter(message, self._options, self._types)
         elif isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
@@ -254,13 +255,13 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
             yield from self.prepend_begin(events) if self.form.transactions else events
 
-    def begin_rows(self, relation: RelationMessage, now_us: int) -> RelationWriter:
+    def begin_rows(self, relation: RelationMessage, now_us: int) -> PostgresTableWriter:
         """Return the writer of a table whose rows are read, not their changes.
 
         :param now_us: the time at which they are read, microseconds since 1970.
         """
         self._describe(None, now_us, "incremental", "null")
-        return RelationWriter(relation, self._options, self._types)
+        return PostgresTableWriter(relation, self._options, self._types)
 
     def _enter(self, begin: BeginMessage) -> None:
         if self._start <= begin.commit_lsn < self._end:
@@ -283,7 +284,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             after_table=f',"txId":{xid},"lsn":',
         )
 
-    def make_source(self, table: RelationWriter, lsn: int) -> str:
+    def make_source(self, table: PostgresTableWriter, lsn: int) -> str:
         return self.parts.format_source(table, str(lsn))
 
     def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
@@ -299,7 +300,7 @@ class EventWriter(ChangeWriter[RelationWriter, int]):
             new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
         yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
 
-    def is_included(self, table: RelationWriter, values: RowValues, old: RowValues | None = None) -> bool:
+    def is_included(self, table: PostgresTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
         return self._filter is not None and self._filter.includes(table.relation, values, old)
 

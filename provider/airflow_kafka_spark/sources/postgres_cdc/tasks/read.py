@@ -20,12 +20,12 @@ from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.events import EventOptions, EventWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, format_publication_names, parse_lsn
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import (
+    PostgresChunkFilter,
     PostgresTableShape,
-    SnapshotFilter,
     make_chunk_token,
     open_chunk,
 )
@@ -124,7 +124,7 @@ PEEK = (
 
 
 @dataclass(frozen=True)
-class CdcReader(EventReader):
+class PostgresLogReader(EventReader):
     """Reads windows of the log, and chunks of snapshots.
 
     The token of a chunk is its snapshot. That of a window of the log has its last transaction, and the tables whose snapshot has
@@ -139,7 +139,7 @@ class CdcReader(EventReader):
 
     server: SlotServer
     publication: str
-    options: EventOptions
+    options: PostgresEventForm
     max_replica_lag: float | None = None
 
     @property
@@ -155,7 +155,9 @@ class CdcReader(EventReader):
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
             chunks = self._filter(connection, bounds)
-            writer = EventWriter(self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection))
+            writer = PostgresEventWriter(
+                self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection)
+            )
             found = self._find_messages(connection, bounds["end"])
             if chunks is None and not self.options.transactions:
                 batches = BatchWriter(writer, self._decode_message)
@@ -170,7 +172,7 @@ class CdcReader(EventReader):
         self._tokens[split] = {**last, **again}
 
     def _list_events(
-        self, writer: EventWriter, chunks: SnapshotFilter | None, found: Iterable[Sequence[tuple[int, bytes]]]
+        self, writer: PostgresEventWriter, chunks: PostgresChunkFilter | None, found: Iterable[Sequence[tuple[int, bytes]]]
     ) -> Iterator[Event]:
         """Yield the events of messages that are looked at one by one."""
         for some in found:
@@ -182,11 +184,11 @@ class CdcReader(EventReader):
             if writer.is_past:
                 break
 
-    def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> SnapshotFilter | None:
+    def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> PostgresChunkFilter | None:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         if not tables:
             return None
-        return SnapshotFilter(
+        return PostgresChunkFilter(
             tables={table.table: table for table in tables},
             publishes_truncates="t" not in self.options.skipped,
             server=self.server,
@@ -218,7 +220,9 @@ class CdcReader(EventReader):
     def _read_rows(self, split: int, chunk: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         with self.server.open_session(f"reading rows of {'.'.join(chunk['table'])}") as connection:
             self.server.refuse_other(connection, parse_lsn(chunk["start"]), dict(chunk["log"]))
-            writer = EventWriter(self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection))
+            writer = PostgresEventWriter(
+                self.options, 0, 0, read_user_types(connection), money_digits=read_money_digits(connection)
+            )
             if self.max_replica_lag is not None:
                 connection.execute(wait_for_replicas(self.max_replica_lag).encode())
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -310,7 +310,7 @@ def _compute_end(lsn: int, block: int) -> int:
 
 
 @dataclass(kw_only=True)
-class SnapshotFilter(ChunkFilter):
+class PostgresChunkFilter(ChunkFilter):
     """Decides which events of the log the chunks of a snapshot include.
 
     Keys are compared by the server: :meth:`look_ahead` asks for many at once.

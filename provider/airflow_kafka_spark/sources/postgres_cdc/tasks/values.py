@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -24,6 +24,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     MICROS,
     POINT_SCHEMA,
     ColumnForm,
+    ValueConverter,
     ValueRefused,
     count_days,
     format_base64,
@@ -34,8 +35,6 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     make_enum_schema,
     make_named_schema,
 )
-
-Convert = Callable[[bytes], str]
 
 _US = MICROS
 _DAY_US = DAY_SECONDS * _US
@@ -70,7 +69,7 @@ class Converted:
     :param form: how whole columns are converted; None if only single values are.
     """
 
-    convert: Convert
+    convert: ValueConverter
     schema: Mapping[str, Any]
     form: ColumnForm | None = None
 
@@ -347,7 +346,7 @@ def _make_array_conversion(element: Converted) -> Converted:
 _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"|([^,{}"]+)', re.DOTALL)
 
 
-def _convert_array(text: str, convert: Convert) -> str:
+def _convert_array(text: str, convert: ValueConverter) -> str:
     """Return an array literal (``{1,NULL,"a b"}``) as JSON."""
     at = text.index("{")  # after bounds, as in [0:1]={1,2}
     out = []
