@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.errors.base import format_command
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT, compare_epochs, read_log, resolve_start, resolve_stop
 from airflow_kafka_spark.ledger.beginning import Beginning, LastApplied, decide_beginning
 from airflow_kafka_spark.ledger.group import find_group_owner
@@ -21,8 +21,6 @@ from airflow_kafka_spark.windows.offset_specs import Start, Stop, Written, parse
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Ranges, plan_ranges
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 SAMPLES = 200
@@ -310,7 +308,7 @@ def read_range_samples(
     return samples
 
 
-def _add(found: RangeSample, message: Message, r: OffsetRange) -> RangeSample:
+def _add(found: RangeSample, message: ConsumedMessage, r: OffsetRange) -> RangeSample:
     kind, timestamp = message.timestamp()
     known = timestamp if kind else None
     return RangeSample(

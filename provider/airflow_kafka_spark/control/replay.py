@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.control.base import (
     AccompanyingRecords,
@@ -34,6 +34,7 @@ from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
 
+    from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
@@ -375,9 +376,9 @@ def _make_too_many_error(found: str, expected: str) -> ResendRefused:
     )
 
 
-def _parse_letter(message: Message, names: set[str]) -> DeadLetter | None:
+def _parse_letter(message: ConsumedMessage, names: set[str]) -> DeadLetter | None:
     """Return the record of a dead letter; None if it is another pipeline's, or has no headers with its origin."""
-    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    headers = message.headers() or []
     starts = [at for at in range(len(headers)) if tuple(n for n, _ in headers[at : at + 3]) == ORIGIN]
     if not starts:
         return None

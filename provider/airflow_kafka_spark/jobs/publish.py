@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
 from airflow_kafka_spark.formats.base import (
@@ -203,10 +203,10 @@ class TopicJob(PublishJob):
         read = self.change.read_task(self.left, reading)
         # One row for each task: the number of its split.
         numbers = session.range(0, self.split_count, 1, self.split_count)
-        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        records = numbers.mapInArrow(read, from_arrow_schema(read.schema))
         changed, formats = self.change.make_records(records, in_tasks=False)
         task = PublishTask(publisher, read.splits, self._make_sorting(changed.schema, formats, reading))
-        return changed.mapInArrow(cast(Any, task), "result string")
+        return changed.mapInArrow(task, "result string")
 
     def _make_sorting(self, records: StructType, formats: Mapping[str, Format | None], reading: Reading) -> Sorting:
         """Return the sorting and encoding of records in tasks. A schema registry is asked.
@@ -516,7 +516,7 @@ class SourceJob(PublishJob):
             task = PublishTask(publisher, self.left, Sorting(KeyValueEncoder(encoders), tolerance, origin=RowOrigin()))
         if not self.spark.is_connect and (found := records.rdd.getNumPartitions()) != len(self.left):
             raise SparkJobFailed(str(self.window), f"the source gave {found} partitions for {len(self.left)} splits")
-        return records.mapInArrow(cast(Any, task), "result string")
+        return records.mapInArrow(task, "result string")
 
 
 @contextmanager

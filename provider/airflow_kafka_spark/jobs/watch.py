@@ -220,7 +220,7 @@ def run_per_split(spark: SparkContext | SparkSession, task: Task, splits: int) -
 
     context, none = get_context(spark), list[int]()
     if context is None:
-        return cast("SparkSession", spark).range(0, splits, 1, splits).mapInArrow(cast(Any, task), "result string")
+        return cast("SparkSession", spark).range(0, splits, 1, splits).mapInArrow(task, "result string")
     return context.parallelize(none, splits).mapPartitionsWithIndex(EachSplit(task))
 
 

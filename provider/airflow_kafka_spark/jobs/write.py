@@ -12,7 +12,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import SparkJobFailed
 from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
@@ -109,7 +109,7 @@ class RowJob(SinkJob):
         task = WriteTask(splits, self.layout.schema, writer, tolerance=tolerance, read=read, from_spark=self.reads_with_spark)
         if self.reads_with_spark:
             with self.spark.open_session(jars=self._resolve_jars()) as session, self._watch.report_progress(session):
-                rows = collect(self._make_kafka_frame(session).mapInArrow(cast(Any, task), "result string"), self.window)
+                rows = collect(self._make_kafka_frame(session).mapInArrow(task, "result string"), self.window)
         else:
             with self.spark.open_without_sql() as spark, self._watch.report_progress(spark):
                 rows = collect(run_per_split(spark, task, len(self.splits)), self.window)
@@ -191,12 +191,12 @@ class ChainJob(SinkJob):
         log.info(line, self.window, plan.unknown)
         # One row for each task: the number of its split.
         numbers = session.range(0, len(self.splits), 1, len(self.splits))
-        records = numbers.mapInArrow(cast(Any, read), from_arrow_schema(read.schema))
+        records = numbers.mapInArrow(read, from_arrow_schema(read.schema))
         rows = self.chain.apply(records)
         # In the name of a column that it maps, Spark takes a dot as a path; Flatten makes names with dots.
         plain = [name if name.startswith("__kafka_") else f"column{n}" for n, name in enumerate(rows.columns)]
         write = replace(write, names=dict(zip(plain, rows.columns, strict=True)))
-        return rows.toDF(*plain).mapInArrow(cast(Any, write), "result string")
+        return rows.toDF(*plain).mapInArrow(write, "result string")
 
 
 def _format_by_topic(splits: Sequence[Split], value: Callable[[OffsetRange], int | None]) -> str:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import (
     ClusterChanged,
@@ -21,7 +21,7 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     ValidationError,
 )
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
 from airflow_kafka_spark.ledger.topic import TOPIC, LedgerReader
 from airflow_kafka_spark.windows.lag import (
@@ -40,8 +40,6 @@ from airflow_kafka_spark.windows.model import State, TopicPartition
 from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets, TopicDescription
 
@@ -94,9 +92,7 @@ def peek_spans(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]])
     try:
         consumer.assign([confluent_kafka.TopicPartition(*tp, start) for tp, (start, _) in spans.items()])
         while len(found) < len(spans):
-            messages: list[Any] = consume_messages(
-                consumer, len(spans), 0.05, hook.config, "reading next records", conn_id=hook.conn_id
-            )
+            messages = consume_messages(consumer, len(spans), 0.05, hook.config, "reading next records", conn_id=hook.conn_id)
             for message in messages:
                 tp = TopicPartition(message.topic(), message.partition())
                 if tp not in found and (peeked := _make_sample(hook, tp, message, spans[tp][1])):
@@ -113,7 +109,7 @@ def peek_spans(hook: KafkaHook, spans: Mapping[TopicPartition, tuple[int, int]])
     return found
 
 
-def _make_sample(hook: KafkaHook, tp: TopicPartition, message: Message, end: int) -> SpanSample | None:
+def _make_sample(hook: KafkaHook, tp: TopicPartition, message: ConsumedMessage, end: int) -> SpanSample | None:
     """Return the result for a span from a message of its partition; None if the message does not decide it."""
     import confluent_kafka
 
@@ -121,14 +117,13 @@ def _make_sample(hook: KafkaHook, tp: TopicPartition, message: Message, end: int
     if error is None:
         kind, timestamp = message.timestamp()
         offset = message.offset()
-        assert offset is not None, "only an error has no offset"
         if offset >= end:
             return SpanSample(None, end)
         known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE and timestamp >= 0
         return SpanSample(BacklogHead(offset, timestamp if known else None), offset)
     if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
         # The last stable offset was reached. It never goes back, so it is at or after `end`.
-        return SpanSample(None, end) if (message.offset() or 0) >= end else None
+        return SpanSample(None, end) if message.offset() >= end else None
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
         raise LogMoved(str(tp))
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID"):

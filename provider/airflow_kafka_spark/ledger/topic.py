@@ -649,11 +649,12 @@ def read_span(
         with consumers.lend((tp, config.get("isolation.level")), make, span.start) as lent:
             lent.consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, span.start)])
             while True:
-                messages: list[Any] = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
+                messages = consume_messages(lent.consumer, RECORDS_PER_CALL, 0.02, config, f"reading {tp}")
                 for message in messages:
-                    at_end = message.error() is not None
-                    if at_end and message.error().code() != confluent_kafka.KafkaError._PARTITION_EOF:
-                        raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", message.error().str())
+                    error = message.error()
+                    if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
+                        raise KafkaUnavailable(config["bootstrap.servers"], f"reading {tp}", error.str())
+                    at_end = error is not None
                     if not at_end and message.offset() < end:
                         lent.past = message.offset() + 1
                         epoch = message.leader_epoch()

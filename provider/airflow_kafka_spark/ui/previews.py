@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.errors.base import quote_names
@@ -20,10 +20,9 @@ from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from airflow_kafka_spark.control.preview import Preview
     from airflow_kafka_spark.formats.base import Format
+    from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 T = TypeVar("T")
@@ -153,8 +152,8 @@ class DeadLetterReader:
                     break
         return found
 
-    def _decode_dead_letter(self, message: Message) -> dict[str, Any] | None:
-        headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    def _decode_dead_letter(self, message: ConsumedMessage) -> dict[str, Any] | None:
+        headers = message.headers() or []
         # Of equal headers the last one counts, because a dead letter of a dead letter has the headers of both.
         context: Mapping[str, str] = {
             name.removeprefix(CONNECT_ERROR_PREFIX): (value or b"").decode(errors="replace")
@@ -344,9 +343,9 @@ def _to_plain(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _make_record(message: Message, key: PreviewPart, value: PreviewPart) -> dict[str, Any]:
+def _make_record(message: ConsumedMessage, key: PreviewPart, value: PreviewPart) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
-    headers: Any = message.headers() or []
+    headers = message.headers() or []
     return {
         "offset": message.offset(),
         "timestamp": timestamp if kind and timestamp >= 0 else None,

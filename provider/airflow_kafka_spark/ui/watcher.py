@@ -404,10 +404,8 @@ class _LedgerConsumer:
         for message in messages:
             error, partition, offset = message.error(), message.partition(), message.offset()
             if error is None:
-                assert partition is not None and offset is not None
                 found.append((partition, LedgerRecord(message.key() or b"", message.value(), offset)))
             elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                assert partition is not None
                 found.append((partition, None))
             elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"):
                 raise _LedgerReplaced

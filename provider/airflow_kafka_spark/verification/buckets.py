@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from airflow_kafka_spark.verification.forms import CanonicalRow, Form, Sums
 from airflow_kafka_spark.verification.report import Findings
@@ -62,7 +62,10 @@ class Buckets:
         return Buckets(self.count * DIVISION, self.count, frozenset(chosen))
 
 
-class BucketSide(Protocol):
+PieceT = TypeVar("PieceT")
+
+
+class BucketSide(Protocol[PieceT]):
     """A table whose rows are read in pieces."""
 
     @property
@@ -71,13 +74,13 @@ class BucketSide(Protocol):
     def estimate_row_count(self) -> int:
         """Return the approximate number of rows; 0 if it is unknown."""
 
-    def read_pieces(self) -> Iterator[Any]:
+    def read_pieces(self) -> Iterator[PieceT]:
         """Yield the pieces of the table, each row in exactly one."""
 
-    def sum_buckets(self, piece: Any, buckets: Buckets) -> BucketSums:
+    def sum_buckets(self, piece: PieceT, buckets: Buckets) -> BucketSums:
         """Return the sums of the rows of a piece, by bucket."""
 
-    def read_bucket_rows(self, piece: Any, buckets: Buckets) -> list[CanonicalRow]:
+    def read_bucket_rows(self, piece: PieceT, buckets: Buckets) -> list[CanonicalRow]:
         """Return the rows of a piece that are in these buckets."""
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from airflow_kafka_spark.errors import (
     ConnectionInvalid,
@@ -221,9 +221,28 @@ def name_missing_rights(
         raise found from None
 
 
+class ConsumedMessage(Protocol):
+    """A record or an event, as a consumer returns it.
+
+    The client's own type includes messages that a program makes, which may have no topic, no offset, and another form of headers.
+    Here, only an error of the whole client has neither topic nor offset: look at :meth:`error` first.
+    """
+
+    def __len__(self) -> int: ...
+    def error(self) -> KafkaError | None: ...
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def leader_epoch(self) -> int | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+
+
 def consume_messages(
     consumer: Consumer, most: int, timeout: float, config: Mapping[str, Any], doing: str, *, conn_id: str = ""
-) -> list[Message]:
+) -> list[ConsumedMessage]:
     """Return the next messages of a consumer that reads assigned partitions: the first one, and those that have come with it.
 
     Such a consumer needs no right on its group, because it neither joins it nor commits to it. But librdkafka looks up the
@@ -237,28 +256,31 @@ def consume_messages(
     :raises RightMissing: the user may not read a topic.
     """
     # A call for several messages waits until it has as many, or for the whole of its time.
-    messages: list[Message] = consumer.consume(1, timeout)
+    messages = consumer.consume(1, timeout)
     if messages and most > 1:
         messages += consumer.consume(most - 1, 0)
     return drop_group_refusals(messages, config, doing, conn_id=conn_id)
 
 
-def drop_group_refusals(messages: list[Message], config: Mapping[str, Any], doing: str, *, conn_id: str = "") -> list[Message]:
-    """Return messages without refusals of the group's coordinator; see :func:`consume_messages`.
+def drop_group_refusals(
+    messages: Sequence[Message] | Sequence[ConsumedMessage], config: Mapping[str, Any], doing: str, *, conn_id: str = ""
+) -> list[ConsumedMessage]:
+    """Return messages of a consumer without refusals of the group's coordinator; see :func:`consume_messages`.
 
     :raises RightMissing: the user may not read a topic.
     """
-    codes = {error.name() for message in messages if (error := message.error()) is not None} & _CODES.keys()
+    consumed = cast("list[ConsumedMessage]", messages)
+    codes = {error.name() for message in consumed if (error := message.error()) is not None} & _CODES.keys()
     if not codes:
-        return messages
-    for message in messages:
+        return consumed
+    for message in consumed:
         error = message.error()
         if error is not None and error.name() != _GROUP:
-            topic = message.topic() or ""
+            topic = message.topic()
             found = find_missing_right(error, KafkaUser.of(config, conn_id), doing, [Right("topic", "Read", topic)])
             if found is not None:
                 raise found
-    return [message for message in messages if (error := message.error()) is None or error.name() != _GROUP]
+    return [message for message in consumed if (error := message.error()) is None or error.name() != _GROUP]
 
 
 K = TypeVar("K", bound=Hashable)
@@ -543,9 +565,9 @@ class KafkaCalls:
             return self.make_unavailable_error(batch.doing, f"{key}: {reason}" if key else reason)
         return self.translate(batch.doing, reason, key, batch.started, batch.rights)
 
-    def _wait(self, futures: Collection[Future[Any]], batch: _PendingKeys[K, V], seconds: float) -> bool:
+    def _wait(self, futures: Collection[Future[V]], batch: _PendingKeys[K, V], seconds: float) -> bool:
         """Wait for the futures. Return False if some are not done in time."""
-        pending: Collection[Future[Any]] = futures
+        pending: Collection[Future[V]] = futures
         # librdkafka enforces the timeout of all requests except those to a coordinator.
         over_at = time.monotonic() + seconds + (0 if batch.coordinator else 1)
         nudge_at = time.monotonic() + _NUDGE_SECONDS
@@ -727,7 +749,7 @@ class KeptConsumers:
 
 # --- release of clients -------------------------------------------------------------------------------------------------
 
-_released: SimpleQueue[Any] = SimpleQueue()
+_released: SimpleQueue[object] = SimpleQueue()
 _reaper: threading.Thread | None = None
 _starting = threading.Lock()
 
@@ -757,7 +779,7 @@ def _start() -> None:
 
 
 def _reap() -> None:
-    waiting: list[Any] = []
+    waiting: list[object] = []
     looks = 0
     while True:
         try:

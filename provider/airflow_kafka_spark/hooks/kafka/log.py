@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, RightMissing, TimestampsInFuture
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, consume_messages
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
 from airflow_kafka_spark.hooks.kafka.transactions import abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
@@ -35,8 +35,6 @@ from airflow_kafka_spark.windows.plan import Log, PartitionLog
 from airflow_kafka_spark.windows.times import format_instant, get_current_milliseconds
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
 
@@ -198,7 +196,7 @@ def cut_below(
 
 def read_records(
     hook: KafkaHook, ranges: Mapping[TopicPartition, tuple[int, int]], doing: str, *, seconds: float, whole: bool = False
-) -> Generator[Message, None, None]:
+) -> Generator[ConsumedMessage, None, None]:
     """Yield the committed records of ranges of offsets, in the order of each partition.
 
     A range of a topic that does not exist, and offsets that are not there (any more, or yet), are left out.
@@ -238,7 +236,6 @@ def read_records(
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise KafkaUnavailable(hook.conn_id, doing, error.str())
-                assert topic is not None and partition is not None and offset is not None
                 tp = TopicPartition(topic, partition)
                 if error is None and offset < left.get(tp, 0):
                     yield message
@@ -466,7 +463,7 @@ def _scan(
     return found
 
 
-def _is_end(hook: KafkaHook, tp: TopicPartition, message: Message) -> bool:
+def _is_end(hook: KafkaHook, tp: TopicPartition, message: ConsumedMessage) -> bool:
     """Return True if a message marks the end of the partition for a reader of committed records."""
     from confluent_kafka import KafkaError
 

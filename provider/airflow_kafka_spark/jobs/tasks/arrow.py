@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from airflow_kafka_spark.errors import SqlFailed
 from airflow_kafka_spark.formats.base import OFFSET, Kind
 from airflow_kafka_spark.formats.tasks.text import TextEncoder, format_plain_decimals, format_timestamps
 
-Value = Any
+Value: TypeAlias = "pa.Array | pa.Scalar"
 """A ``pyarrow.Array``, or a ``pyarrow.Scalar`` with the value of all rows."""
 Function = Callable[..., Value]
 

@@ -250,9 +250,9 @@ class PublishTask(CheckedOnExecutors):
     def needs(self) -> tuple[str, ...]:
         return ("kafka",)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.source is None:
-            yield self._publish(get_partition_id(), batches)
+            yield self._publish(get_partition_id(), iter(batches))
             return
         for batch in batches:
             for at in batch.column(0).to_pylist():

@@ -81,11 +81,11 @@ class ReadTask(CheckedOnExecutors):
         """Return the schema of the batches: the layout's columns and :data:`END`."""
         return self.layout.row_schema.append(pa.field(END, pa.string()))
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for split in self.iterate_splits(batches):
             yield from self.read(split)
 
-    def iterate_splits(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Split]:
+    def iterate_splits(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Split]:
         """Yield the splits of the numbers that Spark passes to this task."""
         for batch in batches:
             for at in batch.column(0).to_pylist():
@@ -127,7 +127,7 @@ class Task(Protocol):
     def needs(self) -> tuple[str, ...]:
         """See :class:`~airflow_kafka_spark.hooks.spark.tasks.executor_check.CheckedOnExecutors`."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the splits with the numbers in the first column of the batches, and return a batch of results for each."""
 
 

@@ -7,7 +7,7 @@ that rows are not sent from Python to the JVM and back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -126,16 +126,16 @@ class WriteTask(CheckedOnExecutors):
     def needs(self) -> tuple[str, ...]:
         return ("kafka",) if self.read is not None and not self.from_spark else ()
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for result in self._write_splits(batches):
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], ["result"])
 
-    def _write_splits(self, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def _write_splits(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
         if self.read is None:
-            yield self._write(self.splits[get_partition_id()], RecordBatches(batches, from_spark=True), RecordOrigin())
+            yield self._write(self.splits[get_partition_id()], RecordBatches(iter(batches), from_spark=True), RecordOrigin())
         elif self.from_spark:
             # A range without records. This task cannot know its split, so the driver writes it as an empty split.
-            if (rows := self.read.read_from_spark(batches)) is not None:
+            if (rows := self.read.read_from_spark(iter(batches))) is not None:
                 yield self.write(rows)
         else:
             for split in self.read.iterate_splits(batches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.formats.base import END, Kind
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
@@ -88,7 +88,7 @@ class LogSource(RowSource):
 
         numbers = spark.range(0, len(splits), 1, len(splits))
         task = ReadSplits(self._make_planner().make_reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
-        return numbers.mapInArrow(cast(Any, task), SPARK_SCHEMA)
+        return numbers.mapInArrow(task, SPARK_SCHEMA)
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`frame`."""

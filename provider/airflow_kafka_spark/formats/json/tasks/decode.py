@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter, length_hint
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -617,7 +617,7 @@ def _find_checked_type(data_type: DataType, msgspec: ModuleType) -> Any:
     if isinstance(data_type, Array):
         element = _find_checked_type(data_type.element, msgspec)
         nullable = element if element is msgspec.Raw or not data_type.contains_null else element | None
-        return list[nullable]  # type: ignore[valid-type]
+        return GenericAlias(list, (nullable,))
     if isinstance(data_type, Text):
         most = msgspec.Meta(max_length=data_type.max_length)
         return Annotated[str, most] | int | float | bool | list | dict

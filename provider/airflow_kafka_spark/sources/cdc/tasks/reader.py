@@ -51,7 +51,7 @@ class EventReader(SplitReader):
         """True if keys and values carry their schema."""
 
     @abstractmethod
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         """Yield the events of a window of the log, with the columns of :data:`SCHEMA`. Sets the split's token in ``_tokens`` if
         the source needs one."""
 
@@ -66,7 +66,7 @@ class EventReader(SplitReader):
         :raises SourceRejected: the server no longer has the window, or a value cannot be written.
         """
         names, bounds = [name for name, _ in self.columns], self.splits[split]
-        found = self._read_rows(split, bounds) if "table" in bounds else self._changes(split, bounds)
+        found = self._read_rows(split, bounds) if "table" in bounds else self._read_log(split, bounds)
         for batch in found:
             yield batch.select(names)
 
@@ -116,7 +116,7 @@ class ReadSplits(CheckedOnExecutors):
     reader: SplitReader
     schema: pa.Schema
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from self._split(number)

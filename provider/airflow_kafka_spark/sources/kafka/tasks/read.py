@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
-from airflow_kafka_spark.hooks.kafka.client import drop_group_refusals
+from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, drop_group_refusals
 from airflow_kafka_spark.hooks.kafka.log import cut_below
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
@@ -61,7 +61,7 @@ class KafkaRecords:
     values: Sequence[bytes | None]
     headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None
     value_bytes: int | None = None
-    messages: Sequence[Any] | None = field(default=None, repr=False)
+    messages: Sequence[ConsumedMessage] | None = field(default=None, repr=False)
 
     def get_originals(self, at: Sequence[int]) -> dict[str, pa.Array]:
         """Return ``key``, ``value``, ``headers`` and ``timestamp`` of some records, even those parts that were not asked for.
@@ -150,7 +150,7 @@ class KafkaSplitReader:
             # No more than there can be: `consume` waits until it has as many, or for the whole of its time.
             room = min(BATCH_RECORDS - len(pending), (BATCH_BYTES - pending.size) // average)
             wanted = max(1, min(room, CONSUMED_RECORDS, end - position))
-            messages: list[Any] = consumer.consume(wanted, POLL_SECONDS)
+            messages = cast("list[ConsumedMessage]", consumer.consume(wanted, POLL_SECONDS))
             if not messages:
                 if time.monotonic() > deadline:
                     raise KafkaUnavailable(
@@ -182,7 +182,7 @@ class KafkaSplitReader:
                 pending, messages = self._make_parts(), []
                 yield records
 
-    def _handle_events(self, consumer: Consumer, messages: Sequence[Any], position: int) -> tuple[int, bool]:
+    def _handle_events(self, consumer: Consumer, messages: Sequence[ConsumedMessage], position: int) -> tuple[int, bool]:
         """Handle the events between records: the end of the partition, deleted offsets, errors. Return the position, and True
         if the range has been read.
         """
@@ -201,11 +201,11 @@ class KafkaSplitReader:
                 raise KafkaException(error)
         return position, False
 
-    def _is_later(self, message: Message) -> bool:
+    def _is_later(self, message: ConsumedMessage) -> bool:
         """Return True if a record was written after the log that was planned had been cut off."""
         return (message.leader_epoch() or 0) > self.epoch
 
-    def _keep_before_cut(self, messages: Sequence[Any], position: int) -> list[Any]:
+    def _keep_before_cut(self, messages: Sequence[ConsumedMessage], position: int) -> list[ConsumedMessage]:
         """Return the records before the first one that was written after the log had been cut off. The rest of the range is a
         gap.
 
@@ -218,7 +218,7 @@ class KafkaSplitReader:
         if not self.skip_lost:
             servers = str(self.config.get("bootstrap.servers"))
             cut = cut_below(self.config, [(tp, end, self.epoch)], self.patience, servers).get(tp)
-            found = messages[count].leader_epoch()
+            found = messages[count].leader_epoch() or 0
             if cut is None:
                 said = f"offset {messages[count].offset()} held a record of leader epoch {found}, which the log has lost again"
                 raise KafkaUnavailable(servers, f"reading {self.range}", said)
@@ -263,12 +263,12 @@ class _Parts:
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] | None = [] if with_keys else None
         self._headers: list[list[tuple[str, bytes | None]] | None] | None = [] if with_headers else None
-        self._messages: list[Any] | None = [] if with_messages else None
+        self._messages: list[ConsumedMessage] | None = [] if with_messages else None
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def add(self, messages: Sequence[Any]) -> None:
+    def add(self, messages: Sequence[ConsumedMessage]) -> None:
         """Add records, none of which is an event."""
         if not messages:
             return
@@ -307,10 +307,9 @@ class _Parts:
 
 
 # Methods of the class, which map() calls without looking them up for each record: that takes a third of the time.
-_ERROR, _OFFSET, _TIMESTAMP = Message.error, Message.offset, Message.timestamp
-_KEY, _VALUE = Message.key, Message.value
-# Of its two forms of headers, a consumer's records have the list.
-_HEADERS = cast("Callable[[Any], list[tuple[str, bytes | None]] | None]", Message.headers)
+_MESSAGE = cast("type[ConsumedMessage]", Message)
+_ERROR, _OFFSET, _TIMESTAMP = _MESSAGE.error, _MESSAGE.offset, _MESSAGE.timestamp
+_KEY, _VALUE, _HEADERS = _MESSAGE.key, _MESSAGE.value, _MESSAGE.headers
 
 
 _HEADERS_TYPE = get_metadata_type("headers")

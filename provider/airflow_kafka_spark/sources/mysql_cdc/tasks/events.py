@@ -324,7 +324,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         if event.kind in binlog.GTIDS:
             self._begin(binlog.parse_gtid(event), located)
         elif parsed is not None:
-            self._hold(self.prepend_begin(self._changes(located, parsed)))
+            self._hold(self.prepend_begin(self._make_events(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             yield from self._handle_statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
@@ -422,7 +422,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             else:
                 yield [RowChange(row, None) for row in found]
 
-    def _changes(self, located: Located, parsed: ParsedRows) -> Iterator[Event]:
+    def _make_events(self, located: Located, parsed: ParsedRows) -> Iterator[Event]:
         self._has_changes = True
         self._describe_event(located)
         for number, (old, new) in enumerate(parsed.rows):

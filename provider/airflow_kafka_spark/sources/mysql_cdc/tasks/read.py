@@ -210,7 +210,7 @@ class MySqlLogReader(EventReader):
 
     # --- the log ---
 
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         return batch_events(self._read_events(split, bounds))
 
     def _read_events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:

@@ -149,7 +149,7 @@ class PostgresLogReader(EventReader):
 
     # --- the log ---
 
-    def _changes(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
         with self.server.open_session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
             self.server.refuse_other(connection, start, dict(bounds["log"]))
