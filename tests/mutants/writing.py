@@ -254,7 +254,7 @@ _OF_ROUTING = (
 _OF_VERIFICATION = (
     Mutant(
         name="verification-compares-counts-only",
-        path="verification/run.py",
+        path="verification/comparison.py",
         old="        if source != sink:\n            self.differing.append(chunk)",
         new="        if source.rows != sink.rows:\n            self.differing.append(chunk)",
         breaks="A row that has another value in the copy is found.",

@@ -18,7 +18,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_kafka_spark.errors import SinkUnavailable, ValidationError
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.verification.lake import LakeSide
+from airflow_kafka_spark.verification.lake_side import LakeSide
 from tests.sinks.attempt import apply
 from tests.sinks.feed import Feed
 from tests.sinks.iceberg.cases import delete_by_value

@@ -15,8 +15,8 @@ import pytest
 from airflow_kafka_spark.errors import SinkDiffers, ValidationError
 from airflow_kafka_spark.operators import VerifyOperator
 from airflow_kafka_spark.sources import JdbcSource
+from airflow_kafka_spark.verification.concurrency import ConcurrentWork
 from airflow_kafka_spark.verification.database_side import DatabaseSide
-from airflow_kafka_spark.verification.work import Work
 from tests.sinks.postgres.kit import Place
 from tests.support.documents import read_grants
 from tests.support.runs import ROOT, context
@@ -51,7 +51,7 @@ def test_equal_tables_are_equal(orders: Place) -> None:
 
 
 def test_rows_that_are_missing_extra_or_different_are_counted_and_named(orders: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_kafka_spark.verification.run.READ_ROWS", 20)
+    monkeypatch.setattr("airflow_kafka_spark.verification.comparison.READ_ROWS", 20)
     for statement in (
         "DELETE FROM t WHERE id IN (1, 500)",
         "INSERT INTO t VALUES (0, 0, 'x'), (2000, 0, 'x')",
@@ -125,12 +125,12 @@ def test_rows_that_a_recheck_finds_equal_do_not_differ(orders: Place, monkeypatc
     orders.connection.execute("DELETE FROM t WHERE id = 42")
     waited = []
 
-    def arrive(work: Work, seconds: float) -> None:
+    def arrive(work: ConcurrentWork, seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 2:
             orders.connection.execute("INSERT INTO t SELECT * FROM s WHERE id = 42")
 
-    monkeypatch.setattr(Work, "wait", arrive)
+    monkeypatch.setattr(ConcurrentWork, "wait", arrive)
     found = verify(orders, chunk_rows=100, rechecks=1, recheck_delay=7, on_difference="warn")
     assert (found["missing"], found["differing_chunks"], found["settled_chunks"]) == (1, 1, 0)
     for method in ("ranges", "buckets"):
@@ -203,7 +203,7 @@ def test_a_server_that_does_not_answer_is_asked_again(orders: Place, monkeypatch
             orders.connection.execute("SELECT pg_terminate_backend(%s)", [session.connection.info.backend_pid])
         return sums(side, session, chunk)
 
-    monkeypatch.setattr(Work, "wait", lambda work, seconds: waits.append(seconds))
+    monkeypatch.setattr(ConcurrentWork, "wait", lambda work, seconds: waits.append(seconds))
     monkeypatch.setattr(DatabaseSide, "compute_sums", ended)
     found = verify(orders, chunk_rows=300, parallel=1, on_difference="warn")
     assert named(found) == [{"kind": "missing", "key": {"id": 50}}] and found["source_rows"] == 1000

@@ -588,7 +588,7 @@ class RegistryFormat(Format):
 
     def make_connect_encoder(self, column: str, topic: str | None) -> Encoder | None:
         """Return the encoder of values that have a schema. Tasks ask the registry, and register the schemas."""
-        from airflow_kafka_spark.formats.tasks.connect_encoder import ConnectEncoder
+        from airflow_kafka_spark.formats.json.tasks.connect_encoder import ConnectEncoder
 
         return ConnectEncoder(self, column, topic, self._hook.make_task_client())
 

@@ -148,13 +148,13 @@ class VerifyOperator(BaseOperator):
         :raises SinkUnavailable: the store or the catalog of a lake did not answer.
         :raises SourceRejected: a database refuses a statement.
         """
-        from airflow_kafka_spark.verification.run import verify
-        from airflow_kafka_spark.verification.work import Work
+        from airflow_kafka_spark.verification.comparison import verify
+        from airflow_kafka_spark.verification.concurrency import ConcurrentWork
 
         options, plan = self._make_plan()
         self.links = Links(context.get("ti"))
         self.links.show(TableLink, make_table_page(options.sink.uri))
-        report = verify(plan, options, Work(options.parallel, self._stopped), find_store(context))
+        report = verify(plan, options, ConcurrentWork(options.parallel, self._stopped), find_store(context))
         found = report.to_json()
         self._log(report)
         if report.is_equal or options.on_difference == "warn":

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from airflow_kafka_spark.verification.concurrency import ConcurrentWork, ProgressLog
 from airflow_kafka_spark.verification.forms import CanonicalRow, Form, Sums
 from airflow_kafka_spark.verification.report import Findings
-from airflow_kafka_spark.verification.work import ProgressLog, Work
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class BucketComparison:
 
     source: BucketSide
     sink: BucketSide
-    work: Work
+    work: ConcurrentWork
 
     def scan(self) -> BucketResult:
         """Compare all buckets."""

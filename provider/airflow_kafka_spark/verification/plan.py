@@ -15,7 +15,7 @@ from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
 from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MySqlCanonicalSql, PostgresCanonicalSql
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, find_form
-from airflow_kafka_spark.verification.lake import LakeSide, LakeTable
+from airflow_kafka_spark.verification.lake_side import LakeSide, LakeTable
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from airflow_kafka_spark.hooks.connections import TEST_SECONDS, name_other_serve
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
 from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls, KeptConsumers, make_admin_client
-from airflow_kafka_spark.hooks.kafka.client_settings import find_setting_problems
+from airflow_kafka_spark.hooks.kafka.config_problems import find_setting_problems
 from airflow_kafka_spark.hooks.kafka.requests import (
     CommittedOffset,
     GroupState,

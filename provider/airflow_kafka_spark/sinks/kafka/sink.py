@@ -199,7 +199,7 @@ class KafkaSink(metaclass=OptionsType):
     def _find_client_problems(self) -> list[Problem]:
         """Return the problems of settings that the producers of tasks would not accept, except those of settings that a sink may
         not have."""
-        from airflow_kafka_spark.hooks.kafka.client_settings import find_producer_problems
+        from airflow_kafka_spark.hooks.kafka.config_problems import find_producer_problems
 
         left_out = {*OWN_SETTINGS, *_ADDRESSES, "acks"}
         reasons = find_producer_problems({name: value for name, value in self.producer_config.items() if name not in left_out})

@@ -30,7 +30,7 @@ class Cancelled(KafkaSparkError):
 
 
 @dataclass
-class Work:
+class ConcurrentWork:
     """Runs pieces of work concurrently.
 
     :param parallel: maximum number of concurrent pieces.

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from airflow_kafka_spark.verification.buckets import BucketComparison
+from airflow_kafka_spark.verification.concurrency import ConcurrentWork, ProgressLog
 from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
 from airflow_kafka_spark.verification.forms import Sums
 from airflow_kafka_spark.verification.plan import VerificationOptions, VerificationPlan
 from airflow_kafka_spark.verification.report import Findings, VerificationReport
-from airflow_kafka_spark.verification.work import ProgressLog, Work
 
 FAN_OUT = 16
 """Number of parts into which a differing chunk is divided."""
@@ -85,7 +85,7 @@ class RangeComparison:
 
     source: DatabaseSide
     sink: DatabaseSide
-    work: Work
+    work: ConcurrentWork
     chunk_rows: int
 
     def scan(self, state: ScanState, saved: Callable[[ScanState], None]) -> None:
@@ -228,7 +228,9 @@ class SavedState:
             log.warning("The state was not removed: %s", error)
 
 
-def verify(plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None) -> VerificationReport:
+def verify(
+    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: StateStore | None
+) -> VerificationReport:
     """Compare both tables, and return the report.
 
     :param work: runs the comparisons.
@@ -274,7 +276,7 @@ class ChunkCounts:
 
 
 def _compare_by_ranges(
-    plan: VerificationPlan, options: VerificationOptions, work: Work, store: StateStore | None, findings: Findings
+    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: StateStore | None, findings: Findings
 ) -> ChunkCounts:
     assert isinstance(plan.sink, DatabaseSide)
     comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
@@ -288,7 +290,9 @@ def _compare_by_ranges(
     return ChunkCounts(state.source_rows, state.sink_rows, state.chunks, len(state.differing), settled)
 
 
-def _compare_by_buckets(plan: VerificationPlan, options: VerificationOptions, work: Work, findings: Findings) -> ChunkCounts:
+def _compare_by_buckets(
+    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, findings: Findings
+) -> ChunkCounts:
     comparison = BucketComparison(plan.source, plan.sink, work)
     found = comparison.scan()
     left = _recheck_chunks(options, work, found.differing, lambda some: comparison.find_differing(found.buckets, some))
@@ -297,7 +301,7 @@ def _compare_by_buckets(plan: VerificationPlan, options: VerificationOptions, wo
     return ChunkCounts(found.source_rows, found.sink_rows, found.buckets.count, differing, settled, uncounted)
 
 
-def _recheck_chunks(options: VerificationOptions, work: Work, chunks: C, differing: Callable[[C], C]) -> C:
+def _recheck_chunks(options: VerificationOptions, work: ConcurrentWork, chunks: C, differing: Callable[[C], C]) -> C:
     """Return the chunks that differ each time they are compared again."""
     for number in range(options.rechecks):
         if not chunks:
