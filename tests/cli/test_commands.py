@@ -24,11 +24,11 @@ from airflow_kafka_spark.errors import (
     PipelineRenamed,
     SourceOwned,
 )
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.ledger.topic import TOPIC as LEDGER
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
+from tests.support.clients import open_hook
 from tests.support.oracle import wait_stable
 
 PACKAGE = Path(__file__).parents[2] / "provider"
@@ -44,10 +44,8 @@ PROBE = """if True:
 
 @pytest.fixture(scope="module")
 def hook(kafka):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
-        with KafkaHook() as hook:
-            yield hook
+    with open_hook(kafka) as hook:
+        yield hook
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from tests.support.clients import open_hook
 from tests.support.piped import Piped, fill
 
 
 @pytest.fixture(scope="module")
 def hook(kafka):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_CONN_KAFKA_CONTROL", kafka.connection_json())
-        with KafkaHook("kafka_control") as hook:
-            yield hook
+    with open_hook(kafka, "kafka_control") as hook:
+        yield hook
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from airflow_kafka_spark.cli.definition import main
 from airflow_kafka_spark.control.lifecycle import unblock
 from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
 from airflow_kafka_spark.ledger import topic as ledger_topic
@@ -46,14 +45,6 @@ from airflow_kafka_spark.windows.model import Marker, OffsetRange, State, TopicP
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.report import Report
 from tests.support.control import pause, resume
-
-
-@pytest.fixture(scope="module")
-def hook(kafka):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_CONN_KAFKA_LEDGER", kafka.connection_json())
-        with KafkaHook("kafka_ledger") as hook:
-            yield hook
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.control.pipelines import read_pipeline, show
 from airflow_kafka_spark.errors import IntervalOverlaps
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -24,13 +23,6 @@ from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Windo
 from tests.support.control import forget, replay
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def hook(kafka, monkeypatch):
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_LEDGER", kafka.connection_json())
-    with KafkaHook("kafka_ledger") as made:
-        yield made
 
 
 def window(ledger: IntervalLedger) -> Window:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.testing import EmbeddedKafka
 
 SETTINGS = {**ALL_BROKERS, "linger.ms": 20, "enable.idempotence": True, "log_level": 0}
@@ -52,3 +55,12 @@ def find_producer(kafka: EmbeddedKafka, topic: str) -> Producer:
             _kept[key] = broker, producer
     producer.list_topics(topic, timeout=60)
     return producer
+
+
+@contextmanager
+def open_hook(kafka: EmbeddedKafka, conn_id: str = "kafka_default") -> Iterator[KafkaHook]:
+    """Define an Airflow connection to a cluster, and yield a hook of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", kafka.connection_json())
+        with KafkaHook(conn_id) as hook:
+            yield hook

@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import BoundRefused, PlanError
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import read_log, resolve_start, resolve_stop
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
 from airflow_kafka_spark.ledger.group import find_group_position
@@ -22,14 +21,13 @@ from airflow_kafka_spark.windows.offset_specs import (
     SpecificOffsets,
     Timestamp,
 )
+from tests.support.clients import open_hook
 
 
 @pytest.fixture(scope="module")
 def hook(kafka):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_CONN_KAFKA_BOUNDS", kafka.connection_json())
-        with KafkaHook("kafka_bounds") as hook:
-            yield hook
+    with open_hook(kafka, "kafka_bounds") as hook:
+        yield hook
 
 
 BASE = 1_750_000_000_000

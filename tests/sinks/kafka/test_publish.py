@@ -13,13 +13,13 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, KafkaRefused, RowRejected, RowsCutOff, TopicMissing
 from airflow_kafka_spark.formats.base import END
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import find_fatal_error, is_fatal, is_fenced, make_fencing_producer
 from airflow_kafka_spark.jobs.tasks.publish import SortedRecords, Sorting
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
 from airflow_kafka_spark.sinks.kafka.tasks.publish import PRODUCER, Publisher, RecordBatches
 from airflow_kafka_spark.windows.model import SourcePlan, TopicPartition, Window
+from tests.support.clients import open_hook
 from tests.support.oracle import committed_messages
 from tests.support.waiting import settled
 
@@ -27,10 +27,9 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def hook(kafka, monkeypatch):
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())
-    with KafkaHook() as made:
-        yield made
+def hook(kafka):
+    with open_hook(kafka) as hook:
+        yield hook
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, OffsetsWentBack
 from airflow_kafka_spark.hooks.kafka import config as kafka_config
-from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.sources.kafka.tasks import read as task_reader
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
+from tests.support.clients import open_hook
 from tests.support.oracle import wait_stable
 
 
@@ -29,9 +29,8 @@ def config(kafka):
 
 
 @pytest.fixture
-def hook(kafka, monkeypatch):
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_READER", kafka.connection_json())
-    with KafkaHook("kafka_reader") as hook:
+def hook(kafka):
+    with open_hook(kafka, "kafka_reader") as hook:
         yield hook
 
 

@@ -8,16 +8,8 @@ import pytest
 
 from airflow_kafka_spark.sources import MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
-from tests.sources.postgres_cdc.kit import Windows
+from tests.sources.postgres_cdc.kit import Windows, find_problems
 from tests.support.documents import read_grants
-
-
-def found(source: MySqlCdcSource) -> dict[str, str]:
-    """Return the text of all problems by the option that they are about."""
-    texts: dict[str, str] = {}
-    for problem in source.validate():
-        texts[problem.where] = f"{texts.get(problem.where, '')}{problem.what}. {problem.action}; "
-    return texts
 
 
 def test_wrong_options_are_all_reported_at_once():
@@ -50,7 +42,7 @@ def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Bin
     try:
         orders.execute(*(f"SET GLOBAL {name} = {wrong}" for name, (wrong, _) in changed.items()))
         # A wrong option hides no check that does not depend on it.
-        text = found(orders.source(tables="orders"))["source.conn_id"]
+        text = find_problems(orders.source(tables="orders"))["source.conn_id"]
     finally:
         orders.execute(*(f"SET GLOBAL {name} = {right}" for name, (_, right) in changed.items()))
     for part in (
@@ -61,7 +53,7 @@ def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Bin
         "SET GLOBAL binlog_expire_logs_seconds",
     ):
         assert part in text, part
-    assert found(orders.source()) == {}
+    assert find_problems(orders.source()) == {}
 
 
 def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
@@ -76,7 +68,7 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
     )
     names = ["orders", "or_ers", '"shop"."or#ers"', "keyless", "seen", "versioned", "typed", "child", "absent", "else.where"]
-    text = found(orders.source(tables=names, message_key_columns={"orders": ["gone"], "other": ["id"]}))
+    text = find_problems(orders.source(tables=names, message_key_columns={"orders": ["gone"], "other": ["id"]}))
     for part in (
         "'shop'.'or#ers' and 'shop'.'or_ers' would have the same topic, `p.shop.or_ers`",
         "shop.keyless has no primary key",
@@ -91,8 +83,8 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         assert part in text["source.tables"], part
     assert "shop.orders has no column `gone`" in text["source.message_key_columns"]
     assert "shop.other is not among `tables`" in text["source.message_key_columns"]
-    assert found(orders.source(tables=["child"], ignore_cascades=True)) == {}
-    assert "versioned cannot be captured" in found(orders.source())["source.tables"], "its log is read with all others"
+    assert find_problems(orders.source(tables=["child"], ignore_cascades=True)) == {}
+    assert "versioned cannot be captured" in find_problems(orders.source())["source.tables"], "its log is read with all others"
 
 
 def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, monkeypatch: pytest.MonkeyPatch):
@@ -101,21 +93,21 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", f"mysql://reader:hush@{server.host}:{server.port}")
     source = orders.source(tables=["shop.orders"])
     of_log, of_tables = read_grants("cdc.md", "BINLOG MONITOR", airflow="reader")
-    text = found(source)
+    text = find_problems(source)
     assert "GRANT BINLOG MONITOR, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
     assert "GRANT SELECT ON shop.orders TO reader" in text["source.tables"]
     orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", of_tables)
-    assert "GRANT REPLICATION SLAVE ON *.* TO reader" in found(source)["source.conn_id"]
+    assert "GRANT REPLICATION SLAVE ON *.* TO reader" in find_problems(source)["source.conn_id"]
     orders.execute("REVOKE BINLOG MONITOR ON *.* FROM reader", of_log)
-    assert found(source) == {}
+    assert find_problems(source) == {}
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
     reader = source.make_reader(source.freeze(None).splits, None)
     assert not isinstance(reader, str)
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
     snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
-    assert found(snapshot.source) == {} and len(snapshot.drain()) == 1
+    assert find_problems(snapshot.source) == {} and len(snapshot.drain()) == 1
     orders.execute("REVOKE SELECT ON shop.* FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
-    assert "GRANT SELECT ON shop.orders TO reader" in found(snapshot.source)["source.snapshot"]
+    assert "GRANT SELECT ON shop.orders TO reader" in find_problems(snapshot.source)["source.snapshot"]
 
 
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():

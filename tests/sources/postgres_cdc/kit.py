@@ -83,6 +83,14 @@ def create_citext(place: Place) -> str:
     return schema
 
 
+def find_problems(source: RowSource) -> dict[str, str]:
+    """Return the text of all problems by the option that they are about."""
+    texts: dict[str, str] = {}
+    for problem in source.validate():
+        texts[problem.where] = f"{texts.get(problem.where, '')}{problem.what}. {problem.action}; "
+    return texts
+
+
 class Windows:
     """Windows of a source, read without Spark and without Kafka, as their pipeline reads them."""
 

@@ -8,15 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_kafka_spark.sources import PostgresCdcSource
-from tests.sources.postgres_cdc.kit import log_of
-
-
-def found(source: PostgresCdcSource) -> dict[str, str]:
-    """Return the text of all problems by the option that they are about."""
-    texts: dict[str, str] = {}
-    for problem in source.validate():
-        texts[problem.where] = f"{texts.get(problem.where, '')}{problem.what}. {problem.action}; "
-    return texts
+from tests.sources.postgres_cdc.kit import find_problems, log_of
 
 
 def test_wrong_options_are_all_reported_at_once():
@@ -44,7 +36,7 @@ def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(or
     names = [f'{place.quoted}."{name}"' for name in ("keyless", "nothing")]
     place.execute(f"ALTER PUBLICATION {orders.name} ADD TABLE {', '.join(names)}")
     tables = [*orders.tables, *names, *(f'{place.quoted}."{name}"' for name in ("apart", "seen", "absent"))]
-    text = found(orders.source(tables=tables, message_key_columns={orders.tables[0]: ["note", "gone"]}))
+    text = find_problems(orders.source(tables=tables, message_key_columns={orders.tables[0]: ["note", "gone"]}))
     for part in (
         "keyless has no replica identity",
         "nothing has no replica identity",
@@ -56,20 +48,20 @@ def test_what_is_missing_on_the_server_is_named_with_the_statement_that_helps(or
     assert "does not hold column `note`" in text["source.message_key_columns"]
     assert "has no column `gone`" in text["source.message_key_columns"]
     create = "CREATE PUBLICATION nowhere FOR TABLE"
-    assert f"{create} <the tables>" in found(orders.source(publication="nowhere", tables=None))["source.publication"]
-    assert f"{create} a, b.c" in found(orders.source(publication="nowhere", tables=["a", "b.c"]))["source.publication"]
+    assert f"{create} <the tables>" in find_problems(orders.source(publication="nowhere", tables=None))["source.publication"]
+    assert f"{create} a, b.c" in find_problems(orders.source(publication="nowhere", tables=["a", "b.c"]))["source.publication"]
     # A wrong option hides no check that does not depend on it, and what depends on it is listed.
-    hidden = found(orders.source(slot="Not-a-slot", publication="nowhere"))
+    hidden = find_problems(orders.source(slot="Not-a-slot", publication="nowhere"))
     assert "CREATE PUBLICATION" in hidden["source.publication"] and "Not-a-slot" in hidden["source.slot"]
-    hidden = found(orders.source(publication="nowhere", message_key_columns={"a.b.c": ["id"]}))
+    hidden = find_problems(orders.source(publication="nowhere", message_key_columns={"a.b.c": ["id"]}))
     assert all("source.message_key_columns" in hidden[f"source.{name}"] for name in ("tables", "publication"))
-    assert found(orders.source()) == {}
+    assert find_problems(orders.source()) == {}
 
 
 def test_a_publication_without_updates_is_refused_unless_they_are_skipped(orders):
     orders.place.execute(f"ALTER PUBLICATION {orders.name} SET (publish = 'insert, delete')")
-    assert "does not publish update" in found(orders.source())["source.publication"]
-    assert found(orders.source(skipped_operations=("u", "t"))) == {}
+    assert "does not publish update" in find_problems(orders.source())["source.publication"]
+    assert find_problems(orders.source(skipped_operations=("u", "t"))) == {}
 
 
 def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_it(place):
@@ -84,21 +76,21 @@ def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_
 def test_tables_that_would_share_a_topic_and_keys_that_rows_may_exchange_are_refused(place):
     place.execute('CREATE TABLE "a b" (id int PRIMARY KEY); CREATE TABLE "a_b" (id int PRIMARY KEY DEFERRABLE)')
     with log_of(place, "a b", "a_b") as log:
-        text = found(log.source())["source.tables"]
+        text = find_problems(log.source())["source.tables"]
         assert "would have the same topic" in text and "a_b has no replica identity" in text
         place.execute("ALTER TABLE a_b REPLICA IDENTITY FULL")
-        assert "a_b has no primary key, or a deferrable one" in found(log.source(tables=[log.tables[1]]))["source.tables"]
+        assert "a_b has no primary key, or a deferrable one" in find_problems(log.source(tables=[log.tables[1]]))["source.tables"]
         place.execute("ALTER TABLE a_b DROP CONSTRAINT a_b_pkey, ADD PRIMARY KEY (id)")
-        assert found(log.source(tables=[log.tables[1]])) == {}
+        assert find_problems(log.source(tables=[log.tables[1]])) == {}
 
 
 def test_a_slot_of_another_plugin_or_database_is_refused(orders):
     place = orders.place
     place.execute(f"SELECT pg_create_physical_replication_slot('{orders.name}')")
-    assert "physical" in found(orders.source())["source.slot"]
+    assert "physical" in find_problems(orders.source())["source.slot"]
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     place.execute(f"SELECT pg_create_logical_replication_slot('{orders.name}', 'pgoutput', false, true)")
-    assert "two_phase" in found(orders.source())["source.slot"]
+    assert "two_phase" in find_problems(orders.source())["source.slot"]
     place.execute(f"SELECT pg_drop_replication_slot('{orders.name}')")
     other = f"other_{orders.name}"
     place.execute(f'CREATE DATABASE "{other}"')
@@ -108,7 +100,7 @@ def test_a_slot_of_another_plugin_or_database_is_refused(orders):
         parts = {**conninfo_to_dict(place.server.dsn), "dbname": other}
         with psycopg.connect(**parts, autocommit=True) as connection:  # type: ignore[arg-type]
             connection.execute("SELECT pg_create_logical_replication_slot(%s::name, 'pgoutput'::name)", [orders.name])
-        assert f"belongs to database `{other}`" in found(orders.source())["source.slot"]
+        assert f"belongs to database `{other}`" in find_problems(orders.source())["source.slot"]
         with psycopg.connect(**parts, autocommit=True) as connection:  # type: ignore[arg-type]
             connection.execute("SELECT pg_drop_replication_slot(%s::name)", [orders.name])
     finally:
@@ -121,10 +113,10 @@ def test_a_role_without_replication_is_refused(orders):
     try:
         parts = place.server
         place.connect_with(f"postgres://{role}:a%20password%20of%20it@{parts.host}:{parts.port}/{parts.database}")
-        text = found(orders.source())["source.conn_id"]
+        text = find_problems(orders.source())["source.conn_id"]
         assert "may not use replication slots" in text and f"ALTER ROLE {role} REPLICATION" in text
         place.execute(f"ALTER ROLE {role} REPLICATION")
-        assert found(orders.source()) == {}
+        assert find_problems(orders.source()) == {}
     finally:
         place.execute(f"DROP ROLE {role}")
 
@@ -137,8 +129,8 @@ def test_windows_larger_than_what_the_server_keeps_for_a_slot_are_refused(orders
         from tests.support.waiting import eventually
 
         eventually(lambda: place.one("SHOW max_slot_wal_keep_size") == "100MB")
-        assert "104,857,600" in found(orders.source())["source.max_wal_bytes"]
-        assert found(orders.source(max_wal_bytes=50 << 20)) == {}
+        assert "104,857,600" in find_problems(orders.source())["source.max_wal_bytes"]
+        assert find_problems(orders.source(max_wal_bytes=50 << 20)) == {}
     finally:
         place.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
         place.execute("SELECT pg_reload_conf()")
@@ -171,7 +163,7 @@ def test_log_that_is_removed_makes_the_slot_lost_and_windows_are_refused(orders)
             place.execute("DELETE FROM orders")
             place.execute("SELECT pg_switch_wal()")
         place.execute("CHECKPOINT")
-        assert "is lost" in found(orders.source(max_wal_bytes=1 << 20))["source.slot"]
+        assert "is lost" in find_problems(orders.source(max_wal_bytes=1 << 20))["source.slot"]
         with pytest.raises(SourceRejected, match="grew beyond `max_slot_wal_keep_size`"):
             source.freeze(window.position)
     finally:
