@@ -216,7 +216,9 @@ def test_an_entry_has_cause_check_and_remedy_and_says_whether_a_retry_helps() ->
 
 
 def test_the_options_that_replace_properties_of_connectors_exist() -> None:
-    """In the right column of the tables of `migration.md`: `option=...`, and names of classes before a parenthesis."""
+    """The options are in the right column of the tables of `migration.md`: `option=...`, and names of classes before a
+    parenthesis.
+    """
     modules = [import_module(f"airflow_kafka_spark.{name}") for name in PUBLIC]
     public = [CommittedOffsets, *(getattr(module, name) for module in modules for name in module.__all__)]
     known = {name for each in public if callable(each) for name in (each.__name__, *inspect.signature(each).parameters)}

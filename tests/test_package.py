@@ -335,7 +335,7 @@ def test_imports_run_downwards_only() -> None:
 
 
 def test_nothing_imports_in_circles() -> None:
-    """Types and imports within functions included."""
+    """Imports of types only, and imports within functions, are included."""
     modules = {name: path for name, path in module_files().items() if path.name != "__init__.py"}
     found: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -366,7 +366,7 @@ def test_folders_do_not_import_each_other_in_circles() -> None:
 
 
 def test_sources_and_sinks_do_not_know_each_other() -> None:
-    """They are neighbours: what both need is on the floor below."""
+    """Sources and sinks are on one floor. Code that both need is on the floor below."""
     neighbours = {"sinks": "sources", "sources": "sinks"}
     found = {
         name: [target for target in imported(path, name) if target.split(".")[:2] == ["airflow_kafka_spark", neighbour]]

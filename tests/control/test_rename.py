@@ -72,7 +72,7 @@ def test_an_interval_does_not_use_the_group_of_another_pipeline_either(moved, un
 
 
 def test_the_short_cut_of_another_pipeline_is_not_followed(moved):
-    """It would lead behind what this one remembers, if both lie in one partition of the ledger."""
+    """If both pipelines are in one partition of the ledger, that short cut would lead past records that this one needs."""
     ledger = Ledger(moved.hook, "another", "run", group_id=moved.name, topic=moved.ledger_topic, hint_topics=(moved.topic,))
     with ledger:
         assert ledger.hint is None

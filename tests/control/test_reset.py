@@ -111,7 +111,7 @@ class TestReset:
             untouched.reset("earliest", why=" ")
 
     def test_a_pipeline_that_the_ledger_does_not_know_is_moved_where_its_topics_and_group_are_named(self, piped):
-        """As after Kafka was created anew: its sink may still remember windows."""
+        """This is the state after Kafka was created anew; the sink may still have a record of windows."""
         with pytest.raises(PipelineUnknown):
             piped.reset("earliest", only=[piped.topic])
         with pytest.raises(PipelineUnknown):
@@ -192,7 +192,7 @@ class TestReset:
         assert [m.after for m in done.moves] == moved.stands() == moved.committed() == [10, 15]
 
     def test_a_first_window_that_is_too_large_is_given_up_and_the_next_one_begins_where_it_began(self, piped):
-        """Its group has committed nothing, and the window does not begin with the first records."""
+        """The group has committed nothing, and the window does not begin with the first records."""
         with piped.ledger() as ledger:
             ranges = tuple(OffsetRange(piped.topic, partition, 5, 20) for partition in range(2))
             ledger.plan(replace(piped.window(ledger, 20, 20), ranges=ranges))

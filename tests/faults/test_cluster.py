@@ -180,7 +180,7 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
 def test_executors_without_packages_are_named_before_they_read_and_work_with_the_archive_of_pack(
     table, driver, master, bare, packed
 ):
-    """From a topic into a table; the next test is about a table to a topic."""
+    """This window goes from a topic into a table. The next test moves a table to a topic."""
     alone = {**SMALL, "spark.python.daemon.module": "pyspark.daemon", "spark.cores.max": "1", "spark.pyspark.python": bare}
     driver.start(pipelines.make, table.arguments, "run1", spark=connection(master, **alone))
     error = driver.error()
@@ -210,7 +210,7 @@ def test_a_spark_connect_server_on_the_cluster_has_the_packages_of_the_archive_a
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
 def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_split(table, driver, master, places, bare):
-    """Executors that differ, and Spark's own setting by which a task that failed on one is tried on another."""
+    """Two executors differ. A setting of Spark has a task that failed on one executor tried on another."""
     for number, python in (("1", bare), ("2", sys.executable)):
         link = places / number / "bin" / "some-python"
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,9 @@ def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_s
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
 def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(table, driver, master, places, tmp_path):
-    """Its machine is taken away before its split has ended. The last test of the cluster, which then has one worker."""
+    """The worker's machine is taken away before its split has ended. This is the last test of the cluster, which then has one
+    worker.
+    """
     once = tmp_path / "fired"
     leaving = {**OURS, **SMALL, "spark.decommission.enabled": "true"}
     driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once), spark=connection(master, **leaving))

@@ -88,7 +88,7 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_in_the_
 
 @pytest.mark.faults
 def test_a_zombie_that_resumes_after_the_retry_sends_no_dead_letter(orders):
-    """It sleeps with its letters and its marker sent, and its transaction open."""
+    """The zombie sleeps after it has sent its letters and its marker, with an open transaction."""
     dead = f"dead-{orders.output}"
     options = {**FILTER, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     bad = orders.send_mixed(300, 10)

@@ -67,7 +67,7 @@ def test_a_pipeline_that_is_renamed_with_an_open_window_is_refused_until_that_is
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["files", "postgres"])
 def test_a_name_that_a_pipeline_had_before_can_be_given_back_to_it(flow, kind):
-    """Its sink remembers an older window under that name than the one it stands behind."""
+    """The sink's last window under that name is older than the pipeline's last window."""
     other = f"{flow.name}-other"
     for name, to in ((flow.name, other), (other, flow.name)):
         flow.produce(20)

@@ -44,7 +44,7 @@ def test_a_zombie_that_resumes_after_the_retry_changes_nothing(flow, kind, point
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
 def test_an_attempt_whose_sessions_an_administrator_ends_may_be_retried_unless_another_took_over(flow, kind):
-    """PostgreSQL says the same to both attempts; the ledger knows the difference."""
+    """PostgreSQL's message is equal for both attempts; only the ledger tells them apart."""
     flow.produce(900)
     alone = flow.victim("run1", fault="sink.in_transaction:stop")
     alone.wait_stopped()

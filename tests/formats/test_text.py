@@ -72,7 +72,7 @@ def in_json(name, value):
 @settings(max_examples=examples(60), deadline=None)
 @given(ROWS, st.integers(0, 5))
 def test_json_lines_are_what_was_given_and_nulls_are_left_out(rows, skipped):
-    """Also of a slice, whose buffers begin somewhere else."""
+    """This holds for a slice, too, whose buffers begin at another place."""
     text = format_json_lines(batch_of(rows, SCHEMA).slice(skipped)).to_pybytes().decode()
     found = [json.loads(line, parse_float=Decimal) for line in text.split("\n")[:-1]]
     assert found == [{k: in_json(k, v) for k, v in row.items() if v is not None} for row in rows[skipped:]]

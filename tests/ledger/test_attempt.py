@@ -117,7 +117,7 @@ def test_a_topic_that_is_not_compressed_is_known_as_such(hook, attempt, pipeline
 
 
 def test_offsets_of_many_partitions_are_committed_in_one_transaction(kafka, hook, unique, pipeline):
-    """More than one batch of ``__consumer_offsets`` takes."""
+    """The offsets do not fit into one batch of ``__consumer_offsets``."""
     topic = unique("wide")
     kafka.create_topic(topic, 400)
     offsets = [(TopicPartition(topic, partition), 7, "m" * 3_500) for partition in range(400)]
@@ -388,7 +388,7 @@ def test_the_open_transaction_of_a_command_that_has_died_is_ended_by_the_command
 
 
 def test_a_member_that_joins_the_group_meanwhile_cannot_keep_a_flushed_window_open(attempt, hook, kafka, pipeline, topic):
-    """Brokers take transactional offsets for a group with members too; before a window starts, members are an error."""
+    """Brokers accept transactional offsets for a group with members. Only before a window starts, members are an error."""
     with attempt() as ledger:
         entry = ledger.plan(window(pipeline, topic, 1))
         consumer = Consumer({**kafka.connection_extra(), "group.id": pipeline, "enable.auto.commit": False})

@@ -16,7 +16,7 @@ READ, LEFT_OUT = TopicPartition("read", 0), TopicPartition("left-out", 0)
 
 
 def test_a_topic_that_the_sinks_last_window_has_left_out_continues_at_the_offset_of_the_group():
-    """Its earlier records are in the sink, from windows before the last one: the ledger knew that."""
+    """The topic's earlier records are in the sink, from windows before the last one. Only the lost ledger had that fact."""
 
     def begins(pipeline: str) -> dict[TopicPartition, int]:
         metadata = json.dumps({"pipeline": pipeline, "window": "0000000003", "topic_id": "L"})

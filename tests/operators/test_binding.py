@@ -328,7 +328,7 @@ def test_a_sink_of_a_filter_that_a_rebind_has_replaced_gets_its_part_though_the_
 
 @pytest.mark.parametrize(("atomic", "point"), [("window", "sink.committed"), ("split", "job.done")])
 def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says_so(table, dies, atomic, point):
-    """Both tables have one record of windows and splits."""
+    """The two tables share one record of windows and splits."""
     other, third = f"other_{table.place}", f"third_{table.place}"
 
     def ask(statement):
@@ -486,7 +486,7 @@ def test_an_open_window_of_rows_continues_in_another_topic(kafka, postgres, uniq
 
 
 def test_a_sink_of_a_filter_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
-    """As where its mount is missing on a worker."""
+    """This happens if the sink's mount is missing on a worker."""
     there, away = tmp_path / "rare", tmp_path / "mounted elsewhere"
     routed = {"transforms": [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(there)))]}
     for number in (1, 2):
@@ -624,7 +624,7 @@ def test_a_deployment_without_a_name_does_not_take_the_window_of_another_one_for
 def test_a_deployment_with_a_ledger_of_its_own_does_not_begin_at_the_offsets_of_another_ones_group(
     files, tmp_path, deployment, unique
 ):
-    """It has moved nothing of what the other one has, and both would move one group."""
+    """This deployment has moved none of the other one's records, and both would move the offsets of one group."""
     deployment("one")
     files.produce(30)
     files.run("run1")
@@ -664,7 +664,7 @@ def test_a_directory_that_has_lost_its_data_intervals_takes_no_further_one_until
 
 
 def test_a_directory_that_has_lost_its_windows_takes_no_further_one_until_a_user_confirms(files, tmp_path):
-    """As where a mount is missing on a worker: its windows would be in two places, and no reader sees all of them."""
+    """If a mount is missing on a worker, the windows would be in two directories, and no reader would see all of them."""
     for number in (1, 2):
         files.produce(30)
         files.run(f"run{number}")
@@ -875,7 +875,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
 
 @pytest.mark.parametrize("by_interval", [False, True], ids=["progress", "intervals"])
 def test_the_record_of_another_table_of_the_schema_does_not_count_for_a_pipeline_that_was_forgotten(table, by_interval):
-    """It would say that the records are in the table of this run."""
+    """That record would say that the records are in the table of this run."""
     other = f"other_{table.place}"
     if by_interval:
         intervals = Intervals(table, table=True)

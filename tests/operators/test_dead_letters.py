@@ -124,14 +124,14 @@ def test_more_bad_records_than_allowed_or_too_many_bytes_of_them_fail_the_window
 
 
 def test_a_share_is_exact_as_it_is_written():
-    """In binary 0.29 of 100 is less than 29."""
+    """As binary floats, 0.29 of 100 is less than 29."""
     for count, records in ((29, 100), (0, 0), (58, 200)):
         assert not ErrorOptions("all", "dead", most=0.29).has_too_many(count, records)
     assert ErrorOptions("all", "dead", most=0.29).has_too_many(30, 100) and ErrorOptions("all", "dead", most=0).has_too_many(1, 1)
 
 
 def test_an_error_of_the_users_own_sql_fails_the_window_and_says_what_spark_says(files: Pipeline):
-    """It is no record's error: none becomes a letter for it."""
+    """The error does not depend on a record, so no record becomes a dead letter."""
     from airflow_kafka_spark.transforms import Sql
 
     produce_mixed(files, 20, 5)
@@ -225,7 +225,9 @@ def test_what_was_dead_stays_dead_when_the_format_is_mended_before_the_retry(fil
 def test_a_window_or_replay_that_the_sink_had_taken_reports_its_own_bad_records_and_no_letter_is_sent_twice(
     table: Pipeline, monkeypatch
 ):
-    """Not those of the replays before it: what was a letter may be a row by now, and what is bad again is sent only once."""
+    """Bad records of earlier replays do not count: a former dead letter may be a row now, and a record that is bad again is sent
+    once.
+    """
     from airflow_kafka_spark.sinks import PostgresSink
 
     dead = f"dead-{table.topic}"

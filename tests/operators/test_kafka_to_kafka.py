@@ -314,7 +314,7 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
 
 
 def test_the_partitions_of_a_window_that_were_not_published_begin_the_next_window_once_it_is_given_up(orders):
-    """As `TransactionTimedOut` advises: an open window keeps its splits."""
+    """`TransactionTimedOut` gives this advice, because an open window keeps its splits."""
     numbers = {"value": ORDERS, "columns": {"id": "id"}}
     orders.send(30)
     orders.run("run1", **numbers)

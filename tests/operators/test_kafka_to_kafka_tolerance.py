@@ -219,7 +219,7 @@ def test_transforms_make_values_keys_headers_and_dead_letters_of_what_they_canno
 
 
 def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_topic_says(orders, unique):
-    """Fields that the schema does not name, and spaces, stay; a record whose topic is not changed goes to the pipeline's own."""
+    """Spaces, and fields that the schema does not name, stay. A record whose topic is unchanged goes to the pipeline's topic."""
     other = unique("other")
     orders.kafka.create_topic(other, 2)
     values = [b'{"id": %d,   "extra": [%d]}' % (n, n) for n in range(60)]

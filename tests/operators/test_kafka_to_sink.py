@@ -158,7 +158,7 @@ class TestWindows:
 
 class TestWithoutSpark:
     def test_a_window_without_records_starts_no_spark(self, files):
-        """In a process of its own, with a Spark that cannot start."""
+        """The window runs in a separate process whose Spark cannot start."""
         victim = files.victim(fault=None, jvm=True, spark_conf={"spark.serializer": "nonsense"})
         assert victim.wait() == 0, victim.tail()
         report = victim.result()
@@ -301,7 +301,7 @@ class TestDataLoss:
         assert ask(f'SELECT customer FROM "{name}"') == [("of another",)]
 
     def test_kafka_created_anew_is_not_read_from_where_the_sink_had_the_old_one(self, files):
-        """Neither the ledger nor the topic is there any more, and both are created anew; the sink remembers."""
+        """The ledger and the topic were lost and are created anew; the sink still has its record."""
         files.produce(300)
         files.run()
         old = hook_of(lambda hook: hook.describe_topics([files.topic])[files.topic].topic_id)
@@ -348,7 +348,7 @@ class TestDataLoss:
         assert (report["records_written"], report["gaps"], len(table.rows())) == (30, [], 30)
 
     def test_a_log_that_went_back_is_refused(self, files, unique):
-        """Imitate an unclean election: the ledger has offsets of a longer log, from the group."""
+        """The ledger has offsets of a longer log, from the group, as after an unclean election."""
         files.produce(30)
         producer = Producer({**files.kafka.connection_extra(), "transactional.id": unique("t")})
         producer.init_transactions(60)

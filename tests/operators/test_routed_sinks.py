@@ -23,7 +23,7 @@ ORDER = {name: name for name in ("id", "customer", "amount", "placed_at")}
 
 
 def second_table(flow: Pipeline, columns: str = COLUMNS, **options) -> PostgresSink:
-    """Another table of the pipeline's database."""
+    """Return a second table in the pipeline's database."""
     sink = PostgresSink(conn_id="warehouse", table=f"other_{flow.place}", **options)
     with flow.postgres.connect(autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{sink.table}" ({columns})')

@@ -93,7 +93,7 @@ def test_rows_that_the_table_refuses_become_dead_letters_as_they_were_read_or_ar
 
 
 def test_split_by_split_nothing_of_a_split_is_there_before_it_is_decided_what_becomes_of_its_bad_records(table: Pipeline):
-    """So that a format may be mended after too many of them."""
+    """A user can then correct the format after too many bad records."""
     dead, sink = f"dead-{table.topic}", PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     options = {"sink": sink, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
     send(table, [(n, "c", "1.00" if n % 10 else "1.50") for n in range(50)], [(n, "c", "2.00") for n in range(50, 100)])

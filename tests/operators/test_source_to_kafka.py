@@ -151,7 +151,7 @@ class TestALedgerThatIsLost:
         assert len(lost.records()) == 620
 
     def test_a_ledger_of_another_cluster_says_nothing_until_somebody_says_that_it_does(self, lost):
-        """As a topic that MirrorMaker has copied: the copy of the topic that is published to may lag behind, or be ahead."""
+        """MirrorMaker may have copied the ledger. The copy of the topic that is published to may be behind it, or ahead."""
         name = lost.name
         lost.wait_settled()
         with KafkaHook() as hook, ChangeLedger(hook, name, "copied", topic=f"ledger-{name}") as ledger:

@@ -240,7 +240,7 @@ def test_transforms_that_do_not_fit_are_reported_before_a_window_is_planned(orde
 
 
 def test_what_a_filter_takes_out_goes_to_its_topic_as_the_source_gave_it(orders: Shop, unique) -> None:
-    """Also rows that could not be written, or transformed later on: they do not have to be."""
+    """This includes rows that could not be written or transformed later: that is not necessary."""
     rare, dead = unique("rare"), unique("dead")
     orders.sell(500)
     spoil(orders, 7, 8)

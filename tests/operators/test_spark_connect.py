@@ -62,7 +62,7 @@ def through(attempt: Victim, connection: str) -> dict[str, Any]:
 
 
 def test_a_window_through_spark_connect(files, connection, monkeypatch):
-    """In a process of its own: one process has either a classic or a Connect session."""
+    """The window runs in a separate process, because a process has either a classic or a Connect session."""
     files.produce(800)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
     files.reports.append(through(files.victim("run1", fault=None), connection))

@@ -63,7 +63,9 @@ def test_provider_info_names_every_module_that_has_one(kind, classes):
 
 
 def test_a_dag_file_with_many_of_them_is_parsed_nearly_as_fast_as_one_with_empty_ones(tmp_path):
-    """In a process of its own, because imports count. The time of Airflow's own imports measures the machine's speed."""
+    """The files are parsed in a separate process, because imports count. The time of Airflow's own imports measures the machine's
+    speed.
+    """
     for name, (imports, task) in (("empty", EMPTY), ("ours", OURS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "many.py").write_text(FILE.format(imports=imports, task=task))

@@ -115,7 +115,7 @@ def test_time_is_over_is_a_failure_or_a_skip(kafka, topic, context, deferrable):
 
 
 def test_airflow_ends_a_deferred_sensor_that_its_trigger_did_not_end(kafka, topic, context):
-    """By a signal of its own, some time after the trigger should have."""
+    """Airflow sends a signal some time after the trigger should have ended the sensor."""
     produce(kafka, topic, 1)
     waiting = sensor(topic, timeout=30, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -158,7 +158,7 @@ def test_a_silent_sensor_waits_through_failures_until_its_time_is_over(topic, co
 
 @pytest.mark.faults
 def test_a_broker_that_is_down_and_comes_back_is_waited_for(kafka, topic, context):
-    """By a sensor that pokes and by one that defers, during the same outage."""
+    """A sensor that pokes and one that defers wait during the same outage."""
     produce(kafka, topic, 3)
     options = {"at_most_records": None, "at_least_records": 1, "retry_timeout": 500}
     with ThreadPoolExecutor(2) as pool:

@@ -260,7 +260,9 @@ class SinkContract:
 
     @pytest.mark.parametrize("cut", [(), (0.25, 0.75)], ids=["the same splits", "other splits"])
     def test_a_late_task_of_an_overtaken_attempt_writes_nothing(self, case: Case, feed: Feed, cut: tuple[float, ...]) -> None:
-        """It has not begun when the newer attempt does: neither its session nor its files are there to be ended."""
+        """The late task has not begun when the newer attempt begins, so that it has no session and no files that could be
+        removed.
+        """
         jobs = [feed.next()]
         apply(case.sink, jobs[0])
         for turn in ("first", "between", "last"):
@@ -470,7 +472,7 @@ class SinkContract:
         same_multiset(first.expected + second.expected, case.read())
 
     def test_a_record_that_knows_no_ids_is_compared_by_its_ranges(self, case: Case, feed: Feed) -> None:
-        """Imitate a record of an older sink, which had no such ids."""
+        """Records of older versions of a sink have no ids."""
         unknown = {"cluster_id": "", "topic_ids": {}}
         first, second = feed.next(), feed.next()
         without = replace(first, window=replace(first.window, **unknown))

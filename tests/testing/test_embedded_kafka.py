@@ -199,7 +199,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka: EmbeddedKafk
 def test_after_kill_and_restart_ports_and_acknowledged_records_are_the_same(
     kafka: EmbeddedKafka, unique: Callable[[str], str]
 ) -> None:
-    """It is killed while it is paused, and restarted, and then restarted while it runs."""
+    """The broker is killed while it is paused, is started again, and is then restarted while it runs."""
     topic, before, pids = unique("killed"), kafka.bootstrap_servers, [kafka.broker().pid]
     kafka.create_topic(topic, partitions=2)
     produce(kafka, topic, ["a", "b", "c"])

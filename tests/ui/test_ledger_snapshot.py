@@ -87,7 +87,7 @@ def test_of_many_windows_the_newest_are_kept_and_all_are_counted():
 
 
 def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are_known_by_its_report():
-    """They went along with its other records: the ledger has no record of its own of them."""
+    """They were sent in the transactions of the other records, so the ledger has no separate record of them."""
     snapshot, done = LedgerSnapshot(), entry("p", 1)
     reported = {
         **done.report,

@@ -92,7 +92,7 @@ def test_positions_and_changes_are_what_they_were():
 
 @pytest.mark.parametrize("kind, message", [("dead_letters", "sends dead letters"), ("routes", "that a `Filter` takes out")])
 def test_topics_of_records_that_do_not_count_are_refused(kind, message):
-    """Else no window would ever read a record of them, without an error."""
+    """Otherwise no window would ever read their records, and no error would say so."""
     bound = Binding(Writer("dag", "up"), Endpoint({"topic": "t"}, {kind: "aside, t"}))
     found = upstream(entry(1, 0, 5), total=5, binding=bound)
     assert follow(found, None, ["t"], {TP: 0})[0].records == 5

@@ -250,7 +250,7 @@ def _stands(boundary: Boundary, partitions: Mapping[int, int]) -> list[int]:
 
 @st.composite
 def random_proposals(draw: st.DrawFn, most: int) -> list[Boundary]:
-    """Of a few instants, in any order, with offsets in any order, of partitions that only become more."""
+    """Return proposals for a few instants, in any order, with offsets in any order; the number of partitions only grows."""
     found, partitions = [], 1
     for _ in range(draw(st.integers(0, most))):
         partitions = min(3, partitions + draw(st.sampled_from([0, 0, 0, 1])))

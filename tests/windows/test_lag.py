@@ -171,7 +171,7 @@ def test_silence_longer_than_the_schedule_allows_is_stop():
 
 @pytest.mark.parametrize("hours", [0.1, 1, 12, 23.9, 25, 35])
 def test_a_nightly_consumer_is_not_called_dead_between_two_nights(hours):
-    """It committed at night, records came since, and the lag has grown all day."""
+    """The consumer committed at night, and the lag has grown all day since then."""
     polls = [seen(-hours * n / 20, 100, 5000 - n * 10, hours * n / 20 * HOUR) for n in range(20, -1, -1)]
     night = [seen(-hours - 0.5, 90, None, active=True), seen(-hours - 0.2, 100, None, active=True)]
     assert judge_partition([*night, *polls], Periodic(DAY)) == Verdict(Status.OK)

@@ -252,7 +252,7 @@ def test_an_interval_is_asked_for_once_more_while_it_is_moved_once_more(model):
 
 
 def test_an_interval_finds_the_record_of_the_one_before_while_that_one_is_moved_once_more(model):
-    """It is not refused as one whose sink has lost its record (:class:`SinkRecordMissing`)."""
+    """The interval is not refused as one whose sink has lost its record (:class:`SinkRecordMissing`)."""
     next_hour = partial(attempt, "next-hour", hour=1, asks=True)
     again = partial(attempt, "hour", hour=0, max_tries=1, on_rerun="replay")
     looks = {
@@ -493,6 +493,6 @@ def test_offsets_that_others_have_are_not_looked_at_again_after_the_claim(model,
 
 
 def test_an_attempt_does_not_ask_whether_the_sink_has_its_window(model):
-    """Harmless with a sink that compares: nothing is moved twice."""
+    """This is harmless, because the sink compares and takes nothing twice."""
     with patch.object(ModelSink, "find_applied", lambda *args: None):
         explore(taken_window(), {"A": ONE}, [ONE, LAST], records=0)

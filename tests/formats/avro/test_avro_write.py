@@ -71,7 +71,7 @@ def refusal(schema: Any, ddl: str, *rows: dict[str, Any]) -> str:
 @SOME
 @given(SEEDS)
 def test_every_value_that_is_read_is_written_as_fastavro_wrote_it_and_read_again(seed: int) -> None:
-    """Of any part of a batch; only the order and the number of a map's entries may be others."""
+    """This holds for any part of a batch. Only the order and the number of a map's entries may differ."""
     made = RandomAvro(seed)
     schema = made.record()
     values = [encoded(bare(schema), made.value(schema)) for _ in range(20)]

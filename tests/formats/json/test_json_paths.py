@@ -63,7 +63,7 @@ def test_fast_path_equals_reference_for_random_schemas_and_records(chance: rando
 
 
 def test_fast_path_equals_reference_for_many_seeds() -> None:
-    """More than Hypothesis reaches in the time; enough of it must have gone the fast way for this to say something."""
+    """These are more records than Hypothesis reaches in the time. Enough of them must have taken the fast path."""
     fast = total = 0
     for seed in range(examples(400)):
         maker = Maker(random.Random(seed), maps=seed % 10 == 0)
@@ -168,7 +168,7 @@ FRAGMENTS = [
 
 
 def test_no_record_ends_in_another_or_makes_two() -> None:
-    """Pieces that make whole documents together, that hold two, none, or a forged end: side by side, in twos and threes."""
+    """Combine two or three values that together make one document, or that hold two documents, none, or a forged end."""
     for values in itertools.product(FRAGMENTS, FRAGMENTS):
         assert disagreement("a bigint", values) == ""
     chance = random.Random(1)

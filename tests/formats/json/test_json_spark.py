@@ -114,7 +114,7 @@ def test_ddl_is_read_as_spark_reads_it(spark: SparkSession, schema: str) -> None
 
 
 def test_floats_and_nested_values_are_written_in_arrow_as_spark_writes_them(spark: SparkSession) -> None:
-    """But for the digits of some floats with Java 17, which then are another text of the same number."""
+    """With Java 17, the digits of some floats differ: another text of the same number."""
     chance = random.Random(20261125)
     floats = [0.0, -0.0, 1e-3, 1e7, 9_999_999.0, 0.00099, 1e22, -123456789.0, float("nan"), float("inf"), -float("inf"), None]
     texts = ["", 'a"\\\x01\x1fé', None]

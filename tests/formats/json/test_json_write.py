@@ -48,7 +48,7 @@ def written(rows: list[dict[str, Any]], start: int = 0) -> list[bytes]:
 
 
 def test_what_is_written_is_read_again():
-    """Of any part of a batch, by the format itself."""
+    """The format reads any part of a batch that it has written."""
     chance, compared = random.Random(20261121), 0
     schema = "id bigint, yes boolean, text string, raw binary, at timestamp, local timestamp_ntz, day date"
     decoder = Json(schema).make_decoder()

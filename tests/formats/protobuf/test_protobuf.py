@@ -480,7 +480,7 @@ def test_texts_import_by_the_names_of_references_and_never_leave_their_directory
 
 
 def test_a_descriptor_in_base64_is_read_with_the_files_that_it_imports() -> None:
-    """Confluent's clients for Python register descriptors instead of texts."""
+    """Confluent's Python clients register descriptors instead of texts."""
     texts = {
         "a.proto": 'import "google/protobuf/timestamp.proto"; import "b/money.proto"; '
         "message M { b.Money m = 1; google.protobuf.Timestamp at = 2; }",

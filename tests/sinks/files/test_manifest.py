@@ -64,7 +64,7 @@ def test_readers_get_the_files_of_complete_windows(sink, feed):
 
 @pytest.mark.parametrize("partition_by", [[], ["flag"]])
 def test_a_symlink_manifest_names_the_files_of_complete_windows(sink, feed, partition_by):
-    """As Trino, Athena and Hive read it: a directory of texts with one URI a line, by partition."""
+    """Trino, Athena and Hive read such a directory: per partition, a text with one URI per line."""
     sink = replace(sink, partition_by=partition_by)
     jobs = [feed.next(20, 10, 5) for _ in range(2)]
     assert write_symlink_manifest(sink.path) == 0

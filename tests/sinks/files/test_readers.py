@@ -187,7 +187,7 @@ def test_orc_instants_are_read_as_wall_clocks_of_the_time_zone_of_spark(tables, 
 
 
 def test_orc_instants_are_right_for_arrow_and_unreadable_for_spark(tables, by_spark):
-    """Of ORC's two types of timestamps Spark reads one only, which is why the other is not the default."""
+    """Spark reads only one of ORC's two types of timestamps. The other one is therefore not the default."""
     assert "timestamp with local time zone" in by_spark.rows["orc-instant"] or "Syntax error" in by_spark.rows["orc-instant"]
     table = pa.dataset.dataset(tables["orc-instant"].path, format="orc", partitioning="hive").to_table()
     assert table.schema.field("placed_at").type.tz == "UTC"

@@ -378,7 +378,7 @@ def test_a_task_of_an_overtaken_attempt_is_fenced_wherever_it_is(path):
 
 
 def test_of_two_attempts_that_publish_at_the_same_moment_one_wins_and_both_return_its_record(path, monkeypatch):
-    """Both began before either could take the other's directory away, and both have looked and found no window."""
+    """Both attempts began before either could remove the other's directory, and neither has found a window."""
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     with monkeypatch.context() as patched:
@@ -402,7 +402,7 @@ def test_of_two_attempts_that_publish_at_the_same_moment_one_wins_and_both_retur
 
 
 def test_leftovers_are_taken_away_whole_before_anything_in_them_is_deleted(path, monkeypatch):
-    """Else an attempt that still lives could publish what is left of it."""
+    """Otherwise an attempt that is still alive could publish the remaining files."""
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     old = sink.begin(job.window, job.splits, job.shape)
@@ -732,7 +732,7 @@ def test_a_staging_directory_that_is_removed_meanwhile_is_made_again(tmp_path, m
 
 
 def test_a_window_that_is_published_just_before_the_rename_stays_as_it_is(path, tmp_path, monkeypatch):
-    """Another attempt, which this one could not end, publishes between the last look and the rename."""
+    """Another attempt, which this one could not end, publishes between the last check and the rename."""
     job, sink, other = Feed().next(), FilesSink(str(path)), FilesSink(str(tmp_path / "other" / "orders"))
     applied = apply(other, job)
     published = []

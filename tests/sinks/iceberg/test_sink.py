@@ -111,7 +111,7 @@ def test_files_of_a_window_stay_though_its_attempt_was_not_cleaned_up_before_its
 
 
 def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its_files(lake, feed):
-    """Its attempt has died between the commit and the close, and nobody has repeated it for 90 days."""
+    """The attempt died between the commit and the close, and was not repeated for 90 days."""
     job, unmoved = (replace(found, window=_make_open(found.window)) for found in (feed.next(), feed.next()))
     assert lake.sink.find_applied(job.window) is None, "there is no table"
     apply(lake.sink, job)
@@ -616,7 +616,7 @@ def test_windows_on_a_branch_are_seen_once_it_is_published(lake, feed):
 
 
 def test_an_open_window_that_gets_another_branch_is_moved_to_it(lake, feed):
-    """Both branches are of one table, whose snapshots name the windows of all of them."""
+    """Both branches belong to one table, whose snapshots name the windows of all branches."""
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
     audit = replace(lake.sink, branch="audit")

@@ -107,7 +107,7 @@ def test_an_attempt_whose_files_were_removed_commits_nothing_although_no_other_a
 
 
 def test_an_attempt_that_was_fenced_commits_nothing_though_all_its_files_are_there(lake, feed, monkeypatch):
-    """Its successor dies between the fence and the removal of the files."""
+    """The next attempt dies between the fence and the removal of the files."""
     first, job = feed.next(), feed.next()
     apply(lake.sink, first)
 
@@ -192,7 +192,7 @@ def test_files_of_a_running_attempt_that_others_remove_are_noticed_before_its_co
 
 
 def test_pipelines_that_write_to_one_table_at_the_same_time_lose_and_double_nothing(new_lake):
-    """They create it, too, and compact it while others commit. A catalog in SQLite may be locked for a moment."""
+    """The pipelines also create the table, and compact it while others commit. A catalog in SQLite may be locked for a moment."""
     lake = new_lake(SMALL, optimize=2)
     feeds = [Feed(SMALL, f"shop.pipeline{n}", first_id=1000 * n) for n in range(3)]
     jobs = [[feed.next(2, 1, 0) for _ in range(3)] for feed in feeds]

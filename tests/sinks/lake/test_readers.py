@@ -380,7 +380,7 @@ def test_spark_and_the_sink_write_to_one_table_with_column_mapping_and_generated
 
 
 def test_an_upsert_keeps_rows_deleted_that_spark_has_deleted_by_delete_files(deleted):
-    """Also those of a file that it rewrites."""
+    """This includes the deleted rows of a file that the upsert rewrites."""
     assert deleted.deletes
     for reader, rows in deleted.rows.items():
         assert {row["id"]: row["v"] for row in rows} == {0: "old", 2: "back", 3: "new", 4: "old", 5: "old"}, reader

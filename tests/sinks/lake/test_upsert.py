@@ -200,7 +200,7 @@ def test_an_attempt_that_dies_is_repeated_and_deletes_and_updates_once(make, tmp
 
 @pytest.mark.faults
 def test_rows_that_others_commit_between_look_and_commit_are_seen(lake, tmp_path):
-    """They hold a key of the window in a file that was not there at the look, or rewrite the files that are to be replaced."""
+    """Others commit a key of the window in a new file, or rewrite the files that the window is about to replace."""
     pipeline = Pipeline(KEYED)
     write(lake.sink, pipeline, [{"id": i, "v": "old"} for i in range(8)])
     job = pipeline.job([{"id": i, "v": "new"} for i in (1, 2, 77)])
@@ -250,7 +250,7 @@ def test_a_task_of_an_attempt_that_was_overtaken_stages_nothing(lake):
 
 
 def test_older_offsets_never_overwrite_newer_ones_where_rows_hold_their_offsets(make):
-    """Another pipeline, started anew at the beginning, reads the same records again."""
+    """A second pipeline begins with the first offsets and reads the same records again."""
     lake = make(offset_columns=True, delete_enabled=True)
     history = [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 1, "v": "c"}, {"id": 3, "v": "d"}, dead(2), {"id": 2, "v": "e"}]
     write(lake.sink, Pipeline(KEYED, tombstones=True), history)

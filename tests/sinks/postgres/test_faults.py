@@ -271,7 +271,7 @@ def test_tasks_of_an_attempt_that_was_overtaken_are_fenced(place: Place, options
 
 
 def fake_results(job: Job) -> list[SplitResult]:
-    """Imitate an attempt whose tasks have succeeded."""
+    """Return results of an attempt whose tasks have succeeded."""
     counts = {s.index: sum(r.batch.num_rows for r in job.rows[s.index]) for s in job.splits}
     return [SplitResult(index, records=n, token={"rows": n}) for index, n in counts.items()]
 
@@ -438,7 +438,7 @@ def test_a_split_that_shares_offsets_with_another_one_is_refused_when_it_commits
 
 
 def test_a_split_window_that_was_given_up_keeps_no_later_one_from_its_offsets(place: Place):
-    """Its pipeline was moved back by a user: the records come again."""
+    """A user has moved the pipeline back, so the records are read again."""
     sink, orders = place.sink(auto_create=True, atomic="split"), pipeline()
     job = orders.job(lines(0, 10), lines(10, 10))
     with sink.begin(job.window, job.splits, job.shape) as writer:
@@ -632,7 +632,7 @@ def test_any_number_of_leftovers_is_cleared_and_nothing_else(place: Place):
 
 
 def test_a_second_commit_of_a_window_writes_zero_rows(place: Place):
-    """By the server's own count."""
+    """The server's own count of written rows shows it."""
     for way, options in WAYS.items():
         sink, orders = place.sink(f"t {way}", auto_create=True, **options), pipeline(name=way)
         job = orders.job(lines(0, 10), lines(10, 10))

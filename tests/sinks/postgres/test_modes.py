@@ -194,7 +194,7 @@ def test_deletes_by_a_key_of_several_columns_and_of_the_target_s_own_types(place
 
 @pytest.mark.parametrize("atomic", ATOMIC)
 def test_older_offsets_never_overwrite_newer_ones_where_the_table_has_offset_columns(place: Place, atomic: str):
-    """Another pipeline, started anew at the beginning, reads the same records again."""
+    """A second pipeline begins with the first offsets and reads the same records again."""
     sink = place.sink(**DELETES, offset_columns=True, atomic=atomic)
     history = [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 1, "v": "c"}, {"id": 3, "v": "d"}, dead(2), {"id": 2, "v": "e"}]
     write(sink, Pipeline(KEYED, tombstones=True), history)

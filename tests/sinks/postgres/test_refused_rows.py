@@ -211,7 +211,7 @@ def test_what_was_deferred_is_forgotten_by_an_attempt_that_does_not_tolerate_it_
 
 
 def test_a_split_is_deferred_only_once_nothing_uses_its_session_any_more(place: Place):
-    """In the middle of a COPY, which waits for more rows: to close its session then may crash the process."""
+    """If a session is closed in the middle of a COPY that waits for rows, the process may crash."""
     place.execute("CREATE TABLE t (id bigint, v text, n bigint)")
     job = Pipeline(ROW).job([{"id": i, "v": "x" * 1000, "n": i} for i in range(4000)], batch_rows=500)
     with place.sink(atomic="split").begin(job.window, job.splits, replace(job.shape, tolerates=True)) as writer:

@@ -179,7 +179,7 @@ def test_structs_and_maps_arrive_as_json(place: Place, driver: str, atomic: str)
 
 @pytest.mark.parametrize("atomic", ATOMIC)
 def test_values_become_the_target_s_own_types(place: Place, driver: str, atomic: str):
-    """Types no Arrow type stands for, and those that are narrower or wider than what is sent."""
+    """The types have no Arrow type, or are narrower or wider than the values that are sent."""
     place.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
     place.execute("CREATE DOMAIN short AS varchar(5) CHECK (VALUE <> 'never')")
     place.execute("CREATE DOMAIN document AS jsonb")

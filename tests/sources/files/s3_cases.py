@@ -62,7 +62,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(s3: EmbeddedS3, events: Path) -> Iterator[Any]:
-    """As an operator starts it, of a connection that says where the store is and who asks."""
+    """Start Spark as an operator does, with the address and the credentials of the store from a connection."""
     engine.not_here()
     jars = os.environ["PYSPARK_SUBMIT_ARGS"].split()[1]
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join([jars, *map(str, spark_jars())])} pyspark-shell"
@@ -296,7 +296,7 @@ def test_a_bucket_or_prefix_that_is_not_there_is_a_problem(bucket):
 
 
 def test_wrong_credentials_are_a_problem_and_no_empty_window(s3, bucket):
-    """Also at the root of a bucket, and for who may read but not list."""
+    """This holds at the root of a bucket, too, and for a user who may read but not list."""
     bucket.put("sub/a", "1\n")
     key, secret = s3.credentials
     others = {"stranger": ("AKIAXXXXXXXXXXXXXXXX", secret), "forger": (key, secret[::-1]), "reader": s3.user("reader", GETS_ONLY)}

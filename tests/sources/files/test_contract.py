@@ -107,7 +107,7 @@ class TestFilesSource(RowSourceContract):
 
 
 class TestSplitsOfOtherFiles(SplitsContract):
-    """Which files a window holds has nothing to do with their format."""
+    """The choice of a window's files does not depend on their format."""
 
     @pytest.fixture(params=[kind for kind in KINDS if kind not in ("parquet", "json")])
     def case(self, request, tmp_path):

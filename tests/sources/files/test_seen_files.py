@@ -45,7 +45,7 @@ def test_a_directory_of_any_size_is_read_once_and_its_memory_is_bounded():
 
 
 def test_the_horizon_stays_before_what_was_listed_and_not_read():
-    """Also when an unread file is old: it came late, and its turn is in a later window."""
+    """This holds for an old file, too, that was found late and will be read in a later window."""
     files = [file(n) for n in range(14_000)]
     seen_files = SeenFiles()
     for _ in range(2):

@@ -247,7 +247,7 @@ TYPES: Types = [
 
 
 def test_every_type_survives_by_value(shop: Shop, spark: JdbcSpark) -> None:
-    """From a table, and most of them from a query too, where the catalog says nothing."""
+    """All types are read from a table, and most of them from a query, too, for which the catalog has no types."""
     shop.execute("SET time_zone = '+00:00'")
     columns = ", ".join(f"{quote(name)} {kind}" for name, (kind, _, _) in zip(type_names(TYPES), TYPES, strict=True))
     shop.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")

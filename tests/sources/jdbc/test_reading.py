@@ -152,7 +152,7 @@ TYPES: Types = [
 
 
 def test_every_type_survives_by_value(place: Place, spark: JdbcSpark) -> None:
-    """Also NULL of each, and in a JVM whose zone has hours that were not, and days of another calendar."""
+    """This includes NULL of each type, and a JVM whose time zone has skipped hours and days of another calendar."""
     place.execute("CREATE TYPE mood AS ENUM ('sad', 'it''s'); CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
     place.execute("CREATE TYPE pair AS (a int, b text)")
     names = [quote(name) for name in type_names(TYPES)]
@@ -169,7 +169,7 @@ def test_every_type_survives_by_value(place: Place, spark: JdbcSpark) -> None:
 
 
 def test_both_ways_to_count_microseconds_agree(place: Place) -> None:
-    """Older servers take another one."""
+    """Older servers need the second way."""
     place.execute("CREATE TABLE t (at timestamptz)")
     series = "generate_series(0, 119950) n"
     place.execute(
@@ -205,7 +205,7 @@ def test_what_spark_cannot_hold_is_refused_and_named(place: Place, spark: JdbcSp
 
 
 def test_partition_i_is_split_i(place: Place, spark: JdbcSpark) -> None:
-    """In the order given, also for some of them, also for none, and at every attempt."""
+    """The order is the given one, for all, some or none of the splits, and at each attempt."""
     place.execute('CREATE TABLE t (a text COLLATE "C", b int, n int PRIMARY KEY)')
     place.execute(
         "INSERT INTO t SELECT CASE WHEN n % 7 > 0 THEN chr(65 + n % 3) || '''' END, n % 5, n FROM generate_series(1, 100) n"
@@ -269,7 +269,7 @@ def test_a_query_is_read_by_spark(place: Place, spark: JdbcSpark) -> None:
 
 
 def test_the_password_is_nowhere_to_be_seen(place: Place, spark: JdbcSpark) -> None:
-    """Neither in plans, nor in the logs, nor in the event log, which is what the Spark UI shows; nor in errors."""
+    """Plans, logs, errors and the event log, which the Spark UI shows, do not contain the password."""
     secret = "s3cr3t&p%40ss"
     place.execute("CREATE TABLE t (id int PRIMARY KEY)")
     place.execute("INSERT INTO t VALUES (1)")

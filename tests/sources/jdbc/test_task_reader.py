@@ -190,7 +190,7 @@ def test_topic_partition_and_time_are_the_same(place: Place) -> None:
 
 
 def test_random_rows_are_the_same(place: Place) -> None:
-    """Of all sizes, in many splits, by a composite key with NULL in it."""
+    """The rows are of all sizes, in many splits, by a composite key that contains NULL."""
     chance = random.Random(20261121)
     place.execute(
         "CREATE TABLE t (a text, b bigint, amount numeric(14,2), fine numeric(18,9), free numeric, body text, raw bytea, "

@@ -167,7 +167,7 @@ def test_a_key_of_nothing_but_null_is_one_split(place: Place) -> None:
 
 
 def test_the_bounds_are_sorted_as_the_column_is(place: Place) -> None:
-    """Not as their texts: 9 and 99999 come before 100000, whatever the select list is called."""
+    """They are not sorted as texts: 9 and 99999 come before 100000, for any name in the select list."""
     fill(place, "id bigint PRIMARY KEY", [(n,) for n in (9, 99999, 100000)])
     assert source_of(place, cursor="id").freeze(None).position["after"] == ["100000"]
 
@@ -335,7 +335,7 @@ def test_a_query_is_a_source(place: Place) -> None:
 
 
 def test_reading_changes_nothing(place: Place) -> None:
-    """Not even what a query calls."""
+    """Not even functions that a query calls change anything."""
     place.execute("CREATE SEQUENCE s")
     source = JdbcSource(place.conn_id, query=f"SELECT nextval('{place.quoted}.s') AS id", cursor="id")
     with pytest.raises(SourceRejected, match="read-only"):
@@ -387,7 +387,7 @@ def test_long_keys_make_for_shorter_windows(place: Place, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("options", [{"cursor": "id"}, {"timestamp_column": "at"}])
 def test_a_transaction_that_is_writing_is_waited_for(place: Place, options: dict[str, Any]) -> None:
-    """Its rows lie before the window's end: they would never be read."""
+    """The transaction's rows are before the window's end, so that they would never be read."""
     place.execute("CREATE TABLE t (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp())")
     source = source_of(place, include_columns=["id"], **options)
     with place.server.connect() as late:
@@ -492,7 +492,7 @@ def test_another_cursor_is_not_read_from_the_old_position(place: Place) -> None:
 
 @pytest.mark.parametrize("options", [{"cursor": "id"}, {"key": "id", "max_records": 5}], ids=["cursor", "bulk"])
 def test_a_position_is_left_alone_when_its_column_orders_rows_in_another_way(place: Place, options: dict[str, Any]) -> None:
-    """As a text, 9 is behind 10: rows would be published again, or never."""
+    """As texts, 9 comes after 10, so rows would be published twice or never."""
     fill(place, "id int PRIMARY KEY", [(number,) for number in range(12)])
     source = source_of(place, **options)
     frozen = through_json(source.freeze(None))

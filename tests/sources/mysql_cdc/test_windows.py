@@ -237,7 +237,7 @@ def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(
 
 
 def test_changes_behind_a_savepoint_that_were_rolled_back_are_left_out_also_if_the_log_has_them(shop: Binlog, monkeypatch):
-    """As it has if the transaction changes a table without transactions, too."""
+    """The log has them if the transaction also changes a table of an engine without transactions."""
     shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=MyISAM", "CREATE TABLE b (id int PRIMARY KEY)")
     windows = shop.windows(provide_transaction_metadata=True)
     shop.execute(
@@ -374,7 +374,7 @@ def test_a_driver_without_the_parts_that_read_the_log_is_refused_by_name(orders:
 
 
 def test_a_window_is_read_to_its_end_also_if_the_server_sends_it_a_moment_later(orders: Binlog, monkeypatch):
-    """As in the moment between the write of a transaction and its sync; and not for ever."""
+    """This happens between the write of a transaction and its sync. The reader does not wait for ever."""
     windows = orders.windows()
     orders.execute("INSERT INTO orders VALUES (1, 'one')")
     end = LogCoordinates.parse(orders.end())

@@ -61,7 +61,7 @@ def test_every_message_is_read_and_none_that_is_cut_off(data):
 
 
 def test_a_text_that_is_not_utf8_names_its_column():
-    """As in a database with the encoding SQL_ASCII."""
+    """A database with the encoding SQL_ASCII may hold such a text."""
     writer = PostgresEventWriter(PostgresEventForm(prefix="p"), 0, 10, {})
     for message in (RELATION, b"B" + struct.pack(">qqI", 5, 0, 7)):
         found = decode(message)

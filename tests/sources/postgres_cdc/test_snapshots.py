@@ -376,7 +376,7 @@ def test_the_rows_of_a_table_that_is_added_are_read_behind_the_transactions_that
 
 
 def test_a_prepared_transaction_is_seen_by_chunks_and_comes_in_the_log_when_it_is_committed(orders):
-    """Without what its savepoints have undone; messages of programs in the log are no changes."""
+    """Changes that were rolled back to a savepoint are left out. Messages that programs write to the log are no changes."""
     place, name = orders.place, orders.name
     place.execute("INSERT INTO orders VALUES (1, 'first')")
     windows = Windows(orders.source(snapshot="initial"))
@@ -455,7 +455,7 @@ def test_a_partitioned_table_that_is_published_as_its_root_is_cut_and_read_as_on
 
 
 def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
-    """It would show in the snapshot of the chunk, which is older."""
+    """A truncate would be visible in the older snapshot of the chunk."""
     place = orders.place
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
     windows = started(orders, snapshot="initial")
@@ -473,7 +473,7 @@ def test_a_truncate_waits_for_the_chunk_that_is_being_read(orders, monkeypatch):
 
 
 def test_a_transaction_that_waits_for_a_standby_is_neither_lost_nor_doubled(orders, monkeypatch):
-    """Its commit is in the log, and no session sees it: chunks that are read meanwhile would not include it."""
+    """Its commit is in the log while no session sees its rows, so that chunks that are read meanwhile do not include them."""
     place = orders.place
     place.execute("INSERT INTO orders SELECT n, 'first' FROM generate_series(1, 9) n")
     windows = started(orders, snapshot="initial", snapshot_chunk_rows=3, snapshot_chunks_per_window=1)
