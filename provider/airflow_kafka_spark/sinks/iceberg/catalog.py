@@ -30,7 +30,7 @@ _REFUSED = {
     "dynamodb": "pyiceberg cannot commit to the tables of a DynamoDB catalog",
     "bigquery": "pyiceberg cannot commit to the tables of a BigQuery catalog",
 }
-"""Other values, and why no window can be committed there."""
+"""Types of catalogs in which no window can be committed, with the reason."""
 
 _SECRET = re.compile(r"secret|password|token|credential|session|access[-_]key|account[-_]key|sas", re.IGNORECASE)
 

@@ -165,7 +165,7 @@ def _remove_points(texts: pa.Array) -> pa.Array:
 
 _ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _BASE64 = np.stack([np.repeat(_ALPHABET, 64), np.tile(_ALPHABET, 64)], axis=1).view(np.uint16).reshape(-1)
-"""Of each 12 bits, the two characters."""
+"""The two characters of each number of 12 bits."""
 _SIZES = np.array([1 << (8 * size - 1) for size in range(1, 8)], np.int64)
 """The first numbers that need 2, 3, ... 8 bytes."""
 

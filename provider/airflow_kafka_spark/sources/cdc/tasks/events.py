@@ -56,7 +56,7 @@ class ColumnForm(NamedTuple):
 
 
 DOUBLE_FORM, FLOAT_FORM = ColumnForm("double", 15), ColumnForm("double", 6)
-"""Of numbers of 64 bits, and of 32 bits."""
+"""The forms of numbers of 64 and of 32 bits."""
 
 
 def make_named_schema(kind: str, name: str, **parameters: Any) -> dict[str, Any]:

@@ -409,49 +409,58 @@ def _read_clock_micros(raw: bytes) -> int:
 
 def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     precision = column.meta[0] if column.meta else 0
-    fraction, unit = FRACTIONS[precision]
-    connect = form.times == "connect"
     if column.kind == binlog.TIME2:
-        micros, size, divisor = _make_duration_reader(fraction, unit), 3 + fraction, 1000 if connect else 1
-        schema = (
-            make_named_schema("int32", "org.apache.kafka.connect.data.Time")
-            if connect
-            else make_named_schema("int64", "io.debezium.time.MicroTime")
-        )
-
-        return ReadColumn(
-            lambda data, at: (str(micros(data, at) // divisor), at + size),
-            schema,
-            lambda raw: str(_read_clock_micros(raw) // divisor),
-            form=ColumnForm("clock", divisor),
-        )
+        return _make_clock_column(precision, form)
     if column.kind == binlog.DATE:
-        name = "org.apache.kafka.connect.data.Date" if connect else "io.debezium.time.Date"
-
-        def date(year: int, month: int, day: int) -> str:
-            days = _count_days(year, month, day, form.zero_dates)
-            return "null" if days is None else str(days)
-
-        return ReadColumn(
-            lambda data, at: (date(*_read_date_parts(data, at)), at + 3),
-            make_named_schema("int32", name),
-            lambda raw: date(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
-            lambda raw: "{:04}-{:02}-{:02}".format(*_read_date_parts(raw, 0)),
-            "date",
-            ColumnForm("days"),
-        )
+        return _make_date_column(form)
     if column.kind == binlog.TIMESTAMP2:
         return _make_timestamp_column(precision, form)
+    return _make_datetime_column(precision, form)
+
+
+def _make_clock_column(precision: int, form: ValueForm) -> ReadColumn:
+    fraction, unit = FRACTIONS[precision]
+    connect = form.times == "connect"
+    micros, size, divisor = _make_duration_reader(fraction, unit), 3 + fraction, 1000 if connect else 1
+    kind, name = ("int32", "org.apache.kafka.connect.data.Time") if connect else ("int64", "io.debezium.time.MicroTime")
+    return ReadColumn(
+        lambda data, at: (str(micros(data, at) // divisor), at + size),
+        make_named_schema(kind, name),
+        lambda raw: str(_read_clock_micros(raw) // divisor),
+        form=ColumnForm("clock", divisor),
+    )
+
+
+def _make_date_column(form: ValueForm) -> ReadColumn:
+    name = "org.apache.kafka.connect.data.Date" if form.times == "connect" else "io.debezium.time.Date"
+
+    def format_days(year: int, month: int, day: int) -> str:
+        days = _count_days(year, month, day, form.zero_dates)
+        return "null" if days is None else str(days)
+
+    return ReadColumn(
+        lambda data, at: (format_days(*_read_date_parts(data, at)), at + 3),
+        make_named_schema("int32", name),
+        lambda raw: format_days(int(raw[:4]), int(raw[5:7]), int(raw[8:])),
+        lambda raw: "{:04}-{:02}-{:02}".format(*_read_date_parts(raw, 0)),
+        "date",
+        ColumnForm("days"),
+    )
+
+
+def _make_datetime_column(precision: int, form: ValueForm) -> ReadColumn:
+    fraction, unit = FRACTIONS[precision]
+    connect = form.times == "connect"
     millis = connect or precision <= 3
     name = "org.apache.kafka.connect.data.Timestamp" if connect else "io.debezium.time.Timestamp"
 
-    def parts(data: bytes, at: int) -> tuple[list[int], int]:
+    def read_parts(data: bytes, at: int) -> tuple[list[int], int]:
         packed = int.from_bytes(data[at : at + 5], "big") - 0x8000000000
         part = int.from_bytes(data[at + 5 : at + 5 + fraction], "big") * unit
         year, month = divmod(packed >> 22, 13)
         return [year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63], part
 
-    def local(numbers: list[int], part: int) -> str:
+    def format_instant(numbers: list[int], part: int) -> str:
         year, month, day, hours, minutes, seconds = numbers
         days = _count_days(year, month, day, form.zero_dates)
         if days is None:
@@ -459,15 +468,15 @@ def _make_time_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         value = (days * DAY_SECONDS + hours * 3600 + minutes * 60 + seconds) * MICROS + part
         return str(value // 1000 if millis else value)
 
-    def key(raw: bytes) -> str:
-        numbers, part = parts(raw, 0)
+    def format_key(raw: bytes) -> str:
+        numbers, part = read_parts(raw, 0)
         return "{:04}-{:02}-{:02} {:02}:{:02}:{:02}.{:06}".format(*numbers, part)
 
     return ReadColumn(
-        lambda data, at: (local(*parts(data, at)), at + 5 + fraction),
+        lambda data, at: (format_instant(*read_parts(data, at)), at + 5 + fraction),
         make_named_schema("int64", name if millis else "io.debezium.time.MicroTimestamp"),
-        lambda raw: local([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
-        key,
+        lambda raw: format_instant([int(raw[part]) for part in _PARTS_OF_TIME], int(raw[20:].ljust(6, b"0"))),
+        format_key,
         "datetime",
         ColumnForm("instant", 1000 if millis else 1),
     )

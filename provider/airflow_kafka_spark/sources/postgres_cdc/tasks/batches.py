@@ -239,7 +239,7 @@ _KINDS = {
     (85, 79): RowKinds(has_old=True, has_new=True), (68, 75): RowKinds(has_old=True, has_new=False),
     (68, 79): RowKinds(has_old=True, has_new=False),
 }  # fmt: skip
-"""By the first byte of a message, and the one before its first row."""
+"""The kinds of a message's rows, by its first byte and the byte before its first row."""
 
 
 def find_kinds(data: bytes) -> RowKinds | None:
