@@ -138,7 +138,7 @@ class Demo:
             .to_pylist()
         )
         places = (
-            (f"Kafka topic {TOPIC}", read_topic_ids(self.kafka.connection_extra(), TOPIC)),
+            (f"Kafka topic {TOPIC}", read_record_keys(self.kafka.connection_extra(), TOPIC)),
             ("PostgreSQL sales.orders", ids),
             ("Parquet directory", files),
         )
@@ -174,7 +174,7 @@ def check_ids(ids: Iterable[int], total: int) -> str:
     return f"all {total:,} orders, each exactly once"
 
 
-def read_topic_ids(config: dict[str, Any], topic: str) -> list[int]:
+def read_record_keys(config: dict[str, Any], topic: str) -> list[int]:
     """Return the keys of all records that a ``read_committed`` reader sees. Uses none of this package's operators."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 

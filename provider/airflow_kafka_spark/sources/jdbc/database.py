@@ -308,6 +308,11 @@ def bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def format_server_uri(scheme: str, server: DatabaseServer) -> str:
+    """Return ``scheme://host:port``."""
+    return f"{scheme}://{bracket_ipv6(server.host)}:{server.port}"
+
+
 @dataclass(frozen=True)
 class SourceDatabase(ABC, Generic[ServerT]):
     """The database that an Airflow connection leads to.
@@ -335,7 +340,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
     @property
     def server_uri(self) -> str:
         """``scheme://host:port``."""
-        return f"{self.scheme}://{bracket_ipv6(self.server.host)}:{self.server.port}"
+        return format_server_uri(self.scheme, self.server)
 
     @property
     def uri(self) -> str:

@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
-from airflow_kafka_spark.sources.jdbc.database import bracket_ipv6
+from airflow_kafka_spark.sources.jdbc.database import format_server_uri
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
@@ -91,7 +91,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         """
         server = self.find_server()
         database = urllib.parse.quote(server.database, safe="")
-        return f"{_format_address(server)}/{database}" if database else _format_address(server)
+        address = format_server_uri("mysql", server)
+        return f"{address}/{database}" if database else address
 
     @property
     def asset_uri(self) -> str:
@@ -130,7 +131,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         windows = self._make_planner()
         with windows.server.open_session("asking which server it is") as connection:
             identity = windows.server.read_identity(connection).get("server_uuid", "")
-        location = {SERVER: _format_address(windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
+        location = {SERVER: format_server_uri("mysql", windows.server.server), **({SERVER_ID: str(identity)} if identity else {})}
         return Endpoint(location, {"tables": ", ".join(sorted(self.tables or ())), "topic_prefix": self.topic_prefix})
 
     def validate(self) -> list[Problem]:
@@ -163,7 +164,3 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         :raises SourceRejected: the server is another one.
         """
         return self._make_planner().freeze(position)
-
-
-def _format_address(server: MySqlServer) -> str:
-    return f"mysql://{bracket_ipv6(server.host)}:{server.port}"

@@ -11,7 +11,7 @@ from airflow_kafka_spark.errors import ConnectionInvalid, Problem
 from airflow_kafka_spark.hooks.connections import look_up
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.source import LogSource
-from airflow_kafka_spark.sources.jdbc.database import bracket_ipv6
+from airflow_kafka_spark.sources.jdbc.database import format_server_uri
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 
@@ -87,7 +87,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
         :raises ConnectionInvalid: the connection cannot be used.
         """
         server = self.find_server()
-        return f"{_format_address(server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
+        return f"{format_server_uri('postgres', server)}/{urllib.parse.quote(server.database, safe='')}/{self.slot}"
 
     @property
     def asset_uri(self) -> str:
@@ -118,7 +118,7 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
             from airflow_kafka_spark.hooks.databases import read_system_identifier
 
             identity = read_system_identifier(connection)
-        location = {SERVER: _format_address(server), "database": server.database, "slot": self.slot}
+        location = {SERVER: format_server_uri("postgres", server), "database": server.database, "slot": self.slot}
         details = {
             "publication": self.publication,
             "tables": ", ".join(sorted(".".join(name) for name in self.named_tables or ())),
@@ -162,7 +162,3 @@ class PostgresCdcSource(PostgresCdcOptions, LogSource):
     def finish_window(self, position: Mapping[str, Any]) -> None:
         """Advance the slot. See :meth:`RowSource.finish_window`."""
         self._make_planner().finish_window(position)
-
-
-def _format_address(server: PostgresServer) -> str:
-    return f"postgres://{bracket_ipv6(server.host)}:{server.port}"
