@@ -52,7 +52,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
             assert len(hook.read_offsets(topics)) == 18
             assert hook.read_committed(group, [partition]) == {partition: CommittedOffset(3)}
             hook.alter_committed(group, {partition: 4})
-            assert hook.group_state(group).state == "Empty"
+            assert hook.read_group_state(group).state == "Empty"
             assert {topic for topic in hook.list_topics() if topic.startswith("asked-")} == set(topics)
             assert hook.read_topic_config([topics[1]])[topics[1]]["cleanup.policy"] == "delete"
             assert hook.read_cluster_id()

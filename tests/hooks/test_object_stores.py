@@ -14,11 +14,11 @@ from airflow_kafka_spark.hooks.object_stores import (
     AzureAccess,
     GcsAccess,
     S3Access,
+    describe_store_error,
     find_azure_access,
     find_gcs_access,
     make_local_path,
     parse_scheme,
-    store_error,
 )
 
 HOST = "shop.dfs.core.windows.net"
@@ -154,6 +154,6 @@ FULL = "Generic LocalFileSystem error\n ↳ Unable to copy data to file\n  ↳ N
     ],
 )
 def test_an_error_of_a_store_is_one_line_without_tokens_that_says_if_a_retry_helps(text: str, said: str, retryable: bool):
-    error = SinkUnavailable("s3://lake", "listing", store_error(OSError(text)))
+    error = SinkUnavailable("s3://lake", "listing", describe_store_error(OSError(text)))
     assert said in str(error) and error.retryable is retryable
     assert "s3cr3t" not in str(error) and "\n" not in str(error)

@@ -30,7 +30,7 @@ def apply(sink: Sink, job: Job) -> Applied:
 
 def write_all(writer: WindowWriter, job: Job) -> list[SplitResult]:
     """Do the work of Spark's tasks, one after the other."""
-    return [write_split(travelled(writer.split_writer()), split, job.rows[split.index]) for split in job.splits]
+    return [write_split(travelled(writer.make_split_writer()), split, job.rows[split.index]) for split in job.splits]
 
 
 def travelled(writer: SplitWriter) -> SplitWriter:

@@ -80,7 +80,7 @@ class SinkContract:
         fields = {"id", "name", "flag", "day_of_week"} & set(case.schema.names)
         process, high = psutil.Process(), 0
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
-            task = travelled(writer.split_writer())
+            task = travelled(writer.make_split_writer())
             task.open(split)
             task.write(rows_of(case.schema, [{n: None for n in case.schema.names} | {"id": -1, "name": "x"}], [0]))
             before = process.memory_info().rss
@@ -96,7 +96,7 @@ class SinkContract:
                 task.write(_rows(pa.RecordBatch.from_arrays(columns, schema=case.schema), ids))
                 high = max(high, process.memory_info().rss)
             results = [result_of(split, rows, task.close())]
-            results += [write_split(writer.split_writer(), other, []) for other in job.splits[1:]]
+            results += [write_split(writer.make_split_writer(), other, []) for other in job.splits[1:]]
             assert writer.commit(results).written == rows
         assert Counter(case.ids()) == Counter(range(-1, rows - 1))
         assert high - before < 220 << 20, f"{rows * size >> 20} MiB of rows took {high - before >> 20} MiB of memory"
@@ -162,7 +162,7 @@ class SinkContract:
         apply(case.sink, first)
         before = case.everything()
         with contextlib.suppress(ZeroDivisionError), case.sink.begin(second.window, second.splits, second.shape) as writer:
-            unfinished = travelled(writer.split_writer())
+            unfinished = travelled(writer.make_split_writer())
             unfinished.open(second.splits[0])
             unfinished.write(second.rows[0][0])
             if case.whole_windows:
@@ -176,14 +176,14 @@ class SinkContract:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             begun = case.everything()
-            task = travelled(writer.split_writer())
+            task = travelled(writer.make_split_writer())
             task.open(job.splits[0])
             for rows in job.rows[0]:
                 task.write(rows)
             task.abort()
             assert case.everything() == begun
             task.abort()
-            travelled(writer.split_writer()).abort()
+            travelled(writer.make_split_writer()).abort()
 
     # --- once ---------------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class SinkContract:
         with case.impatient.begin(job.window, job.splits, job.shape) as writer:
             results = []
             for split in job.splits:
-                tasks = [travelled(writer.split_writer()) for _ in range(2)]
+                tasks = [travelled(writer.make_split_writer()) for _ in range(2)]
                 tokens: list[Any] = [None, None]
                 with contextlib.suppress(KafkaSparkError):
                     for task in tasks:
@@ -224,7 +224,7 @@ class SinkContract:
     def test_a_split_still_being_written_by_a_second_writer_at_commit_changes_nothing(self, case: Case, feed: Feed) -> None:
         job = feed.next()
         with case.impatient.begin(job.window, job.splits, job.shape) as writer:
-            slow = travelled(writer.split_writer())
+            slow = travelled(writer.make_split_writer())
             slow.open(job.splits[0])
             slow.write(job.rows[0][0])
             writer.commit(write_all(writer, job))
@@ -271,13 +271,13 @@ class SinkContract:
             older, newer = recut(job, *cut), recut(job, 0.5)
             with contextlib.ExitStack() as stack:
                 overtaken = stack.enter_context(case.sink.begin(older.window, older.splits, older.shape))
-                late = [travelled(overtaken.split_writer()) for _ in older.splits]
+                late = [travelled(overtaken.make_split_writer()) for _ in older.splits]
                 writer = stack.enter_context(case.sink.begin(newer.window, newer.splits, newer.shape))
                 results = []
                 for split in newer.splits:
                     if (turn, split.index) in (("first", 0), ("between", len(newer.splits) // 2)):
                         _come_late(late, older)
-                    results.append(write_split(travelled(writer.split_writer()), split, newer.rows[split.index]))
+                    results.append(write_split(travelled(writer.make_split_writer()), split, newer.rows[split.index]))
                 if turn == "last":
                     _come_late(late, older)
                 assert writer.commit(results) == record_of(job), turn
@@ -531,7 +531,7 @@ class SinkContract:
     def test_a_split_writer_is_picklable_and_shows_no_password(self, case: Case, feed: Feed) -> None:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
-            task = writer.split_writer()
+            task = writer.make_split_writer()
             texts = [repr(x) + str(x) for x in (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri)]
             assert not [secret for secret in case.secrets for text in texts if secret in text]
             assert pickle.dumps(pickle.loads(pickle.dumps(task)))

@@ -98,7 +98,7 @@ def by_partition(frame: DataFrame) -> list[list[Row]]:
 def read(spark: SparkSession, source: RowSource, splits: Sequence[Mapping[str, Any]]) -> list[list[Row]]:
     """Return the rows per split that one attempt reads, after its splits have been converted to JSON and back."""
     with applied(spark, source.settings):
-        return by_partition(rows_of(source.frame(spark, json.loads(json.dumps(splits)))))
+        return by_partition(rows_of(source.read_frame(spark, json.loads(json.dumps(splits)))))
 
 
 def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 100) -> Iterator[FrozenWindow]:
@@ -163,7 +163,7 @@ class SplitsContract(_Contract):
         assert len(json.dumps([*window.splits, window.position])) < 800_000
         assert all(isinstance(value, str) for value in case.source.settings.values())
         with applied(spark, case.source.settings):
-            frame = rows_of(case.source.frame(spark, window.splits))
+            frame = rows_of(case.source.read_frame(spark, window.splits))
         assert columns is None or columns == tuple(frame.columns)
 
 

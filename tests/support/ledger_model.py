@@ -454,7 +454,7 @@ class Hook:
         found = _ask("committed", group)
         return {tp: CommittedOffset(*found) if found else None for tp in partitions}
 
-    def group_state(self, group: str) -> GroupState:
+    def read_group_state(self, group: str) -> GroupState:
         return GroupState(group, "Empty")
 
 

@@ -51,7 +51,7 @@ class Shout(Transform):
 class Numbered(ColumnTransform):
     """A transform of a user by columns, with its own errors."""
 
-    def changes(self, record):
+    def make_changes(self, record):
         return {"key": F.col("value").getField("id"), "error": F.when(F.col("value.id") < 0, F.lit("found a negative id"))}
 
 

@@ -16,9 +16,9 @@ from airflow_kafka_spark.windows.times import (
     Latency,
     Timed,
     TimestampHistogram,
+    compute_move_seconds,
+    compute_split_seconds,
     parse_counts,
-    split_move_seconds,
-    split_seconds,
     sum_histograms,
     summarize_consumption,
     summarize_latency,
@@ -123,22 +123,22 @@ PARTS = ("session", "workers", "read", "decode", "write", "wait")
     ],
 )
 def test_the_parts_of_a_move_add_up_to_it(move, jobs, work, began, parts):
-    found = split_move_seconds(move, jobs, 100.0, work, began)
+    found = compute_move_seconds(move, jobs, 100.0, work, began)
     assert found == pytest.approx(dict(zip(PARTS, parts, strict=True)))
     assert sum(found.values()) == pytest.approx(move)
 
 
 def test_without_a_job_there_are_no_parts():
-    assert split_move_seconds(0.0, [], 0.0, {}, 0.0) == {}
+    assert compute_move_seconds(0.0, [], 0.0, {}, 0.0) == {}
 
 
 def test_a_task_that_reads_decodes_all_that_it_neither_reads_nor_writes():
-    found = split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=True)
+    found = compute_split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=True)
     assert found == {"read": 4.0, "decode": 4.0, "write": 2.0, "wait": 0.0}
 
 
 def test_a_task_behind_sparks_sql_waits_for_what_is_computed_there():
-    found = split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=False)
+    found = compute_split_seconds(10.0, 7.0, 2.0, {"read": 4.0, "decode": 1.0}, is_one_stage=False)
     assert found == {"read": 4.0, "decode": 2.0, "write": 2.0, "wait": 2.0}
 
 

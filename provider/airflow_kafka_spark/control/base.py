@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.control.pipelines import find_ledger, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_ledger, list_open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.ledger.attempt import Ledger, wait_for_others
@@ -235,11 +235,11 @@ class ChangeResult:
         return sum(gap.end - gap.start for gap in self.skipped)
 
 
-def open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
+def list_open_windows(memory: Memory) -> tuple[OpenWindow, ...]:
     """Return the windows and data intervals that are planned and not complete."""
     intervals = [s for _, s in sorted(memory.intervals.recent.items()) if s.state is State.PLANNED]
     return (
-        *(OpenWindow.of(entry) for entry in open_entries(memory)),
+        *(OpenWindow.of(entry) for entry in list_open_entries(memory)),
         *(OpenWindow(s.interval.make_ledger_name(memory.pipeline), 1, s.run, "") for s in intervals),
     )
 

@@ -13,12 +13,12 @@ from airflow_kafka_spark.control.base import (
     ChangeRequest,
     ChangeResult,
     OpenWindow,
-    open_windows,
+    list_open_windows,
     refuse_blank,
     refuse_intervals,
     request_change,
 )
-from airflow_kafka_spark.control.pipelines import find_group, find_ledger, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, find_ledger, has_source, list_open_entries, read_pipeline
 from airflow_kafka_spark.control.position import (
     fence_splits,
     find_published,
@@ -29,7 +29,7 @@ from airflow_kafka_spark.control.position import (
 )
 from airflow_kafka_spark.errors import AttemptAtWork, ChangeRefused, PipelineUnknown, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.hooks.kafka.transactions import abort_command
+from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, format_utc_now
 from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.topic import (
@@ -96,7 +96,7 @@ def _set_paused(hook: KafkaHook, request: ChangeRequest, action: Literal["pause"
     return replace(
         ChangeResult.of(action, request, change or before),
         changed=change is not None,
-        open_windows=open_windows(memory),
+        open_windows=list_open_windows(memory),
         paused_by=before,
         warnings=_pause_warnings(memory, action, change is not None),
     )
@@ -107,7 +107,7 @@ def _pause_warnings(memory: Memory, action: str, changed: bool) -> tuple[str, ..
         return (f"The pipeline is paused already: {memory.pause.sentence}",)
     if not changed:
         return ("The pipeline is not paused",)
-    going, intervals = open_windows(memory), bool(memory.intervals)
+    going, intervals = list_open_windows(memory), bool(memory.intervals)
     if action == "pause":
         names = ", ".join(o.name for o in going[:5])
         return (
@@ -143,7 +143,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
     def decide(memory: Memory) -> Change | None:
         refuse_blank(memory, request.ledger_topic)
-        going = open_windows(memory)
+        going = list_open_windows(memory)
         if going and running is not False:
             first = going[0]
             began = first.attempt_began or "an earlier time"
@@ -156,7 +156,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
     change, memory = request_change(hook, memory, request, decide)
     asked = change or memory.find_rebind_after(memory.binding)
-    going = open_windows(memory)
+    going = list_open_windows(memory)
     return replace(
         ChangeResult.of("rebind", request, asked),
         changed=change is not None,
@@ -168,7 +168,7 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
 
 def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | None) -> tuple[str, ...]:
     names = ", ".join(o.name for o in going[:5])
-    of_topics = any(entry.window.publishes for entry in open_entries(memory))
+    of_topics = any(entry.window.publishes for entry in list_open_entries(memory))
     moved = (
         "Its published records stay in the old topic; the rest goes to the new one"
         if of_topics
@@ -216,7 +216,7 @@ def forget(
     with ExitStack() as opened:
         run = f"forget by {request.who}"
         ledger = opened.enter_context(ChangeLedger(hook, pipeline, run, topic=ledger_topic))
-        fence_splits(ledger, open_entries(ledger.memory))
+        fence_splits(ledger, list_open_entries(ledger.memory))
         fenced: set[str] = set()
         while True:
             found = ledger.topic.read(pipeline)
@@ -265,7 +265,7 @@ def _is_newer_key(memory: Memory, keys: Iterable[bytes]) -> bool:
 
 
 def _forget_result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
-    given_up = tuple(map(OpenWindow.of, open_entries(memory)))
+    given_up = tuple(map(OpenWindow.of, list_open_entries(memory)))
     return replace(ChangeResult.of("forget", request, change), group_id=group, given_up=given_up, records=records)
 
 
@@ -325,7 +325,7 @@ def list_live_keys(topic: LedgerTopic, found: LedgerContent, *, wait: bool = Tru
 
 
 def _list_numbers(memory: Memory) -> tuple[int, ...]:
-    return tuple(entry.window.number for entry in open_entries(memory))
+    return tuple(entry.window.number for entry in list_open_entries(memory))
 
 
 def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | None = None) -> ChangeResult:
@@ -488,6 +488,6 @@ def unblock(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, dry_ru
     deadline = time.monotonic() + MOVES_WITHIN
     while not (ended := hook.read_offsets([tp])[tp].lso > bounds.lso) and not why and time.monotonic() < deadline:
         time.sleep(0.1)
-    by_hand = f"{abort_command(tp, bounds.lso)} does"
+    by_hand = f"{make_abort_command(tp, bounds.lso)} does"
     warnings = () if ended else (why or "The brokers have lost it: fencing its producer does not end it", by_hand)
     return Unblocked(pipeline, ledger_topic, partition, transaction, ended, warnings, dry_run)

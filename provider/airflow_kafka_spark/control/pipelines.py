@@ -124,7 +124,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
         memory.position.source,
         (len(memory.intervals), memory.intervals.complete),
         tuple(partitions),
-        tuple(map(_make_window_state, open_entries(memory))),
+        tuple(map(_make_window_state, list_open_entries(memory))),
         memory.history,
         memory.pause,
         memory.binding,
@@ -165,7 +165,7 @@ def find_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | Non
     return topic if topic.find_existing() else None
 
 
-def open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
+def list_open_entries(memory: Memory) -> tuple[WindowEntry, ...]:
     """Return the windows that are planned and not complete; data intervals are not among them."""
     return tuple(e for _, e in sorted(memory.entries.items()) if e.state is State.PLANNED)
 

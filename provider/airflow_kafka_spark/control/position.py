@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, Move, OpenWindow, refuse_blank, refuse_intervals
-from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, has_source, list_open_entries, read_pipeline
 from airflow_kafka_spark.errors import (
     AttemptAtWork,
     BoundRefused,
@@ -95,7 +95,7 @@ def refuse_open(memory: Memory) -> None:
 
     :raises WindowOpen: a window is planned and not complete.
     """
-    for entry in open_entries(memory):
+    for entry in list_open_entries(memory):
         raise WindowOpen(str(entry.window), entry.window.run, entry.window.planned_at)
 
 
@@ -104,7 +104,7 @@ def refuse_members(hook: KafkaHook, group: str) -> None:
 
     :raises GroupHasMembers: the group has members.
     """
-    if members := hook.group_state(group).members:
+    if members := hook.read_group_state(group).members:
         raise GroupHasMembers(group, [str(m) for m in members])
 
 
@@ -133,7 +133,7 @@ class PositionChange:
 
 def find_current_offsets(memory: Memory) -> dict[TopicPartition, int]:
     """Return the offsets of a pipeline's position; those at which its first window begins if that window is given up."""
-    first = {r.topic_partition: r.start for entry in open_entries(memory) for r in entry.window.ranges}
+    first = {r.topic_partition: r.start for entry in list_open_entries(memory) for r in entry.window.ranges}
     return {**first, **memory.position.offsets}
 
 
@@ -148,7 +148,12 @@ def plan_move(hook: KafkaHook, memory: Memory, target: MoveTarget, only: Sequenc
     :raises BoundRefused: the log does not have the offsets.
     :raises ChangeRefused: it cannot be moved there.
     """
-    windows, position, number, before = open_entries(memory), memory.position, memory.next_change, find_current_offsets(memory)
+    windows, position, number, before = (
+        list_open_entries(memory),
+        memory.position,
+        memory.next_change,
+        find_current_offsets(memory),
+    )
     # A pipeline without a record in the ledger reads the topics that are named.
     topics = {tp.topic for tp in before} or list_named_topics(only)
     log = read_log(hook, topics)
@@ -439,7 +444,7 @@ def _move_behind_lost_window(
         source = {**source, PUBLISHED_IN_PART: True}
     position = replace(memory.position, source=source)
     log = Log("", {}, {})
-    return PositionChange(memory.next_change, position, {}, (), open_entries(memory), log, last_number=named.number)
+    return PositionChange(memory.next_change, position, {}, (), list_open_entries(memory), log, last_number=named.number)
 
 
 # --- conditions ---------------------------------------------------------------------------------------------------------
@@ -505,7 +510,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
 
     def planned(memory: Memory) -> tuple[PositionChange, str | None]:
         group = _check_skip(hook, memory, request.ledger_topic, group_id)
-        for entry in open_entries(memory):
+        for entry in list_open_entries(memory):
             if not request.dry_run and running is not False:
                 attempt = entry.attempt
                 raise AttemptAtWork(str(entry.window), entry.window.run, attempt.number, attempt.started_at, running is True)
@@ -542,7 +547,7 @@ def _check_skip(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: st
     """Return the group whose offsets are moved, too; None for a pipeline that reads rows."""
     refuse_intervals(memory)
     refuse_blank(memory, ledger_topic)
-    if memory.intervals and not open_entries(memory):
+    if memory.intervals and not list_open_entries(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` moves data intervals, which do not wait for each other",
             expected="a pipeline whose windows follow each other",
@@ -550,7 +555,7 @@ def _check_skip(hook: KafkaHook, memory: Memory, ledger_topic: str, group_id: st
         )
     if not has_source(memory):
         return resolve_group(hook, memory, ledger_topic, group_id)
-    if not open_entries(memory):
+    if not list_open_entries(memory):
         raise ChangeRefused(
             f"Pipeline `{memory.pipeline}` reads rows from a source and has no open window: only the source knows what is new",
             expected="an open window to give up",
@@ -563,7 +568,7 @@ def _move_past_window(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> Po
     this is the present position."""
     if entry.window.replay:
         log = read_log(hook, {tp.topic for tp in memory.position.offsets})
-        given_up = open_entries(memory)
+        given_up = list_open_entries(memory)
         return PositionChange(memory.next_change, memory.position, memory.position.offsets, (), given_up, log, restored=(entry,))
     position = find_next_position(memory.position, entry.window)
     number = memory.next_change
@@ -574,7 +579,7 @@ def _move_past_window(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> Po
         # Between the position and the window, there are offsets of data intervals.
         before |= {r.topic_partition: r.start for r in entry.window.ranges}
     moves = tuple(Move(*tp, before.get(tp), end) for tp, end in ends)
-    return PositionChange(number, replace(position, moved=number), before, moves, open_entries(memory), log)
+    return PositionChange(number, replace(position, moved=number), before, moves, list_open_entries(memory), log)
 
 
 def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
@@ -596,7 +601,7 @@ def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
 
 def _list_tokens(memory: Memory) -> list[str]:
     """Return the token of the newest attempt at each open window."""
-    return [entry.attempt.token for entry in open_entries(memory)]
+    return [entry.attempt.token for entry in list_open_entries(memory)]
 
 
 def _find_skipped_gaps(move: PositionChange) -> tuple[Gap, ...]:

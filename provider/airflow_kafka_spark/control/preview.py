@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from airflow_kafka_spark.control.pipelines import find_group, has_source, open_entries, read_pipeline
+from airflow_kafka_spark.control.pipelines import find_group, has_source, list_open_entries, read_pipeline
 from airflow_kafka_spark.errors import ChangeRefused, GroupOwned, KafkaUnavailable, LedgerBehind, PipelineUnknown
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
@@ -145,9 +145,9 @@ def preview_window(
         memory = Memory(pipeline)
     if has_source(memory):
         raise ChangeRefused(f"Pipeline `{pipeline}` reads rows from a source, which decides its next window")
-    if memory.intervals and not open_entries(memory):
+    if memory.intervals and not list_open_entries(memory):
         raise ChangeRefused(f"Pipeline `{pipeline}` moves data intervals: its next window is that of the next DAG run")
-    for entry in open_entries(memory):
+    for entry in list_open_entries(memory):
         window = entry.window
         return _make_preview(hook, memory, "open window", window, window.number, window.run)
 

@@ -264,7 +264,7 @@ class _DdlParser:
         return tuple(columns)
 
     def parse_column(self) -> Column:
-        name = self.name()
+        name = self.parse_name()
         self.accept(":")
         data_type = self.parse_data_type()
         nullable, comment = True, ""
@@ -279,7 +279,7 @@ class _DdlParser:
                 self.fail("`NULL` after `NOT`")
         return Column(name, data_type, nullable, comment)
 
-    def name(self) -> str:
+    def parse_name(self) -> str:
         kind, text, _ = self.token
         if kind == "quoted" and len(text) > 2:
             name = text[1:-1].replace("``", "`")

@@ -77,7 +77,7 @@ _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _NUMBER = re.compile(r"(?:\(os error |\bOs \{ code: )(\d+)")
 
 
-def store_error(error: Exception) -> OSError:
+def describe_store_error(error: Exception) -> OSError:
     """Return the error of an object store's client, or of deltalake, in one line.
 
     Their own messages contain the store's answer as XML, with all causes, and with the query of the request, which may hold a

@@ -113,7 +113,7 @@ class PublishJob(ABC):
                 results = self._collect(run_per_split(spark, task, self.split_count))
         else:
             with self._open_session() as session, self._watch.report_progress(session):
-                results = self._collect(self._frame(session, publisher))
+                results = self._collect(self._make_frame(session, publisher))
         return [decode_facts(text) for text in results]
 
     def _collect(self, results: RDD[str] | DataFrame) -> list[str]:
@@ -133,7 +133,7 @@ class PublishJob(ABC):
         """Open the session in which a job with SQL runs."""
 
     @abstractmethod
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
+    def _make_frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         """Return the results of a job that needs a session: Spark's SQL runs in it, or has compiled what runs in its tasks."""
 
     def _describe_progress(self, tasks: int, seconds: float) -> str:
@@ -192,7 +192,7 @@ class TopicJob(PublishJob):
         log.info("Window %s: Spark's SQL transforms its records, not each task in Arrow: no %s there", self.window, unknown)
         return None
 
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
+    def _make_frame(self, session: SparkSession, publisher: Publisher | None) -> RDD[str] | DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from airflow_kafka_spark.jobs.tasks.publish import PublishTask
@@ -495,14 +495,14 @@ class SourceJob(PublishJob):
 
         return PublishTask(publisher, self.left, source=EncodedSplits(reader, encoder))
 
-    def _frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
+    def _make_frame(self, session: SparkSession, publisher: Publisher | None) -> DataFrame:
         from airflow_kafka_spark.jobs.tasks.account import Tolerance
         from airflow_kafka_spark.jobs.tasks.publish import PublishTask, Sorting
         from airflow_kafka_spark.jobs.tasks.sort import RowOrigin
         from airflow_kafka_spark.sinks.kafka.sink import make_struct_encoders
         from airflow_kafka_spark.sinks.kafka.tasks.encode import KeyValueEncoder
 
-        rows = self.source.frame(session, self._bounds)
+        rows = self.source.read_frame(session, self._bounds)
         policy = publisher.bad_record_policy if publisher is not None else None
         tolerance = Tolerance(keep=policy.topic is not None) if policy is not None else None
         if self.chain is not None:

@@ -788,7 +788,7 @@ class Ledger:
 
         cause = error.args[0]
         if cause.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.FENCED_INSTANCE_ID):
-            members = self.hook.group_state(self.group_id or "").members
+            members = self.hook.read_group_state(self.group_id or "").members
             return GroupHasMembers(self.group_id or "", [str(m) for m in members])
         rights = [Right("topic", "Write", topic), Right("group", "Read", self.group_id or "")]
         user = KafkaUser.of(self.hook.config, self.hook.conn_id)

@@ -18,7 +18,7 @@ from airflow_kafka_spark.errors import KafkaUnavailable, LedgerUnreadable, Right
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, consume_messages
 from airflow_kafka_spark.hooks.kafka.log import PROMPT
-from airflow_kafka_spark.hooks.kafka.transactions import abort_command, describe_producer_error, make_fencing_producer
+from airflow_kafka_spark.hooks.kafka.transactions import describe_producer_error, make_abort_command, make_fencing_producer
 from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -721,7 +721,7 @@ class _StallTimer:
             + (f"; ending it failed: {self._why_not}" if self._why_not else ""),
             "its last stable offset to move on",
             f"Retry. {unblock if name else ''}If it stays, the brokers have lost it (see `kafka-transactions.sh find-hanging`): "
-            f"{abort_command(tp, self._stable)}",
+            f"{make_abort_command(tp, self._stable)}",
         )
 
 

@@ -265,7 +265,7 @@ class FromKafkaOperator(WindowOperator):
 
     def _find_group_problems(self) -> Iterator[Problem]:
         group = self.group_id
-        if isinstance(group, str) and group.strip() and (members := self.kafka.group_state(group).members):
+        if isinstance(group, str) and group.strip() and (members := self.kafka.read_group_state(group).members):
             listed = ", ".join(map(str, members))
             action = "Stop them, or use a group of this pipeline's own"
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
@@ -631,9 +631,9 @@ class FromKafkaOperator(WindowOperator):
 
         # An empty range only holds the pipeline's position. No record of it is read.
         ends = {r.topic_partition: r.end for r in window.ranges if r.span}
-        return compare_epochs(self.kafka, self.log_of(window), ends, window.epochs, window.topic_ids)
+        return compare_epochs(self.kafka, self.read_window_log(window), ends, window.epochs, window.topic_ids)
 
-    def log_of(self, window: Window) -> Log:
+    def read_window_log(self, window: Window) -> Log:
         """Return the log of the window's topics as it is now."""
         return read_log(self.kafka, sorted({r.topic for r in window.ranges}))
 
@@ -643,7 +643,7 @@ class FromKafkaOperator(WindowOperator):
 
     def find_lost_topics(self, window: Window) -> tuple[str, ...]:
         """Return the topics of the window that can no longer be read."""
-        return find_lost_topics(window, self.log_of(window))
+        return find_lost_topics(window, self.read_window_log(window))
 
     def report_unread_gaps(self, window: Window, read: Iterable[OffsetRange]) -> tuple[Gap, ...]:
         """Return the offsets of a window that no task has read, for its report: those of topics that were deleted after the plan.
@@ -682,7 +682,7 @@ class FromKafkaOperator(WindowOperator):
 
     def list_offsets_to_commit(self, window: Window) -> dict[TopicPartition, int]:
         """Return the window's ends by partition, without ends below the committed offsets and without recreated topics."""
-        log = self.log_of(window)
+        log = self.read_window_log(window)
         lost = set(find_lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
         committed = self.kafka.read_committed(self.group_id, ends)
@@ -799,7 +799,7 @@ def resolve_starting_offsets(
     start = parse_start(value)
     if isinstance(start, CommittedOffsets):
         other = start.group_id or group_id
-        if other != group_id and (members := hook.group_state(other).members):
+        if other != group_id and (members := hook.read_group_state(other).members):
             log.warning(
                 "Group %s still has live members (%s): what they read from now on is read here as well",
                 other,

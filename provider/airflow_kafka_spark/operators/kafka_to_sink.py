@@ -688,7 +688,7 @@ class SinkMove:
         results: list[SplitResult] = []
         if self.splits:
             with self.operator.register_job(make(self.splits, others=others.make_outputs())) as job:
-                results = job.run(writer.split_writer())
+                results = job.run(writer.make_split_writer())
         if others.parts and self.tolerance is None:
             # A split with a bad record was aborted in all sinks, so it has no account of theirs.
             self.operator.check_results(self.window, results)
@@ -697,7 +697,7 @@ class SinkMove:
         if put_off := tuple(writer.list_deferred(self.results)):
             self.operator.progress.begin_step("move")
             with self.operator.register_job(make(put_off)) as job:
-                self.results = replace_results(self.results, job.run(writer.split_writer()))
+                self.results = replace_results(self.results, job.run(writer.make_split_writer()))
 
     def _check(self, others: RoutedSinks) -> None:
         """Compare all counts, and check again that no topic was recreated and no newer attempt has taken over."""

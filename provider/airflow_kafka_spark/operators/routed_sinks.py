@@ -321,7 +321,7 @@ class RoutedSinks:
 
         made = []
         for number, part in enumerate(self.parts):
-            writer = CapturingWriter(part.writer.split_writer() if part.applied is None else None)
+            writer = CapturingWriter(part.writer.make_split_writer() if part.applied is None else None)
             made.append(OtherSink(f"{CAPTURED}{number}", part.shape.schema, writer, part.routed.null_values))
         return tuple(made)
 

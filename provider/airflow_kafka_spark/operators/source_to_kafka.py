@@ -471,7 +471,7 @@ class SourceToKafkaOperator(WindowOperator):
 
         pipeline, mine = ledger.pipeline, ledger.bound
         topics = self.kafka.list_topics()
-        for group in sorted(self.kafka.group_ids()):
+        for group in sorted(self.kafka.list_groups()):
             name, found, _ = group.rpartition(f".{pipeline}")
             if not found or group != f"{name}.{pipeline}" or name == self.ledger_topic or not name:
                 continue
@@ -532,7 +532,7 @@ class SourceToKafkaOperator(WindowOperator):
         if not isinstance(reader, str):
             return dict(reader.columns)
         with open_session_for(self.spark, self.source) as session:
-            fields = self.source.frame(session, bounds).schema.fields
+            fields = self.source.read_frame(session, bounds).schema.fields
         return {field.name: kind for field in fields if (kind := SPARK_KINDS.get(field.dataType.typeName()))}
 
     def _check_records(self, bounds: Sequence[Mapping[str, Any]]) -> None:
@@ -552,7 +552,7 @@ class SourceToKafkaOperator(WindowOperator):
         if not bounds or not (chain is not None or needs_types):
             return
         with open_session_for(self.spark, self.source) as session:
-            rows = self.source.frame(session, bounds)
+            rows = self.source.read_frame(session, bounds)
             if chain is not None:
                 chain.check(rows)
             elif problems := find_struct_problems(sink.make_records(rows).schema, sink.value_writer, sink.key_writer):

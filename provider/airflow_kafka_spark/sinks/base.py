@@ -136,7 +136,7 @@ class WindowWriter(ABC):
     everything."""
 
     @abstractmethod
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         """Return a picklable writer for the tasks. It may hold passwords, but never shows them in its repr."""
 
     def list_deferred(self, results: Sequence[SplitResult]) -> Sequence[Split]:
@@ -144,7 +144,7 @@ class WindowWriter(ABC):
         :meth:`SplitWriter.defer` was called.
 
         Called once, when all splits are read, and only where the :class:`Shape` tolerates bad records. These splits are then read
-        again for a new :meth:`split_writer`; their new results replace the old ones.
+        again for a new :meth:`make_split_writer`; their new results replace the old ones.
 
         :param results: as for :meth:`commit`.
         """

@@ -233,7 +233,7 @@ class RowSource(metaclass=OptionsType):
         return None
 
     @abstractmethod
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+    def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
 
         If the frame has the column :data:`~airflow_kafka_spark.formats.base.END`, the last row of each partition is

@@ -313,7 +313,7 @@ class ColumnTransform(Transform):
     """True if its expressions name the value's fields without a prefix, as a user's SQL does."""
 
     @abstractmethod
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         """Return the new expressions, by part. Other parts stay unchanged. Computed only for records that are to be transformed.
 
         Beside the parts there may be ``error`` (string: why a record cannot be transformed; null if it can), ``keep`` (boolean:
@@ -332,7 +332,7 @@ class ColumnTransform(Transform):
 
         frame = mark_matching(frame, self.predicate, self.negate)
         old = RecordSchema(frame.schema)
-        wanted = dict(self.changes(old))
+        wanted = dict(self.make_changes(old))
         applies = make_condition(frame)
         stays = LEFT_OUT in frame.columns
         if "keep" in wanted and not stays:

@@ -89,7 +89,9 @@ def apply_chain(
         try:
             if changed is not None:
                 # A function of a frame may change any part.
-                changed |= set(transform.changes(RecordSchema(frame.schema)) if isinstance(transform, ColumnTransform) else PARTS)
+                changed |= set(
+                    transform.make_changes(RecordSchema(frame.schema)) if isinstance(transform, ColumnTransform) else PARTS
+                )
             frame = transform.apply_guarded(frame)
             _ = frame.schema  # Spark Connect only reports errors when asked for the schema
         except ValidationError as error:

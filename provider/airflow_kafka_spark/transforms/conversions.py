@@ -227,7 +227,7 @@ class Cast(NullDefaultTransform, KeyOrValueTransform):
             return {"": given[0].lower()}
         return {name: target.lower() for name, target in parse_pairs(given).items()}
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         wanted = self._parse_wanted()
@@ -341,7 +341,7 @@ class TimestampConverter(NullDefaultTransform, KeyOrValueTransform):
             problems += find_date_format_problems(f"{where}.format", self.format)
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)

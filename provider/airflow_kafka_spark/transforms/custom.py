@@ -55,7 +55,7 @@ class Sql(ColumnTransform):
             require_boolean(frame, F.expr(self.filter), "filter")
         return super().apply_guarded(frame)
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         has_value = F.col(SCOPE).getField("value").isNotNull()

@@ -60,7 +60,7 @@ class ExtractField(NullDefaultTransform, KeyOrValueTransform):
     def _split_path(self) -> list[str]:
         return [self.field] if self.field_syntax_version == "V1" else parse_path(self.field)
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
@@ -90,7 +90,7 @@ class Flatten(KeyOrValueTransform):
             problems.append(Problem(f"{where}.delimiter", f"found {self.delimiter!r}; expected a text", "Correct it"))
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
@@ -126,7 +126,7 @@ class HoistField(KeyOrValueTransform):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *find_name_problems(f"{where}.field", self.field)]
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         return {self.of: F.struct(F.col(self.of).alias(self.field))}
@@ -174,7 +174,7 @@ class InsertField(NullDefaultTransform, KeyOrValueTransform):
         given = {option: getattr(self, f"{option}_field") for option in options}
         return {option: spec for option, spec in given.items() if spec is not None}
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         whole = F.col(self.of)
@@ -227,7 +227,7 @@ class ReplaceField(NullDefaultTransform, KeyOrValueTransform):
                 problems.append(Problem(f"{where}.renames", what, "Correct it"))
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         fields = record.list_fields(self.of, "of")
@@ -265,7 +265,7 @@ class ValueToKey(NullDefaultTransform):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *find_names_problems(f"{where}.fields", self.fields)]
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
@@ -300,7 +300,7 @@ class MaskField(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.replacement", what, "Leave it out for an empty text, 0 and so on"))
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)
@@ -380,7 +380,7 @@ class DropHeaders(ColumnTransform):
     def validate(self, where: str) -> list[Problem]:
         return [*super().validate(where), *find_names_problems(f"{where}.headers", self.headers)]
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         names = list(parse_names(self.headers))
@@ -406,7 +406,7 @@ class InsertHeader(ColumnTransform):
             problems.append(Problem(f"{where}.value_literal", what, "Write it as a text"))
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         text: str | None = self.value_literal
@@ -446,7 +446,7 @@ class HeaderFrom(NullDefaultTransform, KeyOrValueTransform):
             problems.append(Problem(f"{where}.operation", what, "Correct it"))
         return problems
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         names = parse_names(self.fields)

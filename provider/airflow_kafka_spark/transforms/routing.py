@@ -86,7 +86,7 @@ class Filter(ColumnTransform):
             return bool(TOPIC_NAME.fullmatch(self.to))
         return self.to is None or isinstance(self.to, Sink)
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         if self.to is None:
@@ -162,7 +162,7 @@ class RegexRouter(ColumnTransform):
             *find_replacement_problems(f"{where}.replacement", self.regex, self.replacement),
         ]
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         if problems := find_java_regex_problems("regex", self.regex):
@@ -199,7 +199,7 @@ class TimestampRouter(ColumnTransform):
             *find_date_format_problems(f"{where}.timestamp_format", self.timestamp_format),
         ]
 
-    def changes(self, record: RecordSchema) -> Mapping[str, Column]:
+    def make_changes(self, record: RecordSchema) -> Mapping[str, Column]:
         from pyspark.sql import functions as F
 
         known = {"${topic}": F.col("topic"), "${timestamp}": format_timestamp(F.col("timestamp"), self.timestamp_format)}

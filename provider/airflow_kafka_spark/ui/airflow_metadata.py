@@ -515,7 +515,7 @@ def read_task_states(session: Session, wanted: Collection[TaskInstanceKey]) -> d
     from sqlalchemy import and_, select, tuple_
 
     found: dict[TaskInstanceKey, TaskInstanceState] = {}
-    for batch in _batch_keys(sorted(set(wanted))):
+    for batch in _yield_batches(sorted(set(wanted))):
         keys = tuple_(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index)
         query = (
             select(Instance.dag_id, Instance.run_id, Instance.task_id, Instance.map_index, Instance.state, Instance.try_number)
@@ -655,7 +655,7 @@ def _parse_error(value: object) -> TaskError | None:
     return TaskError(name, message, float(at))
 
 
-def _batch_keys(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:
+def _yield_batches(items: Sequence[TaskInstanceKey]) -> Iterator[list[TaskInstanceKey]]:
     left = iter(items)
     while batch := list(islice(left, TASK_BATCH)):
         yield batch

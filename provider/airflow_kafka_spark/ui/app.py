@@ -255,7 +255,7 @@ def preview_next_window(view: UserViewDep, ledger: str, name: Annotated[str, Que
 
     item, watch = view.find(ledger, name)
     task = item.tasks[0] if item.tasks else None
-    reported_group = item.summary.report("group_id") if item.summary else None
+    reported_group = item.summary.get_report_value("group_id") if item.summary else None
 
     def plan_next() -> Preview:
         options = PlanOptions(group_id=reported_group)
@@ -318,7 +318,7 @@ def handle_action(
         raise RequestRefused(403, f"You may not edit {dags}", action="Ask for the permission to edit the pipeline's DAG")
     running = any(state.state in RUNNING for state in view.read_airflow_state(item.running_tasks).states.values())
     # The group of the DAG file is used only if no report names one. Otherwise the preview and the change might differ.
-    reported_group = item.summary.report("group_id") if item.summary else None
+    reported_group = item.summary.get_report_value("group_id") if item.summary else None
     group = None if reported_group or not item.tasks else item.tasks[0].group
     if running and action == "reset" and not order.dry_run:
         raise RequestRefused(

@@ -374,7 +374,7 @@ class PipelineSummary:
     has_intervals: bool = False
     missing: tuple[Interval, ...] = ()
 
-    def report(self, name: str, default: object = None) -> Any:
+    def get_report_value(self, name: str, default: object = None) -> Any:
         """Return a value of the last window's report."""
         report = self.last.report if self.last and self.last.report else {}
         return report.get(name, default)

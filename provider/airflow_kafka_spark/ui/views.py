@@ -130,7 +130,7 @@ def make_pipeline_row(item: PipelineItem, airflow: AirflowState, access: Access,
     first = item.tasks[0] if item.tasks else None
     topics = list(dict.fromkeys([*(summary.topics if summary else ()), *(first.topics if first else ())]))
     pause = summary.pause if summary else None
-    report = summary.report if summary else lambda name, default=None: default
+    report = summary.get_report_value if summary else lambda name, default=None: default
     reads_rows = summary.has_source if summary and not summary.problem else _reads_rows(first)
     source, sink = (report(name) or (getattr(first, name) if first else "") or None for name in ("source", "sink"))
     return {
@@ -187,7 +187,7 @@ def _find_status(item: PipelineItem) -> tuple[str, str]:
     if summary.problem:
         return "UNKNOWN", summary.problem
     if summary.has_source:
-        if summary.report("source_bytes_behind") is not None:
+        if summary.get_report_value("source_bytes_behind") is not None:
             return "OK", "it reads a database's log: the bytes after the last window are its lag"
         return "OK", "it reads rows: there is no lag to measure"
     if item.verdict is not None and item.verdict.status is not Status.OK and summary.missing:
@@ -419,7 +419,7 @@ def find_task_configuration(item: PipelineItem) -> JsonObject:
 
 def find_browsable_topics(item: PipelineItem) -> dict[str, TopicFormats]:
     """Return the topics of a pipeline whose records its page shows, with their formats."""
-    summary, published = item.summary, item.summary.report("published") if item.summary else None
+    summary, published = item.summary, item.summary.get_report_value("published") if item.summary else None
     read = [*(summary.topics if summary else ()), *(topic for task in item.tasks for topic in task.topics)]
     written = [part["topic"] for part in published or ()]
     known = find_topic_formats(find_task_configuration(item), list(dict.fromkeys(read)))

@@ -265,7 +265,7 @@ class Timed(Generic[T]):
             self.seconds += time.monotonic() - begun
 
 
-def split_seconds(
+def compute_split_seconds(
     total: float, arriving: float, writing: float, read: Mapping[str, float], *, is_one_stage: bool
 ) -> dict[str, float]:
     """Return the seconds of the task that writes a split: ``read``, ``decode``, ``write`` and ``wait``.
@@ -287,7 +287,7 @@ def split_seconds(
     return {"read": reading, "decode": decoding, "write": writing, "wait": waiting}
 
 
-def split_move_seconds(
+def compute_move_seconds(
     move: float, jobs: Sequence[tuple[float, float]], move_began: float, work: Mapping[str, float], work_began: float
 ) -> dict[str, float]:
     """Return the seconds of the parts of ``move``, which add up to it.

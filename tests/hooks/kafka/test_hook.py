@@ -300,7 +300,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
     with KafkaHook(timeout=3) as hasty, KafkaHook(timeout=60) as patient, transaction(kafka) as producer:
         patient.alter_committed(group, {partition: 1})
         # The connection is made first, so that the three seconds are not spent on it.
-        assert eventually(lambda: unless_silent(hasty.committed, group, [partition])) == {partition: CommittedOffset(1)}
+        assert eventually(lambda: unless_silent(hasty.read_committed, group, [partition])) == {partition: CommittedOffset(1)}
         consumer = Consumer(kafka.connection_extra(group_id=group))
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 20)
 
@@ -317,7 +317,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
         found = patient.read_offsets([there])[there]
         assert found.held_back and found.lso == int(advice[3])
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(patient.committed, group, [partition])
+            answer = pool.submit(patient.read_committed, group, [partition])
             producer.commit_transaction(60)
             assert answer.result(60) == {partition: CommittedOffset(9)}
         consumer.close()
@@ -350,15 +350,15 @@ def test_a_transaction_that_is_open_for_longer_than_brokers_allow_is_named_with_
 
 def test_group_state_dead_empty_and_stable_with_its_members(kafka, hook, topic):
     group = name("g")
-    assert hook.group_state(group) == GroupState(group, "Dead")
+    assert hook.read_group_state(group) == GroupState(group, "Dead")
     hook.alter_committed(group, {TopicPartition(topic, 0): 0})
-    assert hook.group_state(group) == GroupState(group, "Empty")
+    assert hook.read_group_state(group) == GroupState(group, "Empty")
     with member(kafka, group, topic):
-        state = hook.group_state(group)
+        state = hook.read_group_state(group)
     assert state.state == "Stable"
     assert [(m.client_id, m.topics) for m in state.members] == [("stranger", (topic,))]
     assert "127.0.0.1" in state.members[0].host
-    assert eventually(lambda: hook.group_state(group).members == ())
+    assert eventually(lambda: hook.read_group_state(group).members == ())
 
 
 def test_offsets_can_be_set_backwards(hook, topic):
@@ -449,7 +449,7 @@ EVERY_CALL = [
     lambda hook: hook.read_offsets([TopicPartition("x", 0)]),
     lambda hook: hook.find_offsets_for_times([TopicPartition("x", 0)], 0),
     lambda hook: hook.read_committed("g", [TopicPartition("x", 0)]),
-    lambda hook: hook.group_state("g"),
+    lambda hook: hook.read_group_state("g"),
     lambda hook: hook.alter_committed("g", {TopicPartition("x", 0): 0}),
     lambda hook: hook.create_topic("x"),
     lambda hook: hook.delete_records({TopicPartition("x", 0): 0}),
@@ -574,7 +574,7 @@ def ask(seed):
     hook = KafkaHook("fragile", timeout=rng.choice([0.3, 1, 2]))
     calls = [
         lambda: hook.read_committed("g", [p]),
-        lambda: hook.group_state("g"),
+        lambda: hook.read_group_state("g"),
         lambda: hook.alter_committed(f"g{seed}", {p: 1}),
         lambda: hook.read_offsets(["t"]),
         lambda: hook.read_topic_config(["t"]),

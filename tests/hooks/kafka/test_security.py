@@ -245,7 +245,7 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
         ],
         "GROUP_AUTHORIZATION_FAILED": [
             lambda: hook.read_committed("g", [TopicPartition("t", 0)]),
-            lambda: hook.group_state("g"),
+            lambda: hook.read_group_state("g"),
         ],
     }
     for code, failing in calls.items():

@@ -15,9 +15,9 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     WarmSettings,
     WarmUnavailable,
     connect,
+    count_open_sockets,
     list_process_environment,
     make_private_directory,
-    open_sockets,
     parse_duration,
 )
 
@@ -104,7 +104,7 @@ def test_what_a_process_that_died_has_left_is_removed_and_does_not_count(private
         listening.bind(str(there.socket))
         listening.listen(1)
         assert connect(gone.socket) is None
-        assert open_sockets(private, private / "own.socket") == 1
+        assert count_open_sockets(private, private / "own.socket") == 1
     assert not gone.socket.exists()
     assert not gone.log.exists()
 

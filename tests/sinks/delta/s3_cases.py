@@ -151,7 +151,7 @@ def test_a_zombie_commits_nothing_behind_its_successor_nor_behind_one_that_gave_
 def test_a_late_task_of_an_attempt_that_has_ended_leaves_no_object(lake, feed):
     job = feed.next()
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         late.open(job.splits[0])
         late.write(job.rows[0][0])
         writer.commit(write_all(writer, job))
@@ -159,7 +159,7 @@ def test_a_late_task_of_an_attempt_that_has_ended_leaves_no_object(lake, feed):
         late.close()
     late.abort()
     with pytest.raises(Fenced):
-        write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+        write_split(travelled(writer.make_split_writer()), job.splits[0], job.rows[0])
     assert lake.data() == lake.named()
 
 
@@ -285,7 +285,7 @@ def test_problems_are_reported_without_the_secret(lake, feed):
     assert [d.what for d in compare_endpoints(amazon, there)] == [d.what for d in compare_locations(there, amazon)] == ["server"]
     secret = find_s3_access("lake").secret_key
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.split_writer().target)
+        assert secret not in repr(lake.sink) + repr(lake.sink.store) + repr(writer.make_split_writer().target)
 
 
 def test_a_table_that_spark_has_written_to_is_refused(lake, feed):

@@ -125,7 +125,7 @@ def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, fee
         apply(lake.sink, job)
     again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
     with lake.sink.begin(again.window, again.splits, again.shape) as writer:
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         late.open(again.splits[1])
         late.write(again.rows[1][0])
         assert writer.commit(write_all(writer, again)).replay == 1
@@ -239,7 +239,7 @@ def test_an_upload_that_was_aborted_behind_its_commit_is_named_and_its_window_ca
 def test_a_late_task_leaves_no_upload(listed, feed):
     job = feed.next()
     with listed.sink.begin(job.window, job.splits, job.shape) as writer:
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         late.open(job.splits[1])
         writer.commit(write_all(writer, job))
     late.write(job.rows[1][0])
@@ -274,7 +274,7 @@ def test_problems_are_reported_without_the_secret(lake, feed, s3, unique, monkey
     assert [p.where for p in replace(lake.sink, visibility="rename").validate(feed.shape)] == ["sink.visibility"]
     job, secret = feed.next(), s3.credentials[1]
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        assert secret not in repr(lake.sink) + repr(open_manifests(lake.sink)) + repr(writer.split_writer().target)
+        assert secret not in repr(lake.sink) + repr(open_manifests(lake.sink)) + repr(writer.make_split_writer().target)
     with pytest.raises(SinkUnavailable):
         apply(replace(lake.sink, path="s3://no-such-bucket-here/t"), job)
 

@@ -213,7 +213,7 @@ def test_at_most_max_open_files_are_open_and_parts_are_numbered(path):
     sink = FilesSink(str(path), partition_by="k", options={"max_open_files": 3})
     assert sink.validate(job.shape) == []
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        task = writer.split_writer()
+        task = writer.make_split_writer()
         task.open(job.splits[0])
         open_files = []
         for rows in job.rows[0]:
@@ -353,7 +353,7 @@ def test_a_task_of_an_overtaken_attempt_is_fenced_wherever_it_is(path):
     job = feed.next()
     split, rows = job.splits[0], job.rows[0]
     old = sink.begin(job.window, job.splits, job.shape)
-    tasks = [travelled(old.split_writer()) for _ in range(4)]
+    tasks = [travelled(old.make_split_writer()) for _ in range(4)]
     for task in tasks[1:]:
         task.open(split)
     for task in tasks[2:]:
@@ -441,7 +441,7 @@ def test_only_the_files_that_results_name_are_published(path):
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:
         twins = [write_all(writer, job) for _ in range(3)]
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         late.open(job.splits[0])
         late.write(job.rows[0][0])
         writer.commit([twins[n][n] for n in range(3)])
@@ -461,7 +461,7 @@ def test_a_paused_task_that_outlives_its_window_changes_nothing(path, tmp_path, 
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     writer = sink.begin(job.window, job.splits, job.shape)
-    with Victim(_Task(writer.split_writer()), job, f"{point}:stop", tmp_path / "victim") as zombie:
+    with Victim(_Task(writer.make_split_writer()), job, f"{point}:stop", tmp_path / "victim") as zombie:
         assert zombie.stopped()
         with writer:
             writer.commit(write_all(writer, job))
@@ -538,7 +538,7 @@ def test_executors_without_the_shared_file_system_get_an_error_that_names_it(pat
     feed, sink = Feed(), FilesSink(str(path))
     job = feed.next()
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        task = writer.split_writer()
+        task = writer.make_split_writer()
         elsewhere = str(path.parent / "other-host" / "staging" / "attempt")
         task.target = type(task.target)(**{**vars(task.target), "attempt": elsewhere})
         with pytest.raises(SinkUnavailable, match="must share the file system"):

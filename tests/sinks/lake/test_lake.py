@@ -64,7 +64,7 @@ def test_a_task_that_writes_a_split_imports_no_library_of_tables(lake, feed, tmp
         print(sorted({"deltalake", "pandas", "pydantic", "pyiceberg"} & set(sys.modules)))
     """
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        given = pickle.dumps((writer.split_writer(), job.splits[0], list(job.rows[0])))
+        given = pickle.dumps((writer.make_split_writer(), job.splits[0], list(job.rows[0])))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run([sys.executable, "-c", code], input=given, env=env, capture_output=True, check=True, timeout=300)
     assert done.stdout.split() == [b"[]"]

@@ -237,7 +237,7 @@ def test_a_zombie_changes_nothing_behind_its_successor_nor_behind_one_that_gave_
 def test_a_task_of_an_attempt_that_was_overtaken_stages_nothing(lake):
     job = Pipeline(KEYED).job([{"id": 1, "v": "x"}])
     with lake.sink.begin(job.window, job.splits, job.shape) as writer:
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         with lake.sink.begin(job.window, job.splits, job.shape) as newer:
             with pytest.raises(Fenced):
                 late.open(job.splits[0])

@@ -112,7 +112,7 @@ def test_a_task_that_lost_its_commit_is_repeated_and_writes_its_split_once(
     sink, orders = place.sink(auto_create=True, **options), pipeline()
     job = orders.job(lines(0, 20), lines(20, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        task = travelled(writer.split_writer())
+        task = travelled(writer.make_split_writer())
         task.open(job.splits[0])
         task.write(job.rows[0][0])
         proxy.arm(loss)
@@ -155,10 +155,10 @@ def test_a_server_that_crashes_loses_and_doubles_nothing(
 
     def attempt() -> None:
         with sink.begin(job.window, job.splits, job.shape) as writer:
-            results = [write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])]
+            results = [write_split(travelled(writer.make_split_writer()), job.splits[0], job.rows[0])]
             if when == "between two tasks":
                 crash()
-            results += [write_split(travelled(writer.split_writer()), job.splits[1], job.rows[1])]
+            results += [write_split(travelled(writer.make_split_writer()), job.splits[1], job.rows[1])]
             if when == "before the commit":
                 crash()
             writer.commit(results)
@@ -188,7 +188,7 @@ def test_a_session_that_is_ended_fails_its_task_and_the_retry_is_right(place: Pl
     sink, orders = place.sink(auto_create=True, **options), pipeline()
     job = orders.job(lines(0, 5000), lines(5000, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        task = travelled(writer.split_writer())
+        task = travelled(writer.make_split_writer())
         task.open(job.splits[0])
         task.write(job.rows[0][0])
         key = make_pipeline_key(Name(place.schema, "airflow_windows"), "dag.task")
@@ -251,7 +251,7 @@ def test_tasks_of_an_attempt_that_was_overtaken_are_fenced(place: Place, options
     sink, orders = place.sink(auto_create=True, **options), pipeline()
     job = orders.job(lines(0, 2000), lines(2000, 5))
     with sink.begin(job.window, job.splits, job.shape) as zombie:
-        opened, late = travelled(zombie.split_writer()), travelled(zombie.split_writer())
+        opened, late = travelled(zombie.make_split_writer()), travelled(zombie.make_split_writer())
         opened.open(job.splits[0])
         opened.write(job.rows[0][0])
         assert apply(sink, job).written == 2005
@@ -280,7 +280,7 @@ def test_a_task_of_a_window_two_back_writes_nothing_though_its_marker_is_gone(pl
     sink, orders = place.sink(auto_create=True, atomic="split"), pipeline()
     jobs = [orders.job(lines(n * 10, 10)) for n in range(3)]
     with sink.begin(jobs[0].window, jobs[0].splits, jobs[0].shape) as zombie:
-        late = [travelled(zombie.split_writer()) for _ in range(2)]
+        late = [travelled(zombie.make_split_writer()) for _ in range(2)]
         for job in jobs:
             apply(sink, job)
         assert place.rows("SELECT DISTINCT number FROM airflow_window_splits") == [(3,)]
@@ -367,14 +367,14 @@ def test_a_split_that_two_tasks_wrote_leaves_one_stage_and_then_none(place: Plac
     sink, orders = place.sink(auto_create=True, merge=merge), pipeline()
     job = orders.job(lines(0, 10))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        tasks = [travelled(writer.split_writer()) for _ in range(3)]
+        tasks = [travelled(writer.make_split_writer()) for _ in range(3)]
         for task in tasks:
             task.open(job.splits[0])
             task.write(job.rows[0][0])
         tokens = [task.close() for task in tasks]
         assert tokens[0] == tokens[1] == tokens[2], "every connection names the same stage"
         assert [name for name in place.tables() if "stage" in name] == sorted([tokens[0]["stage"], writer.attempt.registry.table])
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         assert write_split(late, job.splits[0], job.rows[0]).token == tokens[0], "it looks before it loads"
         assert writer.commit([SplitResult(0, records=10, token=tokens[0])]).written == 10
         assert place.tables() == ["airflow_windows", "t"]
@@ -386,7 +386,7 @@ def test_a_split_written_under_another_cut_or_another_promise_is_refused(place: 
     orders = pipeline()
     job = orders.job(lines(0, 10), lines(10, 10))
     with split.begin(job.window, job.splits, job.shape) as writer:
-        write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+        write_split(travelled(writer.make_split_writer()), job.splits[0], job.rows[0])
     with pytest.raises(SinkRejected, match="atomic"):
         whole.begin(job.window, job.splits, job.shape)
     cut = tuple(replace(s, range=OffsetRange(s.range.topic, s.range.partition, s.range.start, 5)) for s in job.splits)
@@ -402,7 +402,7 @@ def test_tasks_that_commit_splits_are_fenced_by_an_attempt_that_takes_the_window
     split, whole = place.sink(auto_create=True, atomic="split"), place.sink(auto_create=True, merge="after")
     job = pipeline().job(lines(0, 10), lines(10, 10))
     with split.begin(job.window, job.splits, job.shape) as zombie:
-        tasks = [travelled(zombie.split_writer()) for _ in job.splits]
+        tasks = [travelled(zombie.make_split_writer()) for _ in job.splits]
         if begun:
             tasks[0].open(job.splits[0])
         with whole.begin(job.window, job.splits, job.shape) as writer:
@@ -432,7 +432,7 @@ def test_a_split_that_shares_offsets_with_another_one_is_refused_when_it_commits
         r = job.splits[0].range
         wrong = Split(7, OffsetRange(r.topic, r.partition, *cut))
         with pytest.raises(SinkRejected, match="as one split, this one has"):
-            write_split(travelled(writer.split_writer()), wrong, job.rows[0])
+            write_split(travelled(writer.make_split_writer()), wrong, job.rows[0])
         assert writer.commit(results).written == 10
     check(place, lines(0, 10))
 
@@ -442,7 +442,7 @@ def test_a_split_window_that_was_given_up_keeps_no_later_one_from_its_offsets(pl
     sink, orders = place.sink(auto_create=True, atomic="split"), pipeline()
     job = orders.job(lines(0, 10), lines(10, 10))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+        write_split(travelled(writer.make_split_writer()), job.splits[0], job.rows[0])
     again = replace(job, window=replace(job.window, number=2))
     with pytest.raises(WindowConflict, match="window #1, which is not complete"):
         apply(sink, again)
@@ -666,7 +666,7 @@ def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(pl
     sink, orders = place.sink(auto_create=True), pipeline()
     job = orders.job(lines(0, 1000), lines(1000, 5))
     with sink.begin(job.window, job.splits, job.shape) as writer:
-        first = write_split(travelled(writer.split_writer()), job.splits[0], job.rows[0])
+        first = write_split(travelled(writer.make_split_writer()), job.splits[0], job.rows[0])
         deadline = time.monotonic() + 90
         while not writer.transaction.merged:
             assert time.monotonic() < deadline
@@ -674,7 +674,7 @@ def test_an_overlapped_merge_shows_nothing_before_the_commit_and_goes_with_it(pl
         assert writer.transaction.merged == {0: 1000}
         assert place.one("SELECT count(*) FROM t") == 0
         assert sink.find_applied(job.window) is None
-        second = write_split(travelled(writer.split_writer()), job.splits[1], job.rows[1])
+        second = write_split(travelled(writer.make_split_writer()), job.splits[1], job.rows[1])
         assert writer.commit([first, second]).written == 1005
     check(place, lines(0, 1005))
 

@@ -34,7 +34,9 @@ def take(sink: PostgresSink, pipeline: Pipeline, *partitions: Sequence[Mapping[s
 
 def finish(writer: WindowWriter, job: Job, results: list[SplitResult]) -> tuple[Applied, list[BadRecord]]:
     """Do the work of an operator after its Spark job."""
-    again = {s.index: write_split(travelled(writer.split_writer()), s, job.rows[s.index]) for s in writer.list_deferred(results)}
+    again = {
+        s.index: write_split(travelled(writer.make_split_writer()), s, job.rows[s.index]) for s in writer.list_deferred(results)
+    }
     results = [again.get(result.index, result) for result in results]
     bad = list(writer.find_refused_records(results))
     lost = {result.index: sum(b.partition == result.index for b in bad) for result in results}
@@ -166,7 +168,7 @@ def test_of_splits_that_exclude_each_other_in_both_directions_one_commits_and_th
     job = Pipeline(ROW).job([{"id": i} for i in here], [{"id": i} for i in reversed(there)], batch_rows=100)
     with place.sink(atomic="split").begin(job.window, job.splits, replace(job.shape, tolerates=True)) as writer:
         with ThreadPoolExecutor() as pool:
-            tasks = [pool.submit(write_split, travelled(writer.split_writer()), s, job.rows[s.index]) for s in job.splits]
+            tasks = [pool.submit(write_split, travelled(writer.make_split_writer()), s, job.rows[s.index]) for s in job.splits]
         results = [task.result() for task in tasks]
         taken = place.one("SELECT count(*) FROM t")
         applied, bad = finish(writer, job, results)
@@ -178,7 +180,7 @@ def test_no_task_commits_a_split_any_more_of_which_rows_were_refused(place: Plac
     sink, job = place.sink(atomic="split"), Pipeline(ROW).job([{"id": 1}], [{"id": 2, "v": "bad"}, {"id": 3}])
     shape = replace(job.shape, tolerates=True)
     with sink.begin(job.window, job.splits, shape) as writer:
-        late = travelled(writer.split_writer())
+        late = travelled(writer.make_split_writer())
         results = write_all(writer, job)
         place.execute("ALTER TABLE t DROP CONSTRAINT rule")
         assert write_split(late, job.splits[1], job.rows[1]) == results[1]
@@ -215,7 +217,7 @@ def test_a_split_is_deferred_only_once_nothing_uses_its_session_any_more(place: 
     place.execute("CREATE TABLE t (id bigint, v text, n bigint)")
     job = Pipeline(ROW).job([{"id": i, "v": "x" * 1000, "n": i} for i in range(4000)], batch_rows=500)
     with place.sink(atomic="split").begin(job.window, job.splits, replace(job.shape, tolerates=True)) as writer:
-        task = travelled(writer.split_writer())
+        task = travelled(writer.make_split_writer())
         task.open(job.splits[0])
         for rows in job.rows[0][:5]:
             task.write(rows)

@@ -414,7 +414,7 @@ def test_no_password_in_the_environment_of_the_server(place: Place):
     with psycopg.connect(place.server.dsn) as watcher:
         job = Pipeline(KEYED).job([{"id": 1}])
         with place.sink().begin(job.window, job.splits, job.shape) as writer:
-            task = writer.split_writer()
+            task = writer.make_split_writer()
             task.open(job.splits[0])
             task.write(job.rows[0][0])
             seen = str(watcher.execute("SELECT * FROM pg_stat_activity").fetchall())

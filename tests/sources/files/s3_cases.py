@@ -176,7 +176,7 @@ def test_windows_become_records_once_and_no_credential_is_left_anywhere(kafka, s
     assert same_multiset(((n, f"näme {n}") for n in ids), ((e["id"], e["name"]) for e in events_there)) == 800
     source = make(**options).source
     with applied(spark, source.settings):
-        plan = source.frame(spark, source.freeze(None).splits)._jdf.queryExecution().toString()
+        plan = source.read_frame(spark, source.freeze(None).splits)._jdf.queryExecution().toString()
     ledger = committed_records(kafka.connection_extra(), options["ledger_topic"])
     assert len(ledger) >= 4 and "s3a://" in plan and "s3a://" in json.dumps(reports)
     logged = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
@@ -254,17 +254,17 @@ def test_an_object_that_changes_after_it_was_frozen_is_found_before_it_is_read(s
     assert lines(read(spark, source, window.splits)).total() == count
     bucket.put("001", "9\n")
     with pytest.raises(SourceRejected, match="`001` has changed since the window was frozen: .* etag"):
-        source.frame(spark, window.splits)
+        source.read_frame(spark, window.splits)
     bucket.remove("001")
     with pytest.raises(SourceRejected, match="`001` has vanished since the window was frozen"):
-        source.frame(spark, window.splits)
+        source.read_frame(spark, window.splits)
 
 
 def test_an_object_that_vanishes_while_it_is_read_is_explained(spark, bucket):
     bucket.put("a", "1\n")
     source = bucket.source()
     with applied(spark, source.settings):
-        frame = source.frame(spark, source.freeze(None).splits)
+        frame = source.read_frame(spark, source.freeze(None).splits)
         bucket.remove("a")
         with pytest.raises(Exception, match="FAILED_READ_FILE") as raised:
             by_partition(frame)

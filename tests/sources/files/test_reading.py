@@ -124,7 +124,7 @@ def test_large_files_are_cut_small_ones_packed_and_splits_stay_what_they_were_wh
     with applied(spark, others):
         before = {key: spark.conf.get(key, None) for key in edited.settings}
         try:
-            assert by_partition(rows_of(edited.frame(spark, splits))) == there
+            assert by_partition(rows_of(edited.read_frame(spark, splits))) == there
         finally:
             for key, value in before.items():
                 spark.conf.unset(key) if value is None else spark.conf.set(key, value)
@@ -174,14 +174,14 @@ def test_a_file_that_changed_or_vanished_after_freezing_is_refused_and_named(spa
     with pytest.raises(
         SourceRejected, match=r"`b` has changed .* had 2 bytes of 1970-01-01 00:16:40.000000 UTC, and has 2 bytes of"
     ):
-        source.frame(spark, splits)
+        source.read_frame(spark, splits)
     (path / "b").write_text("bb\n")
     os.utime(path / "b", (1000, 1000))
     with pytest.raises(SourceRejected, match="`b` has changed since the window was frozen"):
-        source.frame(spark, splits)
+        source.read_frame(spark, splits)
     (path / "b").unlink()
     with pytest.raises(SourceRejected, match="`b` has vanished since the window was frozen"):
-        source.frame(spark, splits)
+        source.read_frame(spark, splits)
     (path / "b").write_text("b\n")
     os.utime(path / "b", (1000, 1000))
     assert sum(map(len, read(spark, source, splits))) == 2
@@ -189,7 +189,7 @@ def test_a_file_that_changed_or_vanished_after_freezing_is_refused_and_named(spa
 
 def test_nothing_is_read_without_splits(spark, path):
     with pytest.raises(ValueError, match="nothing to read"):
-        FilesSource(str(path)).frame(spark, ())
+        FilesSource(str(path)).read_frame(spark, ())
 
 
 # --- what the files hold --------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_malformed_record_fails_and_file_and_cause_are_named(spark, path, kind
         return
     # Also when only another column is needed.
     with applied(spark, source.settings):
-        frame = source.frame(spark, source.freeze(None).splits)
+        frame = source.read_frame(spark, source.freeze(None).splits)
         with pytest.raises(Exception, match="FAILED_READ_FILE"):
             frame.select("id" if kind == "json-torn" else "name").collect()
 
@@ -369,7 +369,7 @@ def test_a_row_with_bytes_that_are_not_in_the_encoding_is_bad_and_no_text_is_cha
     source = FilesSource(str(path), **options)
     assert source.validate() == []
     with applied(spark, source.settings):
-        rows = source.frame(spark, source.freeze(None).splits).collect()
+        rows = source.read_frame(spark, source.freeze(None).splits).collect()
     assert [None if row[ERROR] else row[0] for row in rows] == expected
     reasons = {row[ERROR] for row in rows} - {None}
     named = re.compile("cannot be read: column `(value|text|raw|more)` of file `bad(%20| )x`: ")
@@ -388,7 +388,7 @@ def test_texts_of_parquet_that_are_not_utf_8_are_bad(spark, path):
     pa.parquet.write_table(pa.table({"id": [1, 2, 3, 4], "name": texts.take(pa.array([0, 1, 2, 1])), "more": more}), path / "a")
     source = FilesSource(str(path))
     with applied(spark, source.settings):
-        rows = source.frame(spark, source.freeze(None).splits).collect()
+        rows = source.read_frame(spark, source.freeze(None).splits).collect()
     bad = {1: "name", 3: "more", 4: "more"}
     expected = [f"cannot be read: column `{bad[n]}` of file `a`: not UTF-8" if n in bad else None for n in range(1, 5)]
     assert [row[ERROR] for row in sorted(rows)] == expected
@@ -429,7 +429,7 @@ def test_a_wide_directory_is_read_within_seconds(spark, path):
     frozen = list(windows(source, None))
     listed = time.monotonic() - started
     with applied(spark, source.settings):
-        frames = [source.frame(spark, window.splits) for window in frozen]
+        frames = [source.read_frame(spark, window.splits) for window in frozen]
     planned = time.monotonic() - started - listed
     assert (listed < 60, planned < 60) == (True, True), (listed, planned)
     print(f"1 000 files: {len(frozen)} windows frozen in {listed:.1f} s, planned in {planned:.1f} s")
@@ -448,7 +448,7 @@ def test_a_window_of_the_most_splits_is_planned_within_seconds(spark, path):
     assert len(window.splits) == MAX_SPLITS
     started = time.monotonic()
     with applied(spark, source.settings):
-        frame = source.frame(spark, window.splits)
+        frame = source.read_frame(spark, window.splits)
         planned = time.monotonic() - started
         assert frame.rdd.getNumPartitions() == MAX_SPLITS
     print(f"{MAX_SPLITS} splits: planned in {planned:.1f} s")

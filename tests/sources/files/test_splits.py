@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_kafka_spark.sources.files.store import ListedFile
-from airflow_kafka_spark.sources.files.windows import decode_split, encode_split, is_splittable, open_cost, split_files
+from airflow_kafka_spark.sources.files.windows import compute_open_cost, decode_split, encode_split, is_splittable, split_files
 
 SECOND = 1_000_000
 SPLIT = 1024
@@ -36,7 +36,7 @@ def test_splits_tile_the_files_and_none_is_too_large(drawn):
         assert [start for start, _ in mine] == [sum(length for _, length in mine[:n]) for n in range(len(mine))]
         assert len(mine) == 1 or f.name not in whole
     for split in splits:
-        assert len(split) == 1 or sum(p.length + open_cost(SPLIT) for p in split) <= SPLIT + open_cost(SPLIT)
+        assert len(split) == 1 or sum(p.length + compute_open_cost(SPLIT) for p in split) <= SPLIT + compute_open_cost(SPLIT)
 
 
 @settings(max_examples=50, deadline=None)

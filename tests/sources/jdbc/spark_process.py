@@ -123,7 +123,7 @@ def _answer(spark: Any, source: JdbcSource, splits: Sequence[Mapping[str, Any]])
     for name, value in source.settings.items():
         spark.conf.set(name, value)
     try:
-        frame = source.frame(spark, splits)
+        frame = source.read_frame(spark, splits)
         parts: list[list[dict[str, Any]]] = [[] for _ in range(frame.rdd.getNumPartitions())]
         for row in frame.withColumn("__part", f.spark_partition_id()).toArrow().to_pylist():
             parts[row.pop("__part")].append(row)

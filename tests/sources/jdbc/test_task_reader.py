@@ -94,7 +94,7 @@ def both(source: JdbcSource, sink: KafkaSink) -> tuple[Records, Records]:
     splits = through_json(source.freeze(None)).splits
     spark = spark_session()
     with use_sql_settings(spark, {**SETTINGS, **source.settings}):
-        frame = sink.make_records(source.frame(spark, splits))
+        frame = sink.make_records(source.read_frame(spark, splits))
         expected: Records = [[] for _ in splits]
         for row in frame.withColumn("__part", F.spark_partition_id()).toArrow().to_pylist():
             expected[row.pop("__part")].append(row)

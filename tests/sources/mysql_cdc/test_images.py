@@ -148,7 +148,7 @@ def test_rows_in_columns_have_the_json_of_their_values_one_by_one(form, unusual)
         expected.append([read_one_by_one(table, values, row) for row in rows])
         assert not any(left for _, left in expected[-1])
     found = writer.read_rows([RowImages(b"before" + b"".join(rows), 6) for rows in events])
-    assert [list(map(writer.row, rows)) for rows in found] == [[text for text, _ in rows] for rows in expected]
+    assert [list(map(writer.format_row, rows)) for rows in found] == [[text for text, _ in rows] for rows in expected]
     assert [writer.format_key(row) for rows in found for row in rows] == [
         text.partition(",")[0] + "}" for rows in expected for text, _ in rows
     ]

@@ -433,11 +433,11 @@ class KafkaHook(KafkaBaseHook):
         wanted = sorted({TopicPartition(*p) for p in partitions})
         return kafka_requests.read_committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
-    def group_ids(self) -> frozenset[str]:
+    def list_groups(self) -> frozenset[str]:
         """Return the ids of all consumer groups that this connection may see."""
         return kafka_requests.list_group_ids(self._calls)
 
-    def group_state(self, group_id: str) -> GroupState:
+    def read_group_state(self, group_id: str) -> GroupState:
         """Return a group's state and its live members.
 
         :param group_id: the group; one that does not exist is ``Dead`` and has no members.
@@ -478,4 +478,4 @@ class KafkaHook(KafkaBaseHook):
         """Return :class:`GroupHasMembers` if the group has live members, otherwise the given error."""
         if error.code not in _MEMBERS_ARE_LIVE:
             return error
-        return GroupHasMembers(group_id, [str(m) for m in self.group_state(group_id).members])
+        return GroupHasMembers(group_id, [str(m) for m in self.read_group_state(group_id).members])

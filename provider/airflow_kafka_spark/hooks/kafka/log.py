@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import BoundRefused, KafkaUnavailable, PlanError, RightMissing, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, ConsumedMessage, consume_messages
 from airflow_kafka_spark.hooks.kafka.requests import RecordAt
-from airflow_kafka_spark.hooks.kafka.transactions import abort_command
+from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import (
     EARLIEST,
@@ -107,7 +107,7 @@ def warn_of_lost_transactions(hook: KafkaHook, log: Log, offsets: Mapping[TopicP
                 logger.warning(
                     "A transaction in %s is open since offset %d, which was written %.0f minutes ago: no window gets past it. If "
                     "`kafka-transactions.sh find-hanging` lists it, the brokers have lost it: %s ends it",
-                    tp, offset, (now - timestamp / 1000) / 60, abort_command(tp, offset),
+                    tp, offset, (now - timestamp / 1000) / 60, make_abort_command(tp, offset),
                 )  # fmt: skip
     except (KafkaUnavailable, RightMissing) as error:
         logger.info("The age of open transactions is not known: %s", error)
@@ -143,13 +143,13 @@ def compare_epochs(
     ]
     found: dict[TopicPartition, int] = {}
     for first in range(0, len(wanted), PARTITIONS_PER_CONSUMER):
-        found |= cut_below(
+        found |= find_truncations(
             hook.make_consumer_config(), wanted[first : first + PARTITIONS_PER_CONSUMER], hook.timeout, hook.conn_id
         )
     return replace(log, diverged={**log.diverged, **found})
 
 
-def cut_below(
+def find_truncations(
     config: Mapping[str, Any], wanted: Sequence[tuple[TopicPartition, int, int]], seconds: float, where: str
 ) -> dict[TopicPartition, int]:
     """Return the offsets at which logs were truncated, for partitions in which that is before the wanted offset.

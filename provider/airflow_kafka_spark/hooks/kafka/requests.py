@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, KafkaUnavailable, RightMissing
 from airflow_kafka_spark.hooks.kafka.client import KafkaCalls, Right, describe_temporary_error
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS, make_consumer_config
-from airflow_kafka_spark.hooks.kafka.transactions import abort_command
+from airflow_kafka_spark.hooks.kafka.transactions import make_abort_command
 from airflow_kafka_spark.windows.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -443,7 +443,8 @@ def _find_advice_if_lost(calls: KafkaCalls, group_id: str) -> str:
         lso = list_offsets(calls, [tp], OffsetSpec.latest(), "read_committed")[tp]
     except (KafkaSparkError, KeyError):
         return ""
-    return f". If it does not end, the brokers have lost it (see `kafka-transactions.sh find-hanging`): {abort_command(tp, lso)}"
+    command = make_abort_command(tp, lso)
+    return f". If it does not end, the brokers have lost it (see `kafka-transactions.sh find-hanging`): {command}"
 
 
 def find_offsets_partition(group_id: str, partitions: int) -> int:

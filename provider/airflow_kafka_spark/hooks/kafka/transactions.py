@@ -129,7 +129,7 @@ def _split_offsets(
     yield part
 
 
-def abort_command(tp: TopicPartition, start: int) -> str:
+def make_abort_command(tp: TopicPartition, start: int) -> str:
     """Return the command that ends a transaction which the brokers have lost (KIP-664).
 
     :param start: offset of its first record in the partition.

@@ -28,7 +28,7 @@ from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.dead_letters import OffsetSet
 from airflow_kafka_spark.windows.model import TASK_PUT, PackedSplits, Split, SplitResult
-from airflow_kafka_spark.windows.times import Timed, split_seconds
+from airflow_kafka_spark.windows.times import Timed, compute_split_seconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.jobs.tasks.arrow import Program
@@ -176,7 +176,7 @@ class WriteTask(CheckedOnExecutors):
             written = [encode_result(other.close(account)) for other in others.values()]
             result = own.close(account)
         faults.reached("split.flushed")
-        seconds = split_seconds(
+        seconds = compute_split_seconds(
             time.monotonic() - begun,
             arriving.seconds,
             own.output.seconds + sum(other.output.seconds for other in others.values()),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.times import split_move_seconds
+from airflow_kafka_spark.windows.times import compute_move_seconds
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -159,7 +159,7 @@ class Progress:
         :param move: seconds of the whole step.
         :param report: the report of the window.
         """
-        return split_move_seconds(move, self._jobs, self._move_began, report.work, report.work_began)
+        return compute_move_seconds(move, self._jobs, self._move_began, report.work, report.work_began)
 
     # --- the store ---
 

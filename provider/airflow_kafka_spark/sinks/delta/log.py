@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.hooks.object_stores import store_error
+from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.storage.store import TableStore, flush
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class DeltaLog:
             yield
         except (DeltaError, OSError) as error:
             remedy = _UPGRADE if ": Unsupported: " in str(error) else None
-            raise SinkUnavailable(self.store.location.uri, doing, store_error(error), remedy) from error
+            raise SinkUnavailable(self.store.location.uri, doing, describe_store_error(error), remedy) from error
 
     def load(self, doing: str) -> DeltaTable | None:
         """Return a new handle on the newest version, or None if there is no table.

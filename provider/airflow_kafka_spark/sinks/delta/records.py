@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.hooks.object_stores import store_error
+from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.delta.log import METADATA, DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.lake.sink import REPLACED, LoadedTable
 from airflow_kafka_spark.sinks.storage.attempts import (
@@ -148,7 +148,7 @@ class Records:
                 self._remove(left, table)
                 return fenced
             error = failed_commit
-        raise SinkUnavailable(self.store.location.uri, "fencing earlier attempts", store_error(error))
+        raise SinkUnavailable(self.store.location.uri, "fencing earlier attempts", describe_store_error(error))
 
     def _remove(self, markers: Iterable[str], table: DeltaTable) -> None:
         """Remove attempts that can no longer commit, except for files that the table names.

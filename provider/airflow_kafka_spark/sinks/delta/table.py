@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_kafka_spark.errors import SinkUnavailable
-from airflow_kafka_spark.hooks.object_stores import store_error
+from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.delta.log import LOG, DeltaLog
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> Delt
                 return table
         except (DeltaError, OSError) as failed:
             error = failed  # perhaps another writer was faster: load the table again
-    raise SinkUnavailable(sink.uri, doing, store_error(error))
+    raise SinkUnavailable(sink.uri, doing, describe_store_error(error))
 
 
 def _find_missing_columns(schema: Schema, table: Schema) -> list[Field]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_uncreatable_problem, store_error
+from airflow_kafka_spark.hooks.object_stores import describe_store_error, find_provider_problem, find_uncreatable_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.lake.options import ComparedColumn, find_column_problems, find_doubled_names
 
@@ -210,7 +210,7 @@ def _find_unsafe_writer_problems(where: str, table: DeltaTable) -> Iterator[Prob
     try:
         commits = table.history(_RECENT)
     except (DeltaError, OSError) as error:
-        yield Problem(where, f"its history cannot be read: {store_error(error)}", "Check path, `conn_id` and its rights")
+        yield Problem(where, f"its history cannot be read: {describe_store_error(error)}", "Check path, `conn_id` and its rights")
         return
     for commit in commits:
         engine = str(commit.get("engineInfo", ""))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
-from airflow_kafka_spark.hooks.object_stores import store_error
+from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
@@ -74,7 +74,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_spec(), {})
 
     def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:
-        return SinkUnavailable(self.uri, doing, error if isinstance(error, str) else store_error(error))
+        return SinkUnavailable(self.uri, doing, error if isinstance(error, str) else describe_store_error(error))
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class ManifestTable:
 
         :raises SinkUnavailable: the store did not answer.
         """
-        log = self._log(pipeline)
+        log = self._make_log_path(pipeline)
         try:
             known = int(self.store.get(f"{log}/{_NEWEST}") or 0)
             found = self._list_entries(log, f"{known - 1:020d}.json") if known else []
@@ -237,9 +237,9 @@ class ManifestTable:
         :return: False if there is an entry with this number. It may be this entry, if the answer to its write was lost.
         :raises OSError: it is unknown if the entry was written.
         """
-        created = self.store.create(f"{self._log(pipeline)}/{commit.sequence:020d}.json", commit.dump())
+        created = self.store.create(f"{self._make_log_path(pipeline)}/{commit.sequence:020d}.json", commit.dump())
         if created:
-            self.store.put(f"{self._log(pipeline)}/{_NEWEST}", str(commit.sequence))
+            self.store.put(f"{self._make_log_path(pipeline)}/{_NEWEST}", str(commit.sequence))
         return created
 
     def show(self, commit: Commit) -> None:
@@ -345,7 +345,7 @@ class ManifestTable:
         """Return the directory of a window's data files, which all attempts at it share."""
         return f"{DATA}/{make_window_directory(self.window_column, window)}"
 
-    def split_writer(self, target: ObjectsTarget) -> SplitWriter:
+    def make_split_writer(self, target: ObjectsTarget) -> SplitWriter:
         """Return a writer for the tasks."""
         from airflow_kafka_spark.sinks.files.tasks.write import ObjectsSplitWriter
 
@@ -377,7 +377,7 @@ class ManifestTable:
 
     # --- internals ----------------------------------------------------------------------------------------------------
 
-    def _log(self, pipeline: str) -> str:
+    def _make_log_path(self, pipeline: str) -> str:
         return f"{WINDOWS}/{make_pipeline_slug(pipeline)}/log"
 
     def _get_window_directory(self, pipeline: str, number: int) -> str:
@@ -415,7 +415,7 @@ class ListedTable(ManifestTable):
             self.uploads.complete(record.files)
         except UploadsGone as error:
             directory = self.store.make_full_path(record.files[0]["path"].partition("/")[0])
-            log = self.store.make_full_path(self._log(record.applied.pipeline))
+            log = self.store.make_full_path(self._make_log_path(record.applied.pipeline))
             action = f"Remove the newest entry of {log} and the objects below {directory}: the window is then written again"
             raise OSError(f"{error}. {action}") from error
 
@@ -434,7 +434,7 @@ class ListedTable(ManifestTable):
     def get_data_directory(self, window: Window) -> str:
         return make_window_directory(self.window_column, window)
 
-    def split_writer(self, target: ObjectsTarget) -> SplitWriter:
+    def make_split_writer(self, target: ObjectsTarget) -> SplitWriter:
         from airflow_kafka_spark.sinks.files.tasks.write import UploadsSplitWriter
 
         return UploadsSplitWriter(target)
@@ -471,7 +471,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
         except OSError as error:
             raise SinkUnavailable(sink.uri, f"beginning window {window}", error) from error
 
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         import pyarrow as pa
 
         from airflow_kafka_spark.sinks.files.tasks.write import ObjectsTarget
@@ -484,7 +484,7 @@ class ManifestWindowWriter(AttemptWindowWriter):
             directories=tuple(sink.partition_by),
             attempt_id=make_attempt_id(self.marker),
         )
-        return self.table.split_writer(target)
+        return self.table.make_split_writer(target)
 
     def commit(self, results: Sequence[SplitResult]) -> Applied:
         """Commit the window, as :meth:`WindowWriter.commit`. Only the files that ``results`` name are committed.

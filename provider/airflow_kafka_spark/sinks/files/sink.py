@@ -195,7 +195,7 @@ class FilesWindowWriter(WindowWriter):
         with suppress(OSError):
             self._lock = AttemptLock(attempt)
 
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.files.tasks.write import FilesSplitWriter, FilesTarget
 
         sink, window = self.sink, self.window

@@ -292,7 +292,7 @@ class IcebergTable:
             flush(store.make_full_path(name))
             flush(store.location.path)
 
-    def store(self, table: Table) -> IcebergStore:
+    def get_store(self, table: Table) -> IcebergStore:
         """Return the table's location."""
         return IcebergStore.of(table.location(), table.io.properties)
 

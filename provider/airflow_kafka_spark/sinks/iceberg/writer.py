@@ -107,7 +107,7 @@ class Compaction:
             raise Fenced(pipeline, "compacting")
         snapshot_id = make_snapshot_id()
         data = self.lake.get_data_store(table)
-        attempt = TableAttempt(self.window, make_marker_name(pipeline, snapshot_id), self.lake.store(table), data)
+        attempt = TableAttempt(self.window, make_marker_name(pipeline, snapshot_id), self.lake.get_store(table), data)
         with rewrite.run_compaction(attempt, base=self.base):
             added, removed = [], [task.file for group in groups for task in group]
             for group in groups:
@@ -176,7 +176,7 @@ class Attempts:
         :return: the snapshot that the pipeline's tag names, after which the new attempt commits.
         :raises SinkUnavailable: catalog or store did not answer.
         """
-        store = self.lake.store(self.lake.load_newest("looking for earlier attempts"))
+        store = self.lake.get_store(self.lake.load_newest("looking for earlier attempts"))
         return sweep_attempts(store, pipeline, self.fence)
 
     def fence(self, pipeline: str, markers: Iterable[str]) -> int | None:
@@ -231,7 +231,7 @@ class Attempts:
         except Exception as error:  # each store has errors of its own
             log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
-        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+        self.lake.get_store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def remove(self, table: Table, marker: str, sure: bool = False) -> None:
         """Remove an attempt that can no longer commit. Never raises; the next attempt removes the rest.
@@ -248,12 +248,12 @@ class Attempts:
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
         # The attempt's record is removed last, because without it nothing would find the rest.
-        self.lake.store(table).remove_all(f"{ATTEMPTS}/{marker}")
+        self.lake.get_store(table).remove_all(f"{ATTEMPTS}/{marker}")
 
     def _find_base(self, table: Table, marker: str) -> int | None:
         """Return the snapshot that the pipeline's tag named when an attempt began, 0 if there was no tag; None if unknown."""
         try:
-            text = self.lake.store(table).get(f"{ATTEMPTS}/{marker}/{BEGUN}")
+            text = self.lake.get_store(table).get(f"{ATTEMPTS}/{marker}/{BEGUN}")
             return int(json.loads(text)["base"]) if text else None
         except (ValueError, KeyError, TypeError):
             return None
@@ -318,7 +318,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         self.tried: tuple[str, ...] = ()
         self.added: list[str] = []
         self.data = lake.get_data_store(table)
-        attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.store(table), self.data)
+        attempt = TableAttempt(window, make_marker_name(window.pipeline, self.snapshot_id), lake.get_store(table), self.data)
         super().__init__(sink, sink.uri, splits, shape, attempt, sink.make_table_spec(table), {"base": base or 0})
 
     def make_unavailable_error(self, doing: str, error: Exception | str) -> SinkUnavailable:

@@ -78,7 +78,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
 
     # --- tasks ----------------------------------------------------------------------------------------------------------
 
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         if not self.options.upserts:
             return self.make_data_writer(of_rows=True)
         from airflow_kafka_spark.sinks.lake.tasks.rewrite import StageTarget, UpsertStageWriter, make_staged_schema

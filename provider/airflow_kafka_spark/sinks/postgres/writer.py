@@ -572,7 +572,7 @@ class StagedWindowWriter(DriverWriter):
         super().__init__(attempt, stages=True)
         self.overlap = _MergeThread(self.transaction) if overlap else None
 
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         return self.make_stage_writer()
 
     def _begin(self) -> bool:
@@ -654,7 +654,7 @@ class SplitsWindowWriter(DriverWriter):
         super().__init__(attempt, stages=False)
         self._kept: tuple[OffsetRange, ...] = ()
 
-    def split_writer(self) -> SplitWriter:
+    def make_split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.postgres.tasks.write import SplitAtomicWriter
 
         if self.stages:

@@ -25,11 +25,11 @@ from airflow_kafka_spark.hooks.object_stores import (
     AZURE,
     S3Access,
     StoreAccess,
+    describe_store_error,
     find_s3_access,
     find_store_access,
     make_local_path,
     parse_scheme,
-    store_error,
 )
 from airflow_kafka_spark.windows.model import OffsetRange
 
@@ -423,9 +423,9 @@ def _raise_as_os_errors() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except NotFoundError as error:
-        raise FileNotFoundError(str(store_error(error))) from error
+        raise FileNotFoundError(str(describe_store_error(error))) from error
     except BaseError as error:
-        raise store_error(error) from error
+        raise describe_store_error(error) from error
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class LogSource(RowSource):
         """Return the present number of bytes of the log after a window. See :meth:`RowSource.count_bytes_behind`."""
         return self._make_planner().count_bytes_behind(position)
 
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+    def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
         the split's token. See :meth:`RowSource.frame`.
         """

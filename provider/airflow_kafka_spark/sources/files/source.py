@@ -202,7 +202,7 @@ def read_frame(
         if spark.conf.get(name, None) != value:
             spark.conf.set(name, value)
     schema = ", ".join(map(str, parse_ddl(options.schema))) if options.schema is not None else None
-    return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes).frame(spark, decoded)
+    return SparkFileReader(store, options.format, schema, options.reader_options, split_bytes).read_frame(spark, decoded)
 
 
 def make_session_settings(store: FileStore, split_bytes: int) -> dict[str, str]:
@@ -268,7 +268,7 @@ class SparkFileReader:
     options: Mapping[str, str]
     split_bytes: int
 
-    def frame(self, spark: SparkSession, splits: Sequence[FileSplit]) -> DataFrame:
+    def read_frame(self, spark: SparkSession, splits: Sequence[FileSplit]) -> DataFrame:
         """Return a DataFrame with exactly one partition per split, in this order.
 
         :raises SourceRejected: Spark does not find the files, cannot take their types, or cuts them in another way.
@@ -495,7 +495,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         """
         return WindowPlanner(self, self._store).freeze(position)
 
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+    def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits. See :meth:`RowSource.frame`.
 
         All splits of a window are one scan. Only some of them are read one by one, and a slice of a large file then by reading

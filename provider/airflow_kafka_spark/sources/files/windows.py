@@ -254,7 +254,7 @@ def split_files(files: Iterable[ListedFile], split_bytes: int, unsplittable: Col
         if filled + part.length > split_bytes and split:
             splits.append(tuple(split))
             split, filled = [], 0
-        filled += part.length + open_cost(split_bytes)
+        filled += part.length + compute_open_cost(split_bytes)
         split.append(part)
     return (*splits, tuple(split)) if split else tuple(splits)
 
@@ -287,7 +287,7 @@ def find_unreadable_reason(path: str) -> str | None:
     return "has both a `:` and one of `{}[]*?\\` in its path" if ":" in path and _GLOB_CHARACTERS.search(path) else None
 
 
-def open_cost(split_bytes: int) -> int:
+def compute_open_cost(split_bytes: int) -> int:
     """Return the number of bytes that the opening of a file counts as."""
     return max(1, split_bytes // _MAX_FILES_OF_SPLIT)
 
@@ -296,7 +296,7 @@ def make_spark_settings(split_bytes: int) -> dict[str, str]:
     """Return the settings with which Spark splits as :func:`split_files` does."""
     return {
         "spark.sql.files.maxPartitionBytes": str(split_bytes),
-        "spark.sql.files.openCostInBytes": str(open_cost(split_bytes)),
+        "spark.sql.files.openCostInBytes": str(compute_open_cost(split_bytes)),
         # Otherwise the splits would depend on the number of cores.
         "spark.sql.files.minPartitionNum": "1",
         "spark.sql.files.maxPartitionNum": str(2**31 - 1),

@@ -434,7 +434,7 @@ class SourceDatabase(ABC, Generic[ServerT]):
         settings = {"tcpKeepAlive": "true", "sessionInitStatement": begin, "fetchsize": str(fetchsize)}
         return JdbcReaderOptions(self.make_jdbc_url(), self.driver, {**self.make_jdbc_properties(), **settings})
 
-    def split_reader(
+    def make_split_reader(
         self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits
     ) -> SplitReader:
         """Return the reader that Spark tasks use.

@@ -534,7 +534,7 @@ class PostgresDatabase(SourceDatabase[PostgresServer]):
             found = "the role may not see the lag of replicas"
             yield Problem("source.max_replica_lag", found, f"GRANT pg_read_all_stats TO {self._options.get('user', 'the role')}")
 
-    def split_reader(
+    def make_split_reader(
         self, table: str, columns: Sequence[SourceColumn], statements: Sequence[str], limits: ReadLimits
     ) -> SplitReader:
         from airflow_kafka_spark.sources.jdbc.tasks.read import PostgresSplitReader

@@ -212,7 +212,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
         return freeze_window(self, self.find_database(), position)
 
-    def frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
+    def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.frame`.
 
         :raises SourceRejected: a column that the splits were cut by is gone.
@@ -232,7 +232,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of the table as they are now."""
-        return self.frame(spark, ())
+        return self.read_frame(spark, ())
 
     def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return the reader with which tasks read these splits, or the reason why only Spark can.

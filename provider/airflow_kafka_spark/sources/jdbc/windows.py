@@ -159,7 +159,7 @@ class SplitOrder:
     def _make_literals(self, values: Sequence[str]) -> list[str]:
         return [self.session.dialect.make_literal(column, value) for column, value in zip(self.columns, values, strict=True)]
 
-    def split_condition(self, split: Mapping[str, Any]) -> str:
+    def make_split_condition(self, split: Mapping[str, Any]) -> str:
         """Return the condition for the rows of a split."""
         if split.get("null"):
             return self.make_null_condition() or "1 = 0"
@@ -567,7 +567,7 @@ def make_split_reader(
         conditions = make_split_conditions(session, relation, order, splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
     statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
-    return database.split_reader(relation.name, columns, statements, options.limits)
+    return database.make_split_reader(relation.name, columns, statements, options.limits)
 
 
 def _find_common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -593,4 +593,4 @@ def make_split_conditions(
     """Return per split the condition for its rows in :func:`select_statement`."""
     columns = tuple(find_column(relation, name) for name in order)
     aliased = SplitOrder(session, columns, tuple(f"k{n}" for n in range(len(order))))
-    return [aliased.split_condition(split) for split in splits]
+    return [aliased.make_split_condition(split) for split in splits]

@@ -210,7 +210,7 @@ class PostgresLogWindowPlanner:
                 start, snapshot = flushed, snapshot.advance_past_log(flushed, parse_lsn)
                 if snapshot.tables and snapshot.is_caught_up:
                     return self._cut_chunks(connection, start, flushed, identity, snapshot)
-        return self._log_window(start, flushed, first, identity, snapshot)
+        return self._make_log_window(start, flushed, first, identity, snapshot)
 
     def _begin_added(self, connection: psycopg.Connection[Any], position: Mapping[str, Any]) -> SnapshotState:
         """Return the state of a snapshot of the tables that were added to the options.
@@ -263,7 +263,7 @@ class PostgresLogWindowPlanner:
         snapshot = chunks.cut(snapshot)
         return FrozenWindow(tuple(chunks.splits), self._make_position(start, flushed, identity, snapshot), remaining=True)
 
-    def _log_window(
+    def _make_log_window(
         self, start: int, flushed: int, first: int | None, identity: Mapping[str, Any], snapshot: SnapshotState
     ) -> FrozenWindow:
         """Return a window of the log.

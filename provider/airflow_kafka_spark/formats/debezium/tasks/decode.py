@@ -51,7 +51,7 @@ class DebeziumDecoder(Decoder):
             is_row[list(incomplete)] = False
         if is_row.all():
             columns += [pa.repeat("false", len(values))] if self.rewrites else []
-            return Decoded(self._batch(columns))
+            return Decoded(self._decode_batch(columns))
         bad, deleted, left_out = {**incomplete, **dict(events.bad)}, np.zeros(len(values), bool), []
         gone = set() if events.deleted is None else set(np.flatnonzero(np.asarray(events.deleted)).tolist())
         from_before = np.zeros(len(values), bool)
@@ -74,7 +74,7 @@ class DebeziumDecoder(Decoder):
                 columns[n] = self._choose(columns[n], before.flatten()[before.type.get_field_index(name)], from_before)
         kept = is_row | from_before
         order = pa.array(np.arange(len(values)), pa.int64(), mask=~kept)
-        rows = self._batch([c.take(order) for c in columns])
+        rows = self._decode_batch([c.take(order) for c in columns])
         mask = pa.array(deleted) if deleted.any() else None
         return Decoded(rows, tuple(sorted(bad.items())), mask, tuple(left_out))
 
@@ -98,7 +98,7 @@ class DebeziumDecoder(Decoder):
                 found.setdefault(at, _describe_missing_value(field.name))
         return found
 
-    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+    def _decode_batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _get_added_column(self, batch: pa.RecordBatch, outer: str, name: str) -> pa.Array:

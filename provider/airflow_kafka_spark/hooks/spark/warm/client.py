@@ -22,10 +22,10 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     WarmSettings,
     WarmUnavailable,
     connect,
+    count_open_sockets,
     is_readable,
     list_process_environment,
     make_private_directory,
-    open_sockets,
     receive_message,
     send,
 )
@@ -198,7 +198,7 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 
 def _start(files: ProcessFiles, settings: WarmSettings) -> None:
     """Start the process and wait until it listens."""
-    if (others := open_sockets(files.directory, files.socket)) >= MAX_PROCESSES:
+    if (others := count_open_sockets(files.directory, files.socket)) >= MAX_PROCESSES:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, the maximum for one user on a host")
     if find_available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")

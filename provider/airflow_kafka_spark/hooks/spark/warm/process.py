@@ -96,7 +96,7 @@ def make_private_directory() -> Path:
     return directory
 
 
-def open_sockets(directory: Path, but: Path) -> int:
+def count_open_sockets(directory: Path, but: Path) -> int:
     """Return the number of other processes that listen in a directory, and remove the sockets of dead ones."""
     listening = 0
     for path in directory.glob("*.socket"):

@@ -79,7 +79,7 @@ from airflow_kafka_spark.windows.memory import (
     make_window_key,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, SplitResult, TopicPartition
-from airflow_kafka_spark.windows.times import Timed, split_seconds
+from airflow_kafka_spark.windows.times import Timed, compute_split_seconds
 
 KEPT = 4
 """Maximum number of claims whose records a process keeps: several pipelines may share Spark's workers."""
@@ -232,7 +232,7 @@ class RecordBatches:
         if self.result is None:
             return None
         one_stage = not self.from_spark
-        parts = split_seconds(seconds, self._arriving.seconds, sending, self.result.seconds, is_one_stage=one_stage)
+        parts = compute_split_seconds(seconds, self._arriving.seconds, sending, self.result.seconds, is_one_stage=one_stage)
         return replace(self.result, seconds=parts)
 
     def drain(self) -> None:

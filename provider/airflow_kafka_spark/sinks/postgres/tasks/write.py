@@ -255,7 +255,7 @@ class Stream:
 
         def load() -> None:
             try:
-                self._loaded = session.load(table, pa.RecordBatchReader.from_batches(schema, self._batches()), types)
+                self._loaded = session.load(table, pa.RecordBatchReader.from_batches(schema, self._yield_batches()), types)
             except BaseException as error:  # raised again in the task's own thread
                 self._error = error
 
@@ -293,7 +293,7 @@ class Stream:
         if self._error is not None:
             raise self._error
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _yield_batches(self) -> Iterator[pa.RecordBatch]:
         while (item := self._waiting.get()) is not None:
             if isinstance(item, Exception):
                 raise item

@@ -536,7 +536,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
 
     # --- changes ---
 
-    def change(
+    def make_change_events(
         self, table: TableWriterT, position: PositionT, old: RowValues | None, new: RowValues | None, *, is_insert: bool = False
     ) -> Iterator[Event]:
         """Yield the events of a change of a row: two for a change of its key, and tombstones.

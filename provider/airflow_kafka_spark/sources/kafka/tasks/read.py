@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from airflow_kafka_spark.errors import DataLoss, KafkaUnavailable, LogTruncated, OffsetsWentBack
 from airflow_kafka_spark.formats.base import get_metadata_type
 from airflow_kafka_spark.hooks.kafka.client import ConsumedMessage, drop_group_refusals
-from airflow_kafka_spark.hooks.kafka.log import cut_below
+from airflow_kafka_spark.hooks.kafka.log import find_truncations
 from airflow_kafka_spark.hooks.spark.tasks.worker import require_end_of_stream
 from airflow_kafka_spark.windows.model import Gap, OffsetRange
 
@@ -217,7 +217,7 @@ class KafkaSplitReader:
         count = next(index for index, message in enumerate(messages) if self._is_later(message))
         if not self.skip_lost:
             servers = str(self.config.get("bootstrap.servers"))
-            cut = cut_below(self.config, [(tp, end, self.epoch)], self.patience, servers).get(tp)
+            cut = find_truncations(self.config, [(tp, end, self.epoch)], self.patience, servers).get(tp)
             found = messages[count].leader_epoch() or 0
             if cut is None:
                 said = f"offset {messages[count].offset()} held a record of leader epoch {found}, which the log has lost again"

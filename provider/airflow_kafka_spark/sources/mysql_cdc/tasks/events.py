@@ -427,7 +427,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         self._describe_event(located)
         for number, (old, new) in enumerate(parsed.rows):
             position = RowPosition(located.start.position, number)
-            yield from self.change(parsed.table, position, old, new, is_insert=old is None)
+            yield from self.make_change_events(parsed.table, position, old, new, is_insert=old is None)
 
     def is_included(self, table: MySqlTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""

@@ -252,7 +252,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
             self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
             yield from self.end_transaction()
         elif self.is_inside:
-            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._change(lsn, message)
+            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._make_events(lsn, message)
             yield from self.prepend_begin(events) if self.form.transactions else events
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> PostgresTableWriter:
@@ -287,7 +287,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
     def make_source(self, table: PostgresTableWriter, lsn: int) -> str:
         return self.parts.format_source(table, str(lsn))
 
-    def _change(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
+    def _make_events(self, lsn: int, change: ChangeMessage) -> Iterator[Event]:
         table, old, new = self._tables[change.relation], change.old, change.new
         if not table.is_taken:
             return
@@ -298,7 +298,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         if old is not None and new is not None:
             # A value of the new row that was not sent is that of the old one, if the log holds it.
             new = [old[at] if value is UNCHANGED and old[at] is not None else value for at, value in enumerate(new)]
-        yield from self.change(table, lsn, old, new, is_insert=change.op == "I")
+        yield from self.make_change_events(table, lsn, old, new, is_insert=change.op == "I")
 
     def is_included(self, table: PostgresTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""

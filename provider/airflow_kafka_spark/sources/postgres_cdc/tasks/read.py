@@ -154,7 +154,7 @@ class PostgresLogReader(EventReader):
         with self.server.open_session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
-            chunks = self._filter(connection, bounds)
+            chunks = self._make_filter(connection, bounds)
             writer = PostgresEventWriter(
                 self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection)
             )
@@ -184,7 +184,7 @@ class PostgresLogReader(EventReader):
             if writer.is_past:
                 break
 
-    def _filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> PostgresChunkFilter | None:
+    def _make_filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> PostgresChunkFilter | None:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         if not tables:
             return None

@@ -104,7 +104,7 @@ class ValueTypes:
         if oid in (1700, 790):
             return self._make_decimal(oid, modifier)
         if oid in (1082, 1083, 1114, 1184):
-            return self._time(oid, modifier)
+            return self._make_time(oid, modifier)
         if oid in (1560, 1562):
             length = modifier if oid == 1560 or modifier > 0 else 2**31 - 1
             bits = Converted(_convert_bits, make_named_schema("bytes", "io.debezium.data.Bits", length=length))
@@ -127,7 +127,7 @@ class ValueTypes:
         form = ColumnForm("decimal", scale) if oid == 1700 and scale >= 0 else None
         return Converted(lambda raw: _convert_unscaled(parse(raw), scale), make_decimal_schema(scale, precision), form)
 
-    def _time(self, oid: int, modifier: int) -> Converted:
+    def _make_time(self, oid: int, modifier: int) -> Converted:
         if oid == 1184:
             schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
             digits = modifier if modifier >= 0 else 6
