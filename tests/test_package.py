@@ -45,6 +45,7 @@ HEAVY = (
 
 # A module imports from its own floor or from one below, never from above.
 FLOORS = {
+    "arguments": -1,
     "errors": -1,
     "windows": 0,
     "hooks": 10,

@@ -21,8 +21,8 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
+from airflow_kafka_spark.arguments import describe_similar_arguments, find_rendered_none, replace_wrong_arguments
 from airflow_kafka_spark.errors import KafkaSparkError, LogBehind, Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import describe_similar_arguments, find_rendered_none, replace_wrong_arguments
 from airflow_kafka_spark.windows.lag import Per
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_kafka_spark import errors
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import ConsumerUnhealthy, KafkaSparkError, Problem, TopicMissing, ValidationError
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.hooks.kafka.log import TOLERANCE_SECONDS
 from airflow_kafka_spark.ledger.lag import LagMeter
 from airflow_kafka_spark.ledger.topic import LedgerReader

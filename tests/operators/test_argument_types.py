@@ -15,8 +15,8 @@ import pytest
 from airflow.sdk import literal
 
 from airflow_kafka_spark import formats, sinks, sources, transforms
+from airflow_kafka_spark.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import find_type_problems, replace_wrong_arguments, replace_wrong_types
 from airflow_kafka_spark.formats import Avro, Debezium, Json, JsonSchema, Protobuf
 from airflow_kafka_spark.operators import (
     KafkaToKafkaOperator,

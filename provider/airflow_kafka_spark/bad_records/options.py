@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import (
     KafkaRefused,
     KafkaSparkError,
@@ -17,7 +18,6 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.windows.model import TOPIC_NAME, SplitResult, TopicPartition, Window, select_first_bad_records
 
 if TYPE_CHECKING:

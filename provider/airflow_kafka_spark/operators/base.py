@@ -28,6 +28,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.arguments import (
+    describe_similar_arguments,
+    find_rendered_none,
+    find_template_problems,
+    find_type_problems,
+    replace_wrong_arguments,
+    replace_wrong_types,
+    unwrap_literals,
+)
 from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_problem
 from airflow_kafka_spark.errors import (
     BadRecords,
@@ -41,15 +50,6 @@ from airflow_kafka_spark.errors import (
     TopicMissing,
     Unchecked,
     ValidationError,
-)
-from airflow_kafka_spark.errors.arguments import (
-    describe_similar_arguments,
-    find_rendered_none,
-    find_template_problems,
-    find_type_problems,
-    replace_wrong_arguments,
-    replace_wrong_types,
-    unwrap_literals,
 )
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators import binding as bindings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
+from airflow_kafka_spark.arguments import find_choice_problems, replace_wrong_arguments
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import find_choice_problems, replace_wrong_arguments
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, make_pipeline_links
 from airflow_kafka_spark.windows.offset_specs import MoveTarget, ShiftBy, Written, parse_start, parse_stop, parse_target

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.arguments import unwrap_literals
 from airflow_kafka_spark.bad_records.options import find_route_problems
 from airflow_kafka_spark.errors import (
     ChangeRefused,
@@ -24,7 +25,6 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import unwrap_literals
 from airflow_kafka_spark.errors.base import find_similar_name, quote_names
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log

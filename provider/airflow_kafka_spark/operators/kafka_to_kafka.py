@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.bad_records.options import ErrorOptions, find_target_clashes
 from airflow_kafka_spark.errors import KafkaSparkError, LedgerBehind, Problem, Unchecked, ValidationError
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats import Raw
 from airflow_kafka_spark.formats.base import HEADERS, KEY, OFFSET, ORIGINAL, PARTITION, TIMESTAMP, VALUE, Format, NullValues
 from airflow_kafka_spark.formats.types import quote_with_backticks

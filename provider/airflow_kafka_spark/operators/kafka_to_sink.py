@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark import faults
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_problem, refuse_forgotten
 from airflow_kafka_spark.errors import (
     KafkaSparkError,
@@ -18,7 +19,6 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.operators.base import find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, has_same_destination

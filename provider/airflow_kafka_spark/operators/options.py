@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.formats.base import METADATA, Format, NullValues
 from airflow_kafka_spark.sources.kafka.topics import Subscription
 from airflow_kafka_spark.windows.model import TOPIC_NAME

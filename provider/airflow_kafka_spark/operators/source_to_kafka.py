@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.arguments import find_choice_problems, unwrap_literals
 from airflow_kafka_spark.bad_records.options import SHOWN, ErrorOptions, find_route_problems, find_target_clashes
 from airflow_kafka_spark.errors import (
     ClusterChanged,
@@ -21,7 +22,6 @@ from airflow_kafka_spark.errors import (
     Unchecked,
     ValidationError,
 )
-from airflow_kafka_spark.errors.arguments import find_choice_problems, unwrap_literals
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.operators.base import WindowOperator, find_analysis_problems, find_first_cause, list_asset_uris
 from airflow_kafka_spark.operators.binding import Run, is_same_flow

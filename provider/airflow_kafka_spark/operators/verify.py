@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
-from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
-from airflow_kafka_spark.errors.arguments import (
+from airflow_kafka_spark.arguments import (
     as_names,
     describe_similar_arguments,
     find_rendered_none,
@@ -19,6 +18,7 @@ from airflow_kafka_spark.errors.arguments import (
     replace_wrong_arguments,
     unwrap_literals,
 )
+from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
 from airflow_kafka_spark.operators.base import find_parts_rendered_none, render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
 from airflow_kafka_spark.operators.visibility.progress import find_store

@@ -15,8 +15,8 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import KafkaSparkError, Problem
-from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import Problem, SourceRejected
-from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.base import END, ERROR, LEFT_OUT, ROUTE, make_spark_column
 from airflow_kafka_spark.transforms.predicates import Predicate

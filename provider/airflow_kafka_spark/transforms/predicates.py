@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import Problem, ValidationError
-from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.transforms.options import (
     find_java_regex_problems,
     find_name_problems,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_kafka_spark.errors.arguments import as_names
+from airflow_kafka_spark.arguments import as_names
 from airflow_kafka_spark.hooks.object_stores import OBJECT_STORES
 from airflow_kafka_spark.sinks.files.directory import FilesTable
 from airflow_kafka_spark.sinks.storage.store import TableLocation

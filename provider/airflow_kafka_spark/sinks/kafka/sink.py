@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import KafkaRefused, KafkaSparkError, Problem, Unchecked
-from airflow_kafka_spark.errors.arguments import OptionsType
 from airflow_kafka_spark.formats.base import END, ERROR, Encoder, Format, Kind, StructEncoder, find_kind, make_spark_column
 from airflow_kafka_spark.formats.types import Column as TypedColumn
 from airflow_kafka_spark.formats.types import parse_columns

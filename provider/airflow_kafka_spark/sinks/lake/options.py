@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_kafka_spark.arguments import as_names
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.sinks.base import MODES, OFFSET_COLUMNS, Shape, find_key_problems
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from airflow_kafka_spark.arguments import as_names
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.hooks.databases import NAME_BYTES, parse_name
 from airflow_kafka_spark.sinks.base import MODES, find_key_problems
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import find_choice_problems
 from airflow_kafka_spark.hooks.databases import parse_name
 
 DecimalHandling = Literal["precise", "double", "string"]

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 from zoneinfo import ZoneInfo
 
+from airflow_kafka_spark.arguments import as_names
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.errors.arguments import as_names
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.databases import parse_name
 from airflow_kafka_spark.sources.base import find_lag_problems, find_seconds_problems
