@@ -133,7 +133,7 @@ class RowSource(metaclass=OptionsType):
 
     @property
     def may_be_unreadable(self) -> bool:
-        """True if a row may be bad before it is changed or written: see :meth:`frame`."""
+        """True if a row may be bad before it is changed or written: see :meth:`read_frame`."""
         return False
 
     @property
@@ -209,7 +209,7 @@ class RowSource(metaclass=OptionsType):
         """
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`; None (default) if only splits show them.
+        """Return a DataFrame without rows that has the columns of :meth:`read_frame`; None (default) if only splits show them.
 
         Called only if :meth:`validate` has found nothing.
 

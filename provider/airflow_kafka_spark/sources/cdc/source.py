@@ -91,7 +91,7 @@ class LogSource(RowSource):
         return numbers.mapInArrow(task, SPARK_SCHEMA)
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
-        """Return a DataFrame without rows that has the columns of :meth:`frame`."""
+        """Return a DataFrame without rows that has the columns of :meth:`read_frame`."""
         return spark.createDataFrame([], SPARK_SCHEMA)
 
     def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
