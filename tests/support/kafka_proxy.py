@@ -9,21 +9,19 @@ A broker tells its clients where to connect, so it has to advertise the proxy::
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from airflow_kafka_spark.testing import EmbeddedKafka
+from tests.support.tcp_proxy import Link, Loss, TcpProxy, read_exactly
 
 PRODUCE, END_TXN = 0, 26
 _FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3}
 """The version from which a request is written in the compact way."""
-
-Loss = Literal["the request", "the answer"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +83,10 @@ def records_of(part: str, topic: str) -> Callable[[Request], bool]:
     return lambda request: request.api == PRODUCE and part in request.transactional_id and topic.encode() in request.body
 
 
-class KafkaProxy:
-    """Forwards everything to one broker until a trap is set. A context manager: leaving closes the port."""
+class KafkaProxy(TcpProxy):
+    """Forwards everything to one broker until a trap is set."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
         self._upstream: Callable[[], int] | None = None
         self._traps: dict[Trap, int] = {}
         self._lock = threading.Lock()
@@ -98,7 +94,7 @@ class KafkaProxy:
         """Return the number of requests that the present traps have caught."""
         self.failed: BaseException | None = None
         """The error that the test's own function has raised."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
     @property
     def properties(self) -> dict[str, str]:
@@ -118,25 +114,16 @@ class KafkaProxy:
         with self._lock:
             self._traps = {}
 
-    def __enter__(self) -> KafkaProxy:
-        return self
+    def connect(self) -> socket.socket:
+        if self._upstream is None:
+            raise ConnectionRefusedError("the broker has not started")
+        return socket.create_connection(("127.0.0.1", self._upstream()))
 
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
+    def link(self, client: socket.socket, server: socket.socket) -> Link:
+        return _Link(self, client, server)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    assert self._upstream is not None
-                    server = socket.create_connection(("127.0.0.1", self._upstream()))
-                except (AssertionError, OSError):
-                    client.close()
-                    continue
-                _Link(self, client, server)
-
-    def _take(self, request: Request) -> Trap | None:
+    def take(self, request: Request) -> Trap | None:
+        """Return the trap that catches a request; None without one."""
         with self._lock:
             trap = next((trap for trap, left in self._traps.items() if left and trap.matches(request)), None)
             if trap is None:
@@ -151,55 +138,34 @@ class KafkaProxy:
         return trap
 
 
-class _Link:
-    """One connection, with a thread in each direction."""
-
+class _Link(Link):
     def __init__(self, proxy: KafkaProxy, client: socket.socket, server: socket.socket) -> None:
-        self._proxy, self._client, self._server = proxy, client, server
+        super().__init__(client, server)
+        self._proxy = proxy
         self._swallow: dict[int, Trap] = {}
-        for target in (self._requests, self._answers):
-            threading.Thread(target=self._guarded, args=(target,), daemon=True).start()
 
-    def _guarded(self, target: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            target()
-        for end in (self._client, self._server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def _requests(self) -> None:
+    def forward_requests(self) -> None:
         while True:
-            frame = _read_frame(self._client)
+            frame = _read_frame(self.client)
             request = Request.read(frame)
-            trap = self._proxy._take(request) if request else None
+            trap = self._proxy.take(request) if request else None
             if trap is not None and trap.loss == "the request":
                 if not trap.silently:
                     return
                 continue
             if request is not None and trap is not None and trap.loss == "the answer":
                 self._swallow[request.correlation] = trap
-            self._server.sendall(len(frame).to_bytes(4, "big") + frame)
+            self.server.sendall(len(frame).to_bytes(4, "big") + frame)
 
-    def _answers(self) -> None:
+    def forward_answers(self) -> None:
         while True:
-            frame = _read_frame(self._server)
+            frame = _read_frame(self.server)
             trap = self._swallow.pop(struct.unpack_from(">i", frame)[0], None)
             if trap is None:
-                self._client.sendall(len(frame).to_bytes(4, "big") + frame)
+                self.client.sendall(len(frame).to_bytes(4, "big") + frame)
             elif not trap.silently:
                 return
 
 
 def _read_frame(source: socket.socket) -> bytes:
-    return _read(source, int.from_bytes(_read(source, 4), "big"))
-
-
-def _read(source: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = source.recv(size - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+    return read_exactly(source, int.from_bytes(read_exactly(source, 4), "big"))

@@ -507,8 +507,8 @@ class FilesSource(FilesSourceOptions, RowSource):
         return read_frame(self, self._store, spark, splits)
 
     def explain(self, error: BaseException) -> SourceRejected | None:
-        """Return the file that an error of the Spark job reading :meth:`read_frame` concerns, and the cause; None if it concerns no
-        file.
+        """Return the file that an error of the Spark job reading :meth:`read_frame` concerns, and the cause; None if it concerns
+        no file.
         """
         return explain_read_error(self.uri, error)
 
