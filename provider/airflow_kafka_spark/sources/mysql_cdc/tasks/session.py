@@ -98,8 +98,8 @@ class LogServer:
         return f"{self.server.host}:{self.server.port}"
 
     @contextmanager
-    def open_session(self, doing: str) -> Iterator[Any]:
-        """Open a session, and yield its connection (PyMySQL).
+    def open_session(self, doing: str) -> Iterator[Connection]:
+        """Open a session, and yield its connection.
 
         :raises SourceUnavailable: the server does not answer, or ends the session.
         :raises LogLost: the server no longer has the part of the log that is asked for.
