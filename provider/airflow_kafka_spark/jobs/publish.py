@@ -316,7 +316,7 @@ class SqlProjection:
     key_format: Format | None = None
 
     @property
-    def is_none(self) -> bool:
+    def is_identity(self) -> bool:
         """Return True if all records stay unchanged, so that no SQL runs."""
         return self.filter is None and self.columns is None and not self.key
 
@@ -334,7 +334,7 @@ class SqlProjection:
         from airflow_kafka_spark.jobs.tasks.publish import KafkaSplits, PublishTask, Sorting
 
         # Records turn out to be bad when they are decoded, so counting them needs no SQL.
-        if not (self.is_none or (publisher is None and not self.may_refuse)):
+        if not (self.is_identity or (publisher is None and not self.may_refuse)):
             return None
         read = self.read_task(splits, reading)
         return PublishTask(publisher, read.splits, Sorting(tolerance=reading.tolerance), KafkaSplits(read))

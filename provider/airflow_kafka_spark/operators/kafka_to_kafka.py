@@ -416,7 +416,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         window = super().plan(ledger, run)
         # Transforms were checked before. No retry could finish a window whose SQL Spark refuses.
         is_needed = not self.transforms and (not window.is_empty or (window.number == 1 and bool(self._sql)))
-        if is_needed and not self._projection.is_none and (problems := self._find_fitting_problems()):
+        if is_needed and not self._projection.is_identity and (problems := self._find_fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))
@@ -522,7 +522,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             reading=self.make_reading(tolerance),
         )
         with self.register_job(job):
-            can_be_bad = bool(self.transforms) or not self._projection.is_none or self.null_values == "fail"
+            can_be_bad = bool(self.transforms) or not self._projection.is_identity or self.null_values == "fail"
             refuse_too_many(job, self.errors, window, ledger, can_be_bad)
             _, rejected = job.run()
         self.check_results(window, rejected)
