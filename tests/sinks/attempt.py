@@ -7,14 +7,15 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.sinks.base import Rows, Sink, SplitWriter, WindowWriter
 from airflow_kafka_spark.windows.model import Applied, Split, SplitResult
-from tests.sinks.feed import Job
+from tests.sinks.feed import Feed, Job
 from tests.support.zygote import Forked
 
 
@@ -114,3 +115,32 @@ class Victim:
 def main(payload: str) -> None:
     """:param payload: the file with the pickled (sink, job)."""
     print("APPLIED", apply(*pickle.loads(Path(payload).read_bytes())), flush=True)
+
+
+class TableIds(Protocol):
+    """A table under test, whose rows have ids."""
+
+    @property
+    def sink(self) -> Sink: ...
+    def ids(self) -> Iterable[int]: ...
+
+
+def repeat_killed_attempt(
+    table: TableIds, feed: Feed, point: str, directory: Path, of_others: Callable[[int], None] | None = None
+) -> None:
+    """Kill an attempt at the second of three windows, and repeat it. Assert that each record is in the table once.
+
+    :param point: the point at which it is killed.
+    :param of_others: lets another writer add a row of this id after the kill.
+    """
+    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
+    apply(table.sink, first)
+    with Victim(table.sink, job, point, directory) as victim:
+        assert victim.died()
+    assert Counter(table.ids()) == Counter(first.ids + (job.ids if point == "sink.committed" else []))
+    others = [-1] if of_others is not None else []
+    if of_others is not None:
+        of_others(-1)
+    for one in (job, third):
+        apply(table.sink, one)
+    assert Counter(table.ids()) == Counter([*first.ids, *job.ids, *third.ids, *others])

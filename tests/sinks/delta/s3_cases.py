@@ -22,7 +22,7 @@ from airflow_kafka_spark.hooks import object_stores
 from airflow_kafka_spark.hooks.object_stores import find_s3_access
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.windows.binding import compare_endpoints, compare_locations
-from tests.sinks.attempt import Victim, apply, travelled, write_all, write_split
+from tests.sinks.attempt import Victim, apply, repeat_killed_attempt, travelled, write_all, write_split
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
@@ -99,15 +99,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
 
 @pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
-    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    assert Counter(lake.ids()) == Counter(first.ids + (job.ids if point == "sink.committed" else []))
-    lake.of_others(-1)
-    for one in (job, third):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
+    repeat_killed_attempt(lake, feed, point, tmp_path / "victim", lake.of_others)
     assert lake.data() == lake.named()
 
 

@@ -19,7 +19,7 @@ from airflow_kafka_spark.sinks import DeltaSink, list_window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
-from tests.sinks.attempt import Victim, apply, travelled, write_all
+from tests.sinks.attempt import Victim, apply, repeat_killed_attempt, travelled, write_all
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
 from tests.support.documents import read_code
@@ -80,14 +80,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
 
 @pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
-    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    assert lake.ids() == Counter(first.ids + (job.ids if point == "sink.committed" else []))
-    for one in (job, third):
-        apply(lake.sink, one)
-    assert lake.ids() == Counter([*first.ids, *job.ids, *third.ids])
+    repeat_killed_attempt(lake, feed, point, tmp_path / "victim")
     assert lake.data() == set(list_window_files(lake.sink.path, "lake"))
 
 

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
-from tests.sinks.attempt import Victim, apply
+from tests.sinks.attempt import Victim, apply, repeat_killed_attempt
 from tests.sinks.feed import SCHEMA, Feed, replayed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
@@ -95,16 +95,7 @@ def test_windows_are_there_once_with_their_values_and_a_replay_replaces_its_own(
 
 @pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, tmp_path, point):
-    feed = Feed(SCHEMA)
-    first, job, third = feed.next(3, 2, 1), feed.next(), feed.next(1, 1, 1)
-    apply(lake.sink, first)
-    with Victim(lake.sink, job, point, tmp_path / "victim") as victim:
-        assert victim.died()
-    assert Counter(lake.ids()) == Counter(first.ids + (job.ids if point == "sink.committed" else []))
-    lake.of_others(-1)
-    for one in (job, third):
-        apply(lake.sink, one)
-    assert Counter(lake.ids()) == Counter([*first.ids, *job.ids, *third.ids, -1])
+    repeat_killed_attempt(lake, Feed(SCHEMA), point, tmp_path / "victim", lake.of_others)
     assert lake.leftovers() == []
 
 
