@@ -168,9 +168,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from airflow_kafka_spark.verification import run
+from airflow_kafka_spark.verification import comparison
 from tests.verification import test_verify
-run.SAVE_SECONDS = 0.0
+comparison.SAVE_SECONDS = 0.0
 conn_id, schema, state = sys.argv[1:]
 sink = test_verify.JdbcSource(conn_id, f"{schema}.t")
 place = SimpleNamespace(conn_id=conn_id, quoted=schema, sink=lambda table: sink)
