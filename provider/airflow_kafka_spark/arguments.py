@@ -1,4 +1,5 @@
-"""Types of arguments: find values that do not have the declared type, and make copies with sound values in their place.
+"""Arguments of users: find values that do not have the declared type, names that do not exist, and templates that render to
+nothing; make copies with sound values in place of wrong ones.
 
 A wrong type must neither raise where the value is used nor hide other mistakes. Specifications (sinks, sources, groups of
 options) are frozen dataclasses, so their annotations name the expected types. A class may have two class variables:
