@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_kafka_spark.testing import EmbeddedKafka
-from tests.support.tcp_proxy import Link, Loss, TcpProxy, read_exactly
+from tests.support.tcp_proxy import CONNECT_SECONDS, Link, Loss, TcpProxy, read_exactly
 
 PRODUCE, END_TXN = 0, 26
 _FLEXIBLE_FROM = {PRODUCE: 9, END_TXN: 3}
@@ -117,7 +117,9 @@ class KafkaProxy(TcpProxy):
     def connect(self) -> socket.socket:
         if self._upstream is None:
             raise ConnectionRefusedError("the broker has not started")
-        return socket.create_connection(("127.0.0.1", self._upstream()))
+        server = socket.create_connection(("127.0.0.1", self._upstream()), CONNECT_SECONDS)
+        server.settimeout(None)
+        return server
 
     def link(self, client: socket.socket, server: socket.socket) -> Link:
         return _Link(self, client, server)

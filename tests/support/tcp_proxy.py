@@ -9,6 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+CONNECT_SECONDS = 10.0
+"""Maximum seconds for a connection to the server, because other clients wait meanwhile."""
+
 ProxyT = TypeVar("ProxyT", bound="TcpProxy")
 Loss = Literal["the request", "the answer"]
 
@@ -36,15 +39,19 @@ class TcpProxy(ABC):
         """Return the forwarding between a client and the server."""
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 client, _ = self._listener.accept()
-                try:
-                    server = self.connect()
-                except OSError:
-                    client.close()
-                    continue
-                self.link(client, server).start()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                continue  # a client that has gone meanwhile; the next ones would never be answered
+            try:
+                server = self.connect()
+            except OSError:
+                client.close()
+                continue
+            self.link(client, server).start()
 
 
 class Link(ABC):
@@ -66,12 +73,15 @@ class Link(ABC):
         """Forward what the server sends, as :meth:`forward_requests`."""
 
     def _run(self, forward: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            forward()
-        for end in (self.client, self.server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        try:
+            with contextlib.suppress(OSError, EOFError):
+                forward()
+        finally:
+            # Also after something that a subclass cannot read: the client would wait for an answer until it gives up.
+            for end in (self.client, self.server):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
 
 
 def read_exactly(source: socket.socket, size: int) -> bytes:
