@@ -23,7 +23,6 @@ from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
@@ -55,6 +54,7 @@ from airflow_kafka_spark.ui.airflow_metadata import LedgerName
 from airflow_kafka_spark.ui.previews import DeadLetterReader, RecordReader, TopicFormats
 from airflow_kafka_spark.ui.watcher import LedgerWatch
 from airflow_kafka_spark.windows.model import Landed, TopicPartition
+from tests.support.clients import find_admin_client
 from tests.support.documents import read_grants
 from tests.support.intervals import hour
 from tests.support.oracle import wait_stable
@@ -103,7 +103,7 @@ class Cluster:
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.kafka = kafka
-        self.admin = AdminClient(kafka.connection_extra("admin"))
+        self.admin = find_admin_client(kafka.connection_extra("admin"))
 
     def there(self) -> set[str]:
         every = AclBindingFilter(
@@ -144,7 +144,7 @@ class Cluster:
             self.grant(lacking)
 
     def produce(self, *values: bytes) -> None:
-        producer = Producer(self.kafka.connection_extra("admin"))
+        producer = Producer({**self.kafka.connection_extra("admin"), "log_level": 0})
         for number, value in enumerate(values):
             producer.produce(READ, value, str(number).encode())
         assert producer.flush(60) == 0
