@@ -30,6 +30,7 @@ import socket
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,11 +74,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # Nothing that is imported for the tests is garbage, and looking for some takes a fifth of the time of collecting them.
     gc.disable()
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
+            _make_archives_meanwhile()
         _compile_once(config.args)
 
     # pytest-rerunfailures reports each test to the first process in small messages, which TCP would hold back for 40 ms.
     if (connection := getattr(getattr(config, "failures_db", None), "sock", None)) is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _make_archives_meanwhile() -> None:
+    """Begin to make the archives of classes, if they are missing, while this process compiles on another core and tests are
+    collected. Test processes wait for them (:func:`_prepare_spark`)."""
+    maker = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.archive"], cwd=Path(__file__).parents[1], start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    # The process is not waited for; setting the return code suppresses Python's warning about that.
+    maker.returncode = 0
 
 
 def _compile_once(tests: list[str]) -> None:

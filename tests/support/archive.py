@@ -83,3 +83,7 @@ def _use_a_little(kafka: EmbeddedKafka) -> None:
     if consumer.poll(60) is not None:
         consumer.commit(asynchronous=False)
     consumer.close()
+
+
+if __name__ == "__main__":
+    use(make=True)
