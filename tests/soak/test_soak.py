@@ -17,7 +17,7 @@ from tests.soak.subjects import kinds, variable
 from tests.support.oracle import RecordsDiffer
 from tests.support.victim import TIMEOUT
 
-MINUTES = float(os.environ.get("SOAK_MINUTES") or 1)
+MINUTES = float(os.environ.get("SOAK_MINUTES") or 0.5)
 SEED = int(os.environ.get("SOAK_SEED") or secrets.randbelow(10**6))
 ONLY = os.environ.get("SOAK_ONLY", "")
 """The beginning of the names of the pipelines that are troubled. Default: all."""
