@@ -2,7 +2,8 @@
 
 A thread of pytest's first process looks at all processes of the run twice a second. What a process used between two looks
 counts for the test that its test process ran at that time, so that a shared server counts for the tests that use it. A process
-that lives for less than half a second may be missed. Test processes are needed (``-n 1`` for a single file).
+that lives for less than half a second may be missed, and so is the end of any other: a fifth of the CPU seconds of a whole run.
+So the CPU seconds of the machine are measured, too. Test processes are needed (``-n 1`` for a single file).
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ class CpuMeter:
     starts: Counter[str] = field(default_factory=Counter)
     stop: threading.Event = field(default_factory=threading.Event)
     run: bytes = b""
+    machine: tuple[float, float] = (0.0, 0.0)
 
     def start(self) -> None:
         """Begin to look."""
+        self.machine = read_machine_seconds()
         threading.Thread(target=self._watch, daemon=True).start()
 
     @pytest.hookimpl(optionalhook=True)
@@ -143,8 +146,10 @@ class CpuMeter:
             for begun, ended, nodeid in parts:
                 spent[nodeid] += ended - begun
         kinds = sum((Counter(found) for found in tests.values()), Counter())
+        busy, idle = (now - before for now, before in zip(read_machine_seconds(), self.machine, strict=True))
+        machine = {"CPU seconds": round(busy), "cores busy": round(busy / (busy + idle), 2)}
         rounded = {name: {kind: round(value, 2) for kind, value in found.items()} for name, found in tests.items()}
-        return {"kinds": kinds, "starts": self.starts, "seconds": spent, "tests": rounded}
+        return {"machine": machine, "kinds": kinds, "starts": self.starts, "seconds": spent, "tests": rounded}
 
     def _assigned(self) -> Iterator[tuple[str, str, float]]:
         """Return kind, test and seconds of each measured time."""
@@ -154,9 +159,18 @@ class CpuMeter:
             yield kind, parts[worker][at - 1][2] if at else "before the first test", seconds
 
 
+def read_machine_seconds() -> tuple[float, float]:
+    """Return the CPU seconds of all processes of the machine, and those in which its cores were idle, since its start."""
+    # user, nice, system, idle, iowait, irq, softirq, steal; the rest is part of these.
+    ticks = [int(word) / TICKS for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, idle
+
+
 def show(file: Path) -> None:
     """Print a measurement: by kind, by directory, and the tests that used most."""
     found = json.loads(file.read_text())
+    print("machine:", found["machine"])
     print({kind: round(value) for kind, value in found["kinds"].items()}, found["starts"])
     for depth, most in ((2, 40), (3, 60), (9, 120)):
         groups: dict[str, Counter[str]] = defaultdict(Counter)
