@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("formats", "hooks", "jobs", "ledger", "sinks", "sources", "transforms")
+"""The packages of which operators import modules while they work."""
 
 
 class Zygote:
@@ -76,25 +79,29 @@ def main() -> None:
     os.dup2(2, 1)  # what an import says is no answer
     # Imports take a quarter less time, and no fork looks through what was imported, which would copy it.
     gc.disable()
-    # All that an attempt imports, with nothing started.
+    # All that an attempt imports, with nothing started: half of the CPU time of an attempt that imports it itself.
     import confluent_kafka.admin  # noqa: F401
     import psycopg  # noqa: F401
     import pyarrow.dataset  # noqa: F401
     import pyspark.sql  # noqa: F401
 
-    for name in ("adbc_driver_postgresql.dbapi", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"):
+    # PySpark looks into `pyspark.testing`, which imports grpc, when it first passes an argument to the JVM.
+    for name in ("adbc_driver_postgresql.dbapi", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow", "pyspark.testing.utils"):
         with contextlib.suppress(ImportError):  # the extras of sinks
             importlib.import_module(name)
-    import airflow.models  # noqa: F401
+    import airflow.models
+    import airflow.sdk.execution_time.supervisor  # noqa: F401
     from sqlalchemy.orm import configure_mappers
 
-    import airflow_kafka_spark.jobs.write
-    import airflow_kafka_spark.ledger.attempt
-    import airflow_kafka_spark.operators
-    import airflow_kafka_spark.sinks
-    import airflow_kafka_spark.sources  # noqa: F401
+    import airflow_kafka_spark.operators  # noqa: F401
     from tests.sinks import attempt
-    from tests.support import victim
+    from tests.support import pipelines, relay, shop, victim  # noqa: F401
+
+    for name in PACKAGES:
+        package = importlib.import_module(f"{airflow_kafka_spark.__name__}.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
 
     # Iceberg's catalog does this with its first query, which imports all models of Airflow: a second of each attempt.
     configure_mappers()
