@@ -81,6 +81,9 @@ def test_files_that_appear_behind_the_horizon_are_counted():
     assert seen_files.classify(files, None).late == 0
     assert seen_files.classify([*files, file(50_000, mtime=3)], None).late == 1
     assert seen_files.classify(files[5:], None).late == 0
+    # Old files are removed by then.
+    late = file(50_000, mtime=-86_400)
+    assert seen_files.classify([*files[5:], late], None).late == 1
 
 
 def test_files_that_are_gone_are_forgotten_once_they_are_settled():

@@ -193,6 +193,18 @@ def test_a_late_file_behind_what_was_forgotten_fails_and_touching_it_helps(path,
         text(path).freeze(window.position)
     late.touch()
     assert names(text(path).freeze(window.position)) == ["late"]
+    # Neither do old files that were removed hide it, of another day, or before the last listing.
+    late.unlink()
+    (path / "f01").unlink()
+    another_day = put(path, "another day", mtime=-86_400)
+    with pytest.raises(SourceRejected, match="1 files have appeared"):
+        text(path).freeze(window.position)
+    another_day.unlink()
+    empty = text(path).freeze(window.position)
+    assert empty.splits == ()
+    put(path, "late", mtime=1003)
+    with pytest.raises(SourceRejected, match="1 files have appeared"):
+        text(path).freeze(empty.position)
 
 
 def test_more_files_than_can_be_remembered_are_refused_with_advice(path, monkeypatch):

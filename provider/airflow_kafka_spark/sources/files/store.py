@@ -68,6 +68,11 @@ class ListedFile:
         return self.mtime, self.name
 
     @property
+    def day(self) -> int:
+        """The day of its modification (UTC), counted from 1970-01-01."""
+        return self.mtime // 86_400_000_000
+
+    @property
     def version(self) -> str:
         """Size, modification time and etag, for messages."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.mtime / 1e6))

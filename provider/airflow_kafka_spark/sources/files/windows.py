@@ -18,6 +18,7 @@ import json
 import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -64,7 +65,9 @@ class DirectoryListing:
     :param young: not read yet, and younger than ``min_age``.
     :param changed: read, and replaced since.
     :param read: read, and unchanged; forgotten ones included.
-    :param late: number of files at or before the horizon, beyond the number of the previous listing.
+    :param late: number of files at or before the horizon, beyond those of the previous listing. They are counted by day, so that
+        old files that were removed do not make up for files that came late.
+    :param below: number of files at or before the horizon, by the day of their modification (UTC).
     """
 
     new: tuple[ListedFile, ...] = ()
@@ -72,6 +75,7 @@ class DirectoryListing:
     changed: tuple[ListedFile, ...] = ()
     read: tuple[ListedFile, ...] = ()
     late: int = 0
+    below: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,12 @@ class SeenFiles:
 
     :param entries: per hash of a name, the hash of the version that was read and its modification time in seconds.
     :param horizon: the last file, in the order of reading, up to which all files count as read; None if nothing was forgotten.
-    :param below: number of files that were listed at or before the horizon.
+    :param below: number of files that were listed at or before the horizon, by the day of their modification (UTC).
     """
 
     entries: Mapping[bytes, tuple[bytes, int]] = field(default_factory=dict)
     horizon: FileKey | None = None
-    below: int = 0
+    below: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> SeenFiles:
@@ -97,7 +101,7 @@ class SeenFiles:
             packed = base64.b64decode(value["files"])
             horizon = (int(value["horizon"][0]), str(value["horizon"][1])) if value["horizon"] else None
             entries = {name: (version, seconds) for name, version, seconds in _ENTRY.iter_unpack(packed)}
-            return cls(entries, horizon, int(value["below"]))
+            return cls(entries, horizon, {int(day): int(count) for day, count in value["below"]})
         except (KeyError, TypeError, struct.error) as error:
             raise ValueError(f"not the memory of a directory: {error!r}") from error
 
@@ -105,7 +109,8 @@ class SeenFiles:
         """Return these files as JSON, with 22 bytes per file."""
         packed = b"".join(_ENTRY.pack(name, *entry) for name, entry in self.entries.items())
         horizon = list(self.horizon) if self.horizon else None
-        return {"files": base64.b64encode(packed).decode(), "horizon": horizon, "below": self.below}
+        below = [list(pair) for pair in sorted(self.below.items())]
+        return {"files": base64.b64encode(packed).decode(), "horizon": horizon, "below": below}
 
     def is_below(self, file: ListedFile) -> bool:
         """Return True if the file lies at or before the horizon."""
@@ -118,9 +123,10 @@ class SeenFiles:
         :param before: the modification time (microseconds) from which files are too young; None for no limit.
         """
         found: dict[str, list[ListedFile]] = {"new": [], "young": [], "changed": [], "read": []}
-        below = 0
+        below: Counter[int] = Counter()
         for file in sorted(files, key=lambda f: f.key):
-            below += self.is_below(file)
+            if self.is_below(file):
+                below[file.day] += 1
             known = self.entries.get(_hash_name(file))
             if known is not None:
                 kind = "read" if known[0] == _hash_version(file) else "changed"
@@ -130,7 +136,8 @@ class SeenFiles:
                 kind = "new" if before is None or file.mtime < before else "young"
             found[kind].append(file)
         kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
-        return DirectoryListing(**kinds, late=max(0, below - self.below))
+        late = sum(max(0, count - self.below.get(day, 0)) for day, count in below.items())
+        return DirectoryListing(**kinds, late=late, below=below)
 
     def add_window(
         self,
@@ -163,7 +170,7 @@ class SeenFiles:
             horizon = _forget_oldest(entries, listed, _find_horizon_bound(listing, taken, settled), self.horizon)
         if len(entries) > MAX_REMEMBERED:
             raise TooManyFiles(len(entries))
-        below = sum(1 for f in listed.values() if f.key <= horizon) if horizon else 0
+        below = Counter(file.day for file in listed.values() if horizon and file.key <= horizon)
         return SeenFiles(entries, horizon, below)
 
 
@@ -381,7 +388,7 @@ class WindowPlanner:
         self._refuse_of_the_future(listing, now)
         taken, splits = self._take(listing.new)
         if not taken:
-            return FrozenWindow((), self._make_position(seen, reselected))
+            return FrozenWindow((), self._make_position(replace(seen, below=listing.below), reselected))
         rows = self._count_rows(taken)
         lateness = self.options.allowed_lateness
         try:
