@@ -64,6 +64,9 @@ GROUP = (
 )
 """Points after ``close.committed`` of a window of a data interval, which moves the consumer group."""
 
+OLD_INTERVALS = ("old.fenced",)
+"""Point after ``group.fenced``: attempts at old intervals are fenced, and the records of their windows are removed next."""
+
 BOUNDARIES = ("boundaries.archived",)
 """Point before a data interval is planned: old boundaries are archived, and their own records still exist."""
 

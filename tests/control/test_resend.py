@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic, find_known_dead_letters, find_resent
+from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters, find_resent
 from airflow_kafka_spark.control.pipelines import to_json
 from airflow_kafka_spark.errors import ResendRefused, WindowOpen
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
-from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
 from airflow_kafka_spark.windows.interval import Interval
-from airflow_kafka_spark.windows.model import BadRecord, Followed, OffsetRange, SourcePlan, SplitResult, Window
+from airflow_kafka_spark.windows.model import BadRecord, Followed, OffsetRange, SourcePlan, Window
 from tests.support.control import pause, rebind, replay, resend, resume, skip
+from tests.support.dead_letters import send_dead_letters
 from tests.support.oracle import committed_messages
 from tests.support.piped import BASE
 from tests.support.runs import Victim
@@ -39,14 +38,12 @@ def send(moved, ledger, dead, bad, with_context=True):
     """Send these offsets of partition 1 as dead letters, as the operator does."""
     places = [BadRecord(moved.topic, 1, offset, "no number", "VALUE_CONVERTER") for offset in bad]
     record = {
-        "timestamp": pa.array([BASE + 1000 * offset for offset in bad], pa.int64()),
-        "key": pa.array([b"key%d" % offset for offset in bad], pa.binary()),
-        "value": pa.array([None if offset % 2 else b"\xff%d" % offset for offset in bad], pa.binary()),
-        "headers": pa.array([HEADERS] * len(bad), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        "timestamp": [BASE + 1000 * offset for offset in bad],
+        "key": [b"key%d" % offset for offset in bad],
+        "value": [None if offset % 2 else b"\xff%d" % offset for offset in bad],
+        "headers": [HEADERS] * len(bad),
     }
-    letters = to_bytes(pa.Table.from_batches([make_dead_letters(places, record)]))
-    topic = DeadLetterTopic(moved.hook, dead, -1, Envelope(moved.name, {}, with_context))
-    assert topic.send([SplitResult(0, letters=letters, rejected=len(bad))], ledger) is not None
+    send_dead_letters(moved.hook, ledger, dead, places, context_headers=with_context, **record)
 
 
 def fail(moved, dead, bad, *ends, with_context=True):

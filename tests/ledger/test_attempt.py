@@ -602,6 +602,16 @@ def test_what_an_older_attempt_writes_until_it_is_fenced_is_seen(attempt, pipeli
             assert newer.memory.find_completed_by("run1").report == {"n": "older"}
 
 
+def test_pipelines_of_two_ledger_topics_with_dots_do_not_fence_each_other(hook, unique):
+    first, pipeline = unique("team"), unique("orders")
+    with (
+        Ledger(hook, pipeline, "run", topic=f"{first}.daily") as one,
+        Ledger(hook, f"daily.{pipeline}", "run", topic=first) as other,
+    ):
+        for ledger in (one, other):
+            ledger.close({}, ledger.plan(window(ledger.pipeline, "t", 1)).window.ends)
+
+
 HOUR = Interval.of_ms(0, 3_600_000)
 OF_HOUR = [f"l.{HOUR.make_ledger_name('p')}.plan", f"l.{HOUR.make_ledger_name('p')}.close"]
 PLANNED = WindowEntry(Window("p", 2, (), "run", ""), State.PLANNED, Attempt(1, "t", "run", ""))

@@ -8,8 +8,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
+from airflow_kafka_spark import faults
+from airflow_kafka_spark.bad_records.dead_letters import find_known_dead_letters, find_resent
+from airflow_kafka_spark.control import base as control_base
 from airflow_kafka_spark.control.pipelines import read_pipeline, show
-from airflow_kafka_spark.errors import IntervalOverlaps
+from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, ResendRefused
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -19,8 +22,9 @@ from airflow_kafka_spark.windows import interval_archive
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import make_binding_record, make_group_key, make_key_prefix
-from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition, Window
-from tests.support.control import forget, replay
+from airflow_kafka_spark.windows.model import BadRecord, OffsetRange, TopicPartition, Window
+from tests.support.control import forget, replay, resend
+from tests.support.dead_letters import send_dead_letters
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -66,7 +70,11 @@ class Hourly:
     def log(self):
         return read_log(self.hook, [self.topic])
 
-    def move(self, number):
+    def move(self, number, bad=()):
+        """Move an interval.
+
+        :param bad: offsets of records that become dead letters.
+        """
         with self.attempt(number) as ledger:
             bounds, ranges = (
                 (ledger.interval.start_ms, ledger.interval.end_ms),
@@ -74,8 +82,14 @@ class Hourly:
             )
             ids = self.log().topic_ids
             ledger.plan(Window(ledger.pipeline, NUMBER, ranges, ledger.run, "", "c", ids, interval=bounds))
+            if bad:
+                self.send_dead(ledger, bad)
             ledger.close({"completed_at": "2026-01-01T00:00:00.000Z"}, {})
             ledger.follow(self.name, lambda: ({}, self.log()), None)
+
+    def send_dead(self, ledger, bad):
+        places = [BadRecord(self.topic, 0, offset, "no number", "VALUE_CONVERTER") for offset in bad]
+        return send_dead_letters(self.hook, ledger, f"{self.topic}-dead", places)
 
     @property
     def intervals(self):
@@ -131,6 +145,71 @@ class TestArchives:
             hourly.move(number)
         found = hourly.intervals
         assert (found.recent[name].replay, found[name].replay, len(found)) == (1, 1, 14)
+
+    def test_the_dead_letters_of_an_old_interval_are_not_sent_once_more(self, hook, hourly, monkeypatch):
+        monkeypatch.setattr(control_base, "KEEP_CONTROLS", 1)
+        tp, name = TopicPartition(hourly.topic, 0), hourly.hour(1).name
+        hourly.move(0)
+        hourly.move(1, bad=(13, 15, 17))
+        options = {"why": "test", "ledger_topic": hourly.ledger}
+        assert resend(hook, hourly.name, name=name, **options).changed
+        for number in range(2, 5):
+            hourly.move(number)
+        assert hourly.intervals.recent[name].forgotten
+
+        def replay_again(number, *bad):
+            assert replay(hook, hourly.name, name=name, **options).changed
+            with hourly.attempt(1, f"again-{number}") as ledger:
+                ledger.replay(ledger.find_completed("again"))
+                known = find_known_dead_letters(ledger)
+                assert known.list_sent()[tp] >= {13, 15, 17} and find_resent(ledger)[tp] == {13, 15, 17}
+                sent = hourly.send_dead(ledger, bad) if bad else known
+                ledger.close({"completed_at": "2026-01-01T00:00:00.000Z", "replay": number}, {})
+            return sum(part.records for part in sent.landed)
+
+        assert replay_again(1, 13, 18) == 4, "only the letter of 18 is new"
+        for number in range(5, 12):
+            hourly.move(number)
+        assert name not in hourly.intervals.recent and hourly.intervals[name].dead.list_sent(1)[tp] == {13, 15, 17, 18}
+        # The record of the resend is no longer needed: the interval has its offsets.
+        memory = read_pipeline(hook, hourly.name, hourly.ledger).memory
+        assert [c.action for c in memory.controls.values()] == ["resend", "replay"]
+        assert replay_again(2) == 4
+        memory = read_pipeline(hook, hourly.name, hourly.ledger).memory
+        assert [c.action for c in memory.controls.values()] == ["replay"]
+        # This replay has written all records but those that were sent again.
+        with pytest.raises(ResendRefused, match="replay 2 has left out none"):
+            resend(hook, hourly.name, name=name, **options)
+
+    @pytest.mark.parametrize("begins", ["before", "after"])
+    def test_an_old_interval_that_is_just_being_moved_again_keeps_its_records(self, hook, hourly, monkeypatch, begins):
+        """The replay begins before or after those who remove the records have fenced its plans."""
+        tp = TopicPartition(hourly.topic, 0)
+        for number in range(2):
+            hourly.move(number, bad=(3,) if number == 0 else ())
+        replaying = hourly.attempt(0, "again")
+
+        def begin_replay(point):
+            if point == "group.fenced" and begins == "before":
+                replaying.__enter__()
+            if point == "old.fenced":
+                monkeypatch.undo()
+                if begins == "after":
+                    replaying.__enter__()
+                    replaying.replay(replaying.find_completed("again"))
+                    hourly.send_dead(replaying, (3, 5))
+                else:
+                    with pytest.raises(Fenced):
+                        replaying.replay(replaying.find_completed("again"))
+
+        monkeypatch.setattr(faults, "reached", begin_replay)
+        hourly.move(2)
+        # The attempt has died. Its retry knows what it has sent.
+        with hourly.attempt(0, "again") as ledger:
+            assert ledger.known.forgotten == (begins == "before")
+            if begins == "after":
+                ledger.reopen(ledger.memory.open_entry)
+            assert ledger.memory.dead[NUMBER].list_sent()[tp] == ({3, 5} if begins == "after" else {3})
 
     def test_a_pipeline_that_is_forgotten_leaves_no_archive(self, hook, hourly):
         for number in range(10):

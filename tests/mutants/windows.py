@@ -123,6 +123,24 @@ _OF_LEDGER = (
         tests=(f"{_MODEL}::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
     ),
     Mutant(
+        name="ledger-old-interval-removed-beside-its-replay",
+        path="ledger/interval.py",
+        old='[self._fence_as(make_transactional_id(self.topic.name, name, "plan")) for name in names]',
+        new='[self._fence_as(make_transactional_id(self.topic.name, name, "old")) for name in names]',
+        breaks="A replay of an old interval keeps the record of the dead letters that it has sent.",
+        tests=(
+            "tests/ledger/test_interval.py::TestArchives::test_an_old_interval_that_is_just_being_moved_again_keeps_its_records",
+        ),
+    ),
+    Mutant(
+        name="ledger-dead-letters-go-with-the-window",
+        path="ledger/interval.py",
+        old="kept = dead.without_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None",
+        new="kept = None",
+        breaks="A replay of a data interval does not send dead letters once more, however old the interval is.",
+        tests=("tests/ledger/test_interval.py::TestArchives::test_the_dead_letters_of_an_old_interval_are_not_sent_once_more",),
+    ),
+    Mutant(
         name="ledger-change-under-the-id-of-closes",
         path="ledger/attempt.py",
         old="""        producer, self._planner = self._planner, None

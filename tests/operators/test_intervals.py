@@ -27,7 +27,9 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows import model
+from tests.support.clients import find_producer
 from tests.support.control import skip
+from tests.support.dead_letters import BAD, letters
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import order, row_of
@@ -264,9 +266,15 @@ class TestWhatIsRefused:
 
 
 def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_replayed(intervals):
+    pipeline, dead = intervals.pipeline, f"dead-{intervals.pipeline.topic}"
+    tolerant = {"keep_windows": 2, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
+    producer = find_producer(pipeline.kafka, pipeline.topic)
+    for partition in range(3):
+        producer.produce(pipeline.topic, BAD[0], b"bad", partition, timestamp=round(BEGIN.timestamp() * 1000))
+    producer.flush(60)
     intervals.fill()
-    reports = [intervals.run(number, keep_windows=2) for number in range(3)]
-    pipeline = intervals.pipeline
+    reports = [intervals.run(number, **tolerant) for number in range(3)]
+    assert reports[0]["records_rejected"] == 3
     with KafkaHook() as hook:
         ledger = LedgerTopic(hook, f"ledger-{pipeline.name}")
         ledger.ensure()
@@ -274,10 +282,11 @@ def test_what_is_remembered_of_intervals_stays_small_and_old_ones_can_still_be_r
         assert len(ledgers) == 3
         remembered = [name for name in ledgers if ledger.read(name, parent=pipeline.name).memory.entries]
     assert len(remembered) == 2
-    assert intervals.run(0, keep_windows=2)["records_read"] == 0, "reported without its details"
-    again = intervals.run(0, keep_windows=2, cleared=1)
-    assert again["replay"] == 1
+    assert intervals.run(0, **tolerant)["records_read"] == 0, "reported without its details"
+    again = intervals.run(0, cleared=1, **tolerant)
+    assert (again["replay"], again["records_rejected"]) == (1, 3)
     assert intervals.check([again, *reports[1:]]) >= 15
+    assert len(letters(pipeline.kafka.connection_extra(), dead)) == 3, "they were sent by the first move"
 
 
 def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes_over(table, unique):

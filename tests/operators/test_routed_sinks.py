@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,25 @@ def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_
     split_sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     with pytest.raises(ValidationError, match="shows parts of a window"):
         table.run("run1", transforms=chain, sink=split_sink)
+
+
+def test_sinks_that_are_one_place_under_two_names_are_refused(table: Pipeline, tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_SAME_WAREHOUSE", os.environ["AIRFLOW_CONN_WAREHOUSE"])
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    sinks = (
+        PostgresSink(conn_id="same_warehouse", table=table.place),
+        PostgresSink(conn_id="warehouse", table=f'"public"."{table.place}"'),
+        FilesSink(path=str(tmp_path / "there")),
+        FilesSink(path=str(tmp_path / "link")),
+        FilesSink(path=str(tmp_path / "elsewhere")),
+    )
+    with pytest.raises(ValidationError) as raised:
+        table.run("run1", transforms=[Filter(predicate=Condition(f"id = {n}"), to=sink) for n, sink in enumerate(sinks)])
+    found = {problem.where: problem.what for problem in raised.value.problems}
+    assert list(found) == [f"transforms[{number}] Filter.to" for number in (0, 1, 3)]
+    assert "same place as x-postgres://warehouse/" in found["transforms[0] Filter.to"]
+    assert found["transforms[3] Filter.to"].endswith("/there, that of transforms[2] Filter")
 
 
 def test_other_sinks_are_outlets_and_their_templates_are_rendered(tmp_path):

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Producer
 
+from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
+from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.ledger.attempt import Ledger
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import Envelope, make_dead_letters, to_bytes
+from airflow_kafka_spark.windows.dead_letters import DeadLetters
+from airflow_kafka_spark.windows.model import BadRecord, SplitResult
 from tests.support.oracle import committed_messages, committed_records, same_multiset
 from tests.support.pipelines import Pipeline, order, row_of
 
@@ -34,6 +41,29 @@ def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> 
             bad += 1
     assert producer.flush(60) == 0
     return bad
+
+
+def send_dead_letters(
+    hook: KafkaHook,
+    ledger: Ledger,
+    topic: str,
+    places: Sequence[BadRecord],
+    *,
+    context_headers: bool = True,
+    **columns: list[Any],
+) -> DeadLetters:
+    """Send records as dead letters of the claimed window, as the operator does.
+
+    :param columns: ``timestamp``, ``key``, ``value`` and ``headers`` of the records. Default: nulls.
+    """
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    types = {"timestamp": pa.int64(), "key": pa.binary(), "value": pa.binary(), "headers": headers}
+    record = {name: pa.array(columns.get(name, [None] * len(places)), kind) for name, kind in types.items()}
+    found = to_bytes(pa.Table.from_batches([make_dead_letters(places, record)]))
+    target = DeadLetterTopic(hook, topic, -1, Envelope(ledger.parent_pipeline, {}, context_headers))
+    sent = target.send([SplitResult(0, letters=found, rejected=len(places))], ledger)
+    assert sent is not None
+    return sent
 
 
 def letters(config: dict[str, Any], topic: str) -> list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]]:

@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 SECONDS = 60.0
-MOST_REMEMBERED = 900_000
-"""Maximum size in bytes of the ledger's record of a window's dead letters. By default a topic takes records of 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +231,10 @@ class SideOutputs:
 
     def _make_record(self, dead: DeadLetters, ledger: Ledger, outputs: Sequence[_SideOutput]) -> LedgerRecord:
         record = make_dead_letters_record(ledger.pipeline, dead)
-        if len(record.value or b"") > MOST_REMEMBERED:
+        if len(record.value or b"") > ledger.largest_dead_letters:
             largest = max(outputs, key=lambda output: output.letters.num_rows, default=None)
             refused = TooManyRouted if largest and largest.routed else TooManyDeadLetters
-            raise refused(largest.topic if largest else dead.topic, MOST_REMEMBERED, remembered=True)
+            raise refused(largest.topic if largest else dead.topic, ledger.largest_dead_letters, remembered=True)
         return record
 
 

@@ -27,6 +27,7 @@ from airflow_kafka_spark.ledger.attempt import format_utc_now
 from airflow_kafka_spark.ledger.topic import WAIT_FOR_NONE
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import CONNECT_ERROR_PREFIX, find_dead_letters, group_into_runs, subtract_offsets
+from airflow_kafka_spark.windows.interval import NUMBER
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry, make_dead_letters_key, make_key_prefix, make_window_key
 from airflow_kafka_spark.windows.model import Landed, OffsetRange, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import check_readable, find_lost_topics
@@ -119,7 +120,9 @@ def _find_interval_window(memory: Memory, name: str) -> Window:
     ledger_name = state.interval.make_ledger_name(memory.pipeline)
     refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
     bounds = (state.interval.start_ms, state.interval.end_ms)
-    return Window(ledger_name, 1, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay)
+    return Window(
+        ledger_name, NUMBER, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay
+    )  # fmt: skip
 
 
 def _parse_run(run: str) -> tuple[str | None, str | None, str | None, int]:
@@ -272,7 +275,8 @@ def _find_window(
                 expected="a name like `20260101T000000Z-20260101T010000Z`, of an interval that is not archived",
                 action="See its intervals; read the dead letter topic with a separate pipeline",
             )
-        memory, number = _read_interval(hook, state.interval.make_ledger_name(pipeline), ledger_topic, waits=waits), 1
+        read = _read_interval(hook, state.interval.make_ledger_name(pipeline), ledger_topic, waits=waits)
+        memory, number = read.restore_dead_letters(state), NUMBER
     entry = memory.entries.get(number)
     if entry is None:
         known = sorted(memory.entries)

@@ -110,6 +110,8 @@ SPLIT = "split."
 """Prefix of a split's purpose in its transactional id, before the index of the split."""
 TAKE_TRIES = 10
 """Maximum number of tries to record who uses a group or a slot. A try fails only if another attempt has tried concurrently."""
+MAX_DEAD_LETTER_BYTES = 900_000
+"""Maximum size in bytes of the ledger's record of a window's dead letters."""
 KEEP_WINDOWS = 100
 """Default number of windows that the ledger keeps for each pipeline."""
 
@@ -208,11 +210,6 @@ class Ledger:
         """The state of the whole pipeline in the ledger: pauses, requested replays, binding. A data interval returns that of its
         pipeline."""
         return self.memory
-
-    @property
-    def is_destination_lost(self) -> bool:
-        """True if the ledger no longer has the destination of the complete window, and the pipeline may have got another one."""
-        return False
 
     def __enter__(self: L) -> L:
         self.topic.ensure()
@@ -643,6 +640,11 @@ class Ledger:
         if mine is None or mine.state is not self.claimed.state:
             raise Fenced(self.pipeline, f"working on window {self.claimed.window.number}")
         return self.memory
+
+    @property
+    def largest_dead_letters(self) -> int:
+        """Maximum size in bytes of the record of the window's dead letters. By default a topic takes records of 1 MiB."""
+        return MAX_DEAD_LETTER_BYTES
 
     def remember_dead_letters(self, dead: DeadLetters) -> None:
         """Add dead letters that were just sent to the state in memory, without reading the ledger again."""

@@ -14,7 +14,9 @@ from airflow_kafka_spark.errors import Fenced, IntervalOverlaps, KafkaSparkError
 from airflow_kafka_spark.ledger.attempt import KEEP_WINDOWS, TRANSACTION_SECONDS, Ledger, wait_for_others
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, Hint, LedgerContent, make_transactional_id
 from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.dead_letters import DeadLetters
 from airflow_kafka_spark.windows.interval import (
+    NUMBER,
     Interval,
     IntervalState,
     find_contiguous_offsets,
@@ -39,6 +41,8 @@ from airflow_kafka_spark.windows.memory import (
 from airflow_kafka_spark.windows.model import State, TopicPartition, Tries, Window, has_shared_offsets
 
 if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
     from airflow_kafka_spark.windows.plan import Log
 
@@ -46,10 +50,12 @@ log = logging.getLogger(__name__)
 
 B = TypeVar("B", Binding, "Binding | None")
 
+MAX_REMOVED = 20
+"""Maximum number of old intervals whose windows one attempt removes. Usually there is one."""
+MIN_DEAD_LETTER_BYTES = 100_000
+"""Size in bytes up to which an interval's dead letters are always recorded."""
 BIND_TRIES = 10
 """Maximum number of tries to write the binding. A try fails only if another attempt has written it concurrently."""
-NUMBER = 1
-"""Number of an interval's window. Each interval has one window, which keeps its number when it is replayed."""
 
 
 class IntervalLedger(Ledger):
@@ -96,7 +102,7 @@ class IntervalLedger(Ledger):
 
         found = self.topic.find(self.parent_pipeline, there, lambda found: found.exists)
         self._parent = found.parent or Memory(self.parent_pipeline)
-        self.memory = found.memory if self.known is not None else Memory(self.pipeline)
+        self.memory = found.memory.restore_dead_letters(self.known) if self.known is not None else Memory(self.pipeline)
 
     @property
     def parent_memory(self) -> Memory:
@@ -106,8 +112,9 @@ class IntervalLedger(Ledger):
     def read(self) -> Memory:
         """Read the ledger of this interval and that of its pipeline, and return the state of this interval."""
         found = self.topic.read(self.pipeline, None, self._end_hidden_splits, parent=self.parent_pipeline)
-        self.memory, self._partition = found.memory, found.partition
+        self._partition = found.partition
         self._parent = found.parent or Memory(self.parent_pipeline)
+        self.memory = found.memory.restore_dead_letters(self.known)
         return self.memory
 
     def find_completed(self, run: str) -> WindowEntry | None:
@@ -117,7 +124,7 @@ class IntervalLedger(Ledger):
             # The record of the window was removed, because there are many newer ones.
             window = Window(
                 self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
-                gaps=known.gaps, replay=known.replay,
+                gaps=known.gaps, replay=known.replay, binding=known.binding,
             )  # fmt: skip
             return WindowEntry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
         return entry if entry is not None and entry.state is State.COMPLETE else None
@@ -140,16 +147,6 @@ class IntervalLedger(Ledger):
         there = self.topic.read_partition(name, self._partition, max(last.offset, 0), wait_for=WAIT_FOR_NONE)
         found = there.memory.entries.get(NUMBER)
         return found if found is not None and found.state is State.COMPLETE else None
-
-    @property
-    def is_destination_lost(self) -> bool:
-        entry, known = self.memory.entries.get(NUMBER), self.known
-        if known is None or (entry is not None and entry.window.binding is not None):
-            return False
-        binding = self._parent.binding
-        # With a template, the binding has no destination.
-        is_free = binding is not None and not binding.destination.place
-        return is_free or known.decided < self._parent.decided
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -279,16 +276,27 @@ class IntervalLedger(Ledger):
         self.withdraw(*(LedgerRecord(key, None) for key in keys))
 
     def make_companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
-        """Return the record of the interval in the pipeline's ledger."""
-        window = entry.window
-        known = self.known
-        first = known.offset if known else -1
-        decided = window.binding.decided if window.binding else known.decided if known else 0
+        """Return the record of the interval in the pipeline's ledger. It has the binding and the dead letters, too, because the
+        records of the window are removed some day."""
+        dead = self.memory.dead.get(NUMBER)
+        kept = dead.without_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None
+        return [self._make_state_record(entry, kept)]
+
+    def _make_state_record(self, entry: WindowEntry, dead: DeadLetters | None) -> LedgerRecord:
+        window, known = entry.window, self.known
         state = IntervalState(
-            self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids, offset=first,
-            gaps=window.gaps, tries=entry.tries, decided=decided,
+            self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids,
+            offset=known.offset if known else -1, gaps=window.gaps, tries=entry.tries, dead=dead,
+            binding=window.binding or (known.binding if known else None),
+            resent=known.resent if known else {}, resends=known.resends if known else 0,
         )  # fmt: skip
-        return [make_interval_record(self.parent_pipeline, state)]
+        return make_interval_record(self.parent_pipeline, state)
+
+    @property
+    def largest_dead_letters(self) -> int:
+        """The record of the interval has them, too, beside its offsets."""
+        beside = len(self._make_state_record(self.claimed, None).value or b"")
+        return max(MIN_DEAD_LETTER_BYTES, super().largest_dead_letters - beside)
 
     # --- the group ---
 
@@ -328,6 +336,7 @@ class IntervalLedger(Ledger):
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
         reached = find_contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
+        self._remove_old_windows()
         forgotten = self._make_archive_records()
         if not moved and not forgotten:
             return {}
@@ -343,19 +352,48 @@ class IntervalLedger(Ledger):
             raise self.translate(error, "moving the group", producer=producer) from error
         return moved
 
+    def _list_old_intervals(self) -> list[IntervalState]:
+        """Return the complete intervals before the newest ``keep_windows``, among those with records of their own."""
+        complete = (state for state in self._parent.intervals.recent.values() if state.state is State.COMPLETE)
+        return sorted(complete, key=lambda state: state.interval)[: -self.keep_windows]
+
+    def _remove_old_windows(self) -> None:
+        """Remove the records of old intervals' windows, at most :data:`MAX_REMOVED` of them. The rest is removed later.
+
+        Each is removed under the transactional id of the interval's own plans, which an attempt that replays the interval fences:
+        either it reads that the records are gone, or they stay. Otherwise its claim and the record of its dead letters could be
+        removed after it has written them, and the next attempt would send the letters again.
+        """
+        old = [state for state in self._list_old_intervals() if not state.forgotten][:MAX_REMOVED]
+        if not old:
+            return
+        names = [state.interval.make_ledger_name(self.parent_pipeline) for state in old]
+        producers = [self._fence_as(make_transactional_id(self.topic.name, name, "plan")) for name in names]
+        faults.reached("old.fenced")
+        self.read()
+        for state, name, producer in zip(old, names, producers, strict=True):
+            if self._parent.intervals.recent.get(state.interval.name) == state:
+                self._remove_old_window(state, name, producer)
+        self.read()
+
+    def _remove_old_window(self, state: IntervalState, name: str, producer: Producer) -> None:
+        keys = (make_window_key(name, NUMBER), make_position_key(name), make_dead_letters_key(name, NUMBER))
+        kept = replace(self._parent.include_resends(state), forgotten=True)
+        records = [*(LedgerRecord(key, None) for key in keys), make_interval_record(self.parent_pipeline, kept)]
+        try:
+            producer.begin_transaction()
+            self.send(producer, records)
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except Exception as error:
+            failure = self.translate(error, "removing the records of an old interval", producer=producer)
+            if not isinstance(failure, Fenced):
+                raise failure from error
+            log.info("Interval %s is being moved again: its records stay", state.interval)
+
     def _make_archive_records(self) -> list[LedgerRecord]:
-        """Return the records that remove the windows of old intervals, and that archive old intervals."""
-        recent = self._parent.intervals.recent.values()
-        complete = sorted((k for k in recent if k.state is State.COMPLETE), key=lambda k: k.interval)
-        records, candidates = [], []
-        for state in complete[: -self.keep_windows]:
-            if state.forgotten and not self._is_asked_for(state):
-                candidates.append(state)
-            if not state.forgotten:
-                lane = state.interval.make_ledger_name(self.parent_pipeline)
-                keys = (make_window_key(lane, NUMBER), make_position_key(lane), make_dead_letters_key(lane, NUMBER))
-                records += [LedgerRecord(key, None) for key in keys]
-                records.append(make_interval_record(self.parent_pipeline, replace(state, forgotten=True)))
+        """Return the records that archive old intervals whose windows were removed."""
+        old = [state for state in self._list_old_intervals() if state.forgotten and not self._is_asked_for(state)]
+        candidates, records = [self._parent.include_resends(state) for state in old], []
         for archive, states in group_into_archives(candidates, self._parent.intervals.archives):
             records.append(make_archive_record(self.parent_pipeline, archive))
             records += [LedgerRecord(make_interval_key(self.parent_pipeline, state.interval), None) for state in states]

@@ -81,11 +81,13 @@ def make_transactional_id(topic: str, pipeline: str, purpose: str) -> str:
     """Return the transactional id under which a pipeline writes for one purpose.
 
     All attempts of the pipeline share the id, and no other pipeline uses it: an attempt fences its predecessors and nothing else.
+    Both names may have dots, so those of the topic are written as colons, which no topic has: the topic ends with the first dot.
+    Otherwise pipeline `c` of topic `a.b` and pipeline `b.c` of topic `a` would fence each other for ever.
 
     :param pipeline: the pipeline; for ``owner``, the group or the slot that pipelines take.
     :param purpose: ``plan``, ``close``, ``control``, ``binding``, ``owner`` or ``split.<index>``.
     """
-    return f"{topic}.{pipeline}.{purpose}"
+    return f"{topic.replace('.', ':')}.{pipeline}.{purpose}"
 
 
 def identify_transaction(record: LedgerRecord, partition: int) -> OpenTransaction:

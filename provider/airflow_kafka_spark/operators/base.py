@@ -426,16 +426,16 @@ class WindowOperator(VisibleOperator):
         """Return the problems of replaying one window, although the sink can replace rows."""
         resent = {} if self.errors.tolerates else ledger.parent_memory.find_resent(replay)
         return [
-            *self._find_destination_problems(ledger, replay),
+            *self._find_destination_problems(replay),
             *self.find_window_replay_problems(replay),
             *([make_resent_problem(replay, resent)] if resent else []),
         ]
 
-    def _find_destination_problems(self, ledger: Ledger, replay: Window) -> list[Problem]:
-        """Return the problem of a complete window whose rows may be in another destination than this run's: the ledger has lost
-        the destination, or a ``rebind`` has changed it while a replay was open.
+    def _find_destination_problems(self, replay: Window) -> list[Problem]:
+        """Return the problem of a complete window whose rows may be in another destination than this run's, because a ``rebind``
+        has changed it while a replay was open.
         """
-        return self.find_unknown_window_problems(replay) if ledger.is_destination_lost or replay.after == ELSEWHERE else []
+        return self.find_unknown_window_problems(replay) if replay.after == ELSEWHERE else []
 
     def find_unknown_window_problems(self, replay: Window) -> list[Problem]:
         """Return a problem for each sink of this run that has no record of a window that is replayed."""

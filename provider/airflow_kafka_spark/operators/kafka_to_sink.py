@@ -37,6 +37,7 @@ from airflow_kafka_spark.operators.routed_sinks import (
     RoutedSinks,
     add_routed_counts,
     find_routed_sink_problems,
+    find_shared_place_problems,
     list_routed_sinks,
     refuse_rejected,
     refuse_removed_sinks,
@@ -351,6 +352,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         if not isinstance(self.sink, Sink):
             return []
         problems = find_routed_sink_problems(self._routed_sinks, self.sink, unordered=self.window_options.by_interval)
+        problems += find_shared_place_problems(self._routed_sinks, self.sink)
         if self.key is None:
             found = "a sink that deletes needs the key's columns: a tombstone has no others"
             deletes = (routed for routed in self._routed_sinks if routed.sink.takes_tombstones)

@@ -14,12 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.arguments import replace_wrong_types
-from airflow_kafka_spark.errors import CountMismatch, Problem, SinkRecordMissing, SinkRejected, Unchecked, ValidationError
+from airflow_kafka_spark.errors import (
+    CountMismatch,
+    KafkaSparkError,
+    Problem,
+    SinkRecordMissing,
+    SinkRejected,
+    Unchecked,
+    ValidationError,
+)
 from airflow_kafka_spark.errors.base import format_command
 from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, WindowWriter
 from airflow_kafka_spark.transforms.base import Transform
 from airflow_kafka_spark.transforms.chain import as_transform
 from airflow_kafka_spark.transforms.routing import Filter
+from airflow_kafka_spark.windows.binding import Endpoint, is_same_place
 from airflow_kafka_spark.windows.continuity import drop_recreated_topics
 from airflow_kafka_spark.windows.dead_letters import Captured, DeadLetters, OffsetSet, compute_digest
 from airflow_kafka_spark.windows.interval import ROUTED
@@ -167,6 +176,33 @@ def find_routed_sink_problems(sinks: Sequence[RoutedSink], own: Sink, *, unorder
         if unordered:
             problems += routed.add_place(sink.find_unordered_problems())
     return problems
+
+
+def find_shared_place_problems(sinks: Sequence[RoutedSink], own: Sink) -> list[Problem]:
+    """Return routed sinks that write to the place of another sink under another name: through another connection or a symbolic
+    link. Each of them has a transaction of its own, and one may wait for the other for ever.
+
+    Servers are asked. A sink whose place cannot be found is left out, because its validation names the reason.
+
+    :param own: the operator's sink.
+    """
+    problems, taken = [], [(own, "the operator's own sink", _find_destination(own))] if sinks else []
+    for routed in sinks:
+        place = _find_destination(routed.sink)
+        for sink, whose, known in taken:
+            if place and known and sink.asset_uri != routed.sink.asset_uri and is_same_place(place, known):
+                what = f"{routed.sink.asset_uri} is the same place as {sink.asset_uri}, {whose}"
+                problems.append(Problem(routed.where, what, "Name another one; or write one filter with both conditions"))
+                break
+        taken.append((routed.sink, f"that of {routed.where.removesuffix('.to')}", place))
+    return problems
+
+
+def _find_destination(sink: Sink) -> Endpoint | None:
+    try:
+        return sink.find_destination()
+    except (KafkaSparkError, ValueError):
+        return None
 
 
 @dataclass

@@ -384,6 +384,7 @@ class SourceToKafkaOperator(WindowOperator):
                 frozen.rows,
                 frozen.remaining,
                 {found.topic: found.partitions for found in targets},
+                frozen.ahead,
             ),
         )
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_kafka_spark.windows.model import RowsAhead
+
 MAX_SPLITS = 2_000
 """Maximum number of splits of a window, because its plan has to fit into one record of the ledger."""
 
@@ -50,12 +52,14 @@ class FrozenWindow:
     :param position: the source's position once the window is published (JSON), for the next :meth:`RowSource.freeze`.
     :param rows: the number of rows; None if they would have to be counted in a separate pass.
     :param remaining: True if the source held more rows than this window takes.
+    :param ahead: the rows that wait because of their timestamps; None without any.
     """
 
     splits: tuple[Mapping[str, Any], ...]
     position: Mapping[str, Any]
     rows: int | None = None
     remaining: bool = False
+    ahead: RowsAhead | None = None
 
 
 class SplitReader(ABC):

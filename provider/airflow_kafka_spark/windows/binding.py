@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 SERVER, SERVER_ID = "server", "server_id"
@@ -137,6 +138,20 @@ def compare_endpoints(known: Endpoint, found: Endpoint) -> tuple[Difference, ...
     Empty values are not compared.
     """
     return _find_differences({**known.place, **known.details}, {**found.place, **found.details}, all_of=True)
+
+
+def is_same_place(one: Endpoint, other: Endpoint) -> bool:
+    """Return True if two endpoints have the same location, whatever connections or symbolic links name it."""
+    places = [_resolve_links(endpoint) for endpoint in (one, other)]
+    names = [place.keys() - {SERVER_ID} for place in places]
+    return bool(names[0]) and names[0] == names[1] and not _find_differences(*places, all_of=True)
+
+
+def _resolve_links(endpoint: Endpoint) -> dict[str, str]:
+    """Return the place of an endpoint, with the directory that a path leads to through symbolic links."""
+    directory = endpoint.details.get("directory")
+    uri = Path(directory).as_uri() if directory else ""
+    return {what: uri if uri and value.startswith("file:") else value for what, value in endpoint.place.items()}
 
 
 def _find_differences(known: Mapping[str, str], found: Mapping[str, str], *, all_of: bool) -> tuple[Difference, ...]:

@@ -15,7 +15,13 @@ from typing import Any
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
 from airflow_kafka_spark.windows.changes import landed_from_json, landed_to_json, published_from_json, published_to_json
-from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.dead_letters import (
+    dead_letters_from_json,
+    dead_letters_to_json,
+    decode_offsets,
+    encode_offsets,
+)
+from airflow_kafka_spark.windows.interval import NUMBER, Interval, IntervalState
 from airflow_kafka_spark.windows.model import (
     BadRecord,
     Followed,
@@ -23,6 +29,7 @@ from airflow_kafka_spark.windows.model import (
     Gap,
     Marker,
     OffsetRange,
+    RowsAhead,
     SourcePlan,
     SplitResult,
     State,
@@ -128,8 +135,10 @@ def interval_to_json(state: IntervalState) -> dict[str, Any]:
         "forgotten": state.forgotten,
         "first": state.offset,
         **({"gaps": _gaps_to_json(state.gaps)} if state.gaps else {}),
-        **({"decided": state.decided} if state.decided else {}),
+        **({"binding": binding_to_json(state.binding)} if state.binding is not None else {}),
         **({"tries": tries_to_json(state.tries)} if state.tries else {}),
+        **({"dead": dead_letters_to_json(state.dead)} if state.dead is not None else {}),
+        **({"resent": [state.resends, encode_offsets(state.resent)]} if state.resends else {}),
     }
 
 
@@ -139,6 +148,7 @@ def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: time
     :param offset: offset of the record; used if the value does not contain the offset of the interval's first record.
     :param leading: see :class:`~airflow_kafka_spark.windows.interval.IntervalState`.
     """
+    resends, resent = value.get("resent", (0, ()))
     return IntervalState(
         interval=Interval.of_ms(*value["interval"]),
         state=State(value["state"]),
@@ -150,8 +160,11 @@ def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: time
         offset=value["first"] if value["first"] >= 0 else offset,
         gaps=_gaps_from_json(value.get("gaps", ())),
         leading=leading,
-        decided=value.get("decided", 0),
+        binding=binding_from_json(value["binding"]) if "binding" in value else None,
         tries=tries_from_json(value.get("tries", {})),
+        dead=dead_letters_from_json(NUMBER, value["dead"]) if "dead" in value else None,
+        resent=decode_offsets(resent),
+        resends=resends,
     )
 
 
@@ -170,6 +183,7 @@ def _source_to_json(source: SourcePlan) -> dict[str, Any]:
         "rows": source.rows,
         "remaining": source.remaining,
         "partitions": dict(source.partitions),
+        **({"ahead": dict(vars(source.ahead))} if source.ahead is not None else {}),
     }
 
 
@@ -179,6 +193,7 @@ def _source_from_json(value: Mapping[str, Any]) -> SourcePlan:
         position=value["position"],
         rows=value.get("rows"),
         remaining=value.get("remaining", False),
+        ahead=RowsAhead(**value["ahead"]) if value.get("ahead") else None,
         partitions=value.get("partitions", {}),
     )
 

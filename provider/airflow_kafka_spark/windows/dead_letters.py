@@ -216,6 +216,11 @@ class DeadLetters:
             b for b in self.batches if b.routed and replay in (None, b.replay) and topic in (None, b.routed)
         )
 
+    @property
+    def for_replays(self) -> DeadLetters | None:
+        """Return what later replays of the window have to know: the records in topics. None without any."""
+        return replace(self, offset=-1, captured=(), skipped=()) if self.batches else None
+
     def without_topics(self, topic_ids: Collection[str]) -> DeadLetters:
         """Return a copy without the records in topics with these ids, so that they are sent again."""
         if not topic_ids:

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
+from airflow_kafka_spark.windows.binding import Binding
+from airflow_kafka_spark.windows.dead_letters import DeadLetters, Runs
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
 from airflow_kafka_spark.windows.times import format_instant, to_instant, to_milliseconds
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
 _NAME = re.compile(rf"^({_INSTANT})-({_INSTANT})$")
+NUMBER = 1
+"""Number of an interval's window. Each interval has one window, which keeps its number when it is replayed."""
 ROUTED = ".to."
 """Separates a pipeline's name from the name of a sink that a filter routes to, in the records of that sink."""
 _INTERVAL_NAME = re.compile(
@@ -106,8 +110,10 @@ class IntervalState:
     :param gaps: offsets that were deleted before they were read, and that it has skipped.
     :param leading: for a span, the length of its first interval.
     :param tries: Airflow's counters, see :class:`~airflow_kafka_spark.windows.memory.WindowEntry`.
-    :param decided: number of the newest ``rebind`` that the ledger held when it was planned; 0 without one. After a later one,
-        its rows may be in another destination than the pipeline's.
+    :param binding: the binding of its window: a replay has to replace the rows in their place. None if unknown.
+    :param dead: the dead letters and routed records of its window, which a replay does not send again; None without any.
+    :param resent: offsets of its dead letters that were sent again, as far as the records of those changes may be removed.
+    :param resends: number of the newest change that ``resent`` includes; 0 without one.
     :param parts: for a span with holes in time or in offsets: returns parts without holes. The span then covers more than its
         intervals, so callers that find an overlap with it have to check the parts. None (default): there are no holes.
     :param only_in_time: True if the holes are in time only, so that the offsets of the intervals are contiguous.
@@ -124,7 +130,10 @@ class IntervalState:
     gaps: tuple[Gap, ...] = ()
     leading: timedelta | None = None
     tries: Mapping[str, Tries] = field(default_factory=dict)
-    decided: int = 0
+    binding: Binding | None = None
+    dead: DeadLetters | None = None
+    resent: Mapping[TopicPartition, Runs] = field(default_factory=dict)
+    resends: int = 0
     parts: Callable[[], Sequence[IntervalState]] | None = field(default=None, compare=False, repr=False)
     only_in_time: bool = field(default=False, compare=False, repr=False)
 

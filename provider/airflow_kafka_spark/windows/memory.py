@@ -33,7 +33,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -52,11 +52,14 @@ from airflow_kafka_spark.windows.codec import (
 )
 from airflow_kafka_spark.windows.dead_letters import (
     DeadLetters,
+    Runs,
     dead_letters_from_json,
     dead_letters_to_json,
+    group_into_runs,
     list_run_offsets,
+    unite_offsets,
 )
-from airflow_kafka_spark.windows.interval import Interval, IntervalState
+from airflow_kafka_spark.windows.interval import NUMBER, Interval, IntervalState
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive, Intervals, archive_from_json, archive_to_json
 from airflow_kafka_spark.windows.model import (
     Landed,
@@ -272,10 +275,34 @@ class Memory:
 
     @property
     def counted_resends(self) -> tuple[Change, ...]:
-        """The changes that have sent dead letters again, for windows that may be replayed: data intervals, and windows that the
-        ledger still holds."""
+        """The changes that have sent dead letters again, for windows that may be replayed: those that the ledger still holds, and
+        data intervals whose own record does not include the change."""
         found = [c for c in self.controls.values() if c.action == "resend"]
-        return tuple(c for c in found if c.name or c.window in self.entries)
+        return tuple(c for c in found if (not self._is_included(c) if c.name else c.window in self.entries))
+
+    def _is_included(self, resend: Change) -> bool:
+        state = self.intervals.get(resend.name)
+        return state is not None and state.resends >= resend.number
+
+    def include_resends(self, state: IntervalState) -> IntervalState:
+        """Return the state of a data interval with all changes that have sent its dead letters again. The records of these may be
+        removed then."""
+        newer = [c for c in self.list_resends(NUMBER, state.interval.name) if c.number > state.resends]
+        if not newer:
+            return state
+        offsets = _unite_runs(state.resent, *(change.resent for change in newer))
+        resent = {tp: group_into_runs(found) for tp, found in offsets.items()}
+        return replace(state, resent=resent, resends=newer[-1].number)
+
+    def restore_dead_letters(self, state: IntervalState | None) -> Memory:
+        """Return the state of a data interval's window, with the dead letters that the record of the interval has, if those of
+        the window were removed.
+
+        :param state: the interval; None if the pipeline does not have it.
+        """
+        if state is None or state.dead is None or NUMBER in self.dead:
+            return self
+        return replace(self, dead={**self.dead, NUMBER: state.dead})
 
     def list_resends(self, window: int, name: str) -> tuple[Change, ...]:
         """Return the changes that have sent the dead letters of a window again, the oldest first.
@@ -290,11 +317,9 @@ class Memory:
         """Return the offsets of the dead letters of a window that were sent again to the topics that they came from. Their copies
         are in other windows, so a replay of this one leaves them out."""
         name = Interval.of_ms(*window.interval).name if window.interval else ""
-        found: dict[TopicPartition, frozenset[int]] = {}
-        for change in self.list_resends(window.number, name):
-            for tp, runs in change.resent.items():
-                found[tp] = found.get(tp, frozenset()) | list_run_offsets(runs)
-        return found
+        state = self.intervals.get(name) if name else None
+        before = [] if state is None else [state.resent]
+        return _unite_runs(*before, *(change.resent for change in self.list_resends(window.number, name)))
 
     def find_rebind_after(self, binding: Binding | None, window: int | None = None) -> Change | None:
         """Return the newest ``rebind`` after a binding was recorded, which allows another destination or task; None without one.
@@ -341,6 +366,14 @@ class Memory:
     def next_change(self) -> int:
         """The number of the next manual change."""
         return max((*self.changes, *self.controls), default=0) + 1
+
+
+def _unite_runs(*parts: Mapping[TopicPartition, Runs]) -> dict[TopicPartition, frozenset[int]]:
+    """Return the offsets that are in any of these runs, by partition."""
+    found: dict[TopicPartition, frozenset[int]] = {}
+    for part in parts:
+        found = unite_offsets(found, {tp: list_run_offsets(runs) for tp, runs in part.items()})
+    return found
 
 
 def parse_landed(entry: WindowEntry) -> tuple[Landed, ...]:

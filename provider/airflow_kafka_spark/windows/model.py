@@ -107,6 +107,18 @@ IF_GIVEN_UP = "if_given_up"
 
 
 @dataclass(frozen=True)
+class RowsAhead:
+    """Rows of a source whose timestamps are far ahead of its clock. No window takes them before that time.
+
+    :param rows: their number.
+    :param largest: the largest timestamp, as the source writes it.
+    """
+
+    rows: int
+    largest: str
+
+
+@dataclass(frozen=True)
 class SourcePlan:
     """The part of a source of rows that a window takes, frozen with the window (source -> Kafka).
 
@@ -115,6 +127,7 @@ class SourcePlan:
     :param rows: number of rows; None if they were not counted.
     :param remaining: True if the source held more rows than this window takes.
     :param partitions: number of partitions of each target topic, from which the partition of a key follows.
+    :param ahead: the rows that wait because of their timestamps; None without any.
     """
 
     splits: tuple[Mapping[str, Any], ...]
@@ -122,6 +135,7 @@ class SourcePlan:
     rows: int | None = None
     remaining: bool = False
     partitions: Mapping[str, int] = field(default_factory=dict)
+    ahead: RowsAhead | None = None
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,7 @@ class Report:
             **self._bytes_behind,
             **self._progress,
             **({"source_remaining": True} if self.window.source and self.window.source.remaining else {}),
+            **({"source_ahead": dict(vars(self.window.source.ahead))} if self.window.source and self.window.source.ahead else {}),
             **({"dead_letters": [vars(part) for part in self.dead_letters]} if self.dead_letters else {}),
             **({"routed": [vars(part) for part in self.routed]} if self.routed else {}),
             **({"captured": [{"sink": c.sink, "records": c.records} for c in self.captured]} if self.captured else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -20,6 +21,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, quote
 from airflow_kafka_spark.sources.jdbc import windows as jdbc_windows
 from airflow_kafka_spark.sources.jdbc.postgres import PostgresSession
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
+from airflow_kafka_spark.windows.model import RowsAhead
 from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.kit import KeyedTable, every_row, keyed_tables, read, same, source_of, through_json, windows
@@ -243,6 +245,39 @@ def test_a_row_that_changes_within_the_second_of_the_last_row_is_read(
     second = through_json(source.freeze(first.position))
     seen += [row for part in read(source, second.splits) for row in part]
     assert dict(seen) == {1: 1, 2: 0, 3: 0}, "the last version of each row"
+
+
+def test_rows_whose_timestamps_lie_in_the_future_are_named_with_their_number_and_the_largest(place: Place, caplog) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, local timestamp NOT NULL, day date NOT NULL)")
+    for number, ahead in enumerate(("-1 h", "1 min", "1 h", "1000 years")):
+        moment = f"(SELECT now() + interval '{ahead}') AS x(m)"
+        place.execute(f"INSERT INTO t SELECT {number}, m, m AT TIME ZONE 'Asia/Tokyo', m::date + 1 FROM {moment}")
+    for column, rows in (("at", 2), ("local", 2), ("day", 4)):
+        source = source_of(place, timestamp_column=column, db_timezone="Asia/Tokyo" if column == "local" else "UTC")
+        frozen = source.freeze(None)
+        assert frozen.ahead is not None and frozen.ahead.rows == rows
+        assert frozen.ahead.largest.startswith(str(datetime.now(timezone.utc).year + 1000)[:3])
+        assert f"{rows} rows have a `{column}` in the future, up to {frozen.ahead.largest}" in caplog.text
+    # They are named as well if there is nothing to read, and if they wait for ever.
+    place.execute("DELETE FROM t WHERE id < 3; UPDATE t SET at = 'infinity'")
+    frozen = source_of(place, timestamp_column="at").freeze(None)
+    assert (frozen.splits, frozen.ahead) == ((), RowsAhead(1, "infinity"))
+    place.execute("DELETE FROM t")
+    assert source_of(place, timestamp_column="at").freeze(None).ahead is None
+
+
+def test_rows_of_a_query_without_a_cursor_are_refused_instead_of_left_out(place: Place) -> None:
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz)")
+    place.execute("INSERT INTO t SELECT n, now() - interval '1 h' FROM generate_series(1, 5) AS x(n)")
+    query = f"SELECT id, at, id AS n FROM {place.quoted}.t"
+    first = JdbcSource(place.conn_id, query=query, timestamp_column="at", incrementing_column="n")
+    position = first.freeze(None).position
+    place.execute("INSERT INTO t VALUES (6, NULL), (7, NULL)")
+    for start in (None, position):
+        with pytest.raises(SourceRejected, match="2 of its rows have NULL in `at`, `n`.*IS NOT NULL.*validate_non_null=False"):
+            first.freeze(start)
+    accepted = replace(first, validate_non_null=False)
+    assert accepted.freeze(None).rows == 5 and accepted.freeze(position).rows in (None, 0)
 
 
 def test_timestamps_wait_for_the_delay(place: Place) -> None:

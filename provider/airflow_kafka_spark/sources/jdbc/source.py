@@ -58,7 +58,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
       yet, if the column holds whole seconds (of the tenth of a second, if it holds tenths ...), because further rows may get the
       same timestamp. If the column holds more digits than its writers fill, ``delay`` has to cover that unit. A row is missed if
       it becomes visible with a timestamp before a published one: if its transaction was neither awaited (as above) nor complete
-      within ``delay`` after the timestamp.
+      within ``delay`` after the timestamp. A row with a timestamp in the future waits until then; the log and the report have
+      the number of such rows.
     - ``timestamp+incrementing``: like ``timestamp``; rows of one timestamp are ordered by the incrementing column.
 
     A row that is updated while a window with a timestamp is open leaves that window, because its new timestamp lies after the
@@ -84,8 +85,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         (Connect's ``timestamp.delay.interval.ms``); default 0.
     :param db_timezone: the zone of a timestamp column without zone (Connect's ``db.timezone``); default UTC. In the hour before
         its clock is set back, a window ends before the times that the clock will show again.
-    :param validate_non_null: refuse a cursor column that takes NULL (Connect's ``validate.non.null``). With False, rows without
-        a cursor are never read. Default True.
+    :param validate_non_null: refuse a cursor column that takes NULL, and a query with rows in which the cursor is NULL (Connect's
+        ``validate.non.null``). With False, rows without a cursor are never read. Default True.
     :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be
         unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
     :param include_columns: the columns to read, in this order; default all.

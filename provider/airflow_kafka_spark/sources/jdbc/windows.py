@@ -29,6 +29,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     SplitKey,
 )
 from airflow_kafka_spark.sources.jdbc.options import JdbcSourceOptions
+from airflow_kafka_spark.windows.model import RowsAhead
 from airflow_kafka_spark.windows.report import PassProgress, parse_position_progress
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+AHEAD = timedelta(minutes=5)
+"""Time by which clocks of writers may be ahead of the server's without a warning."""
 MAX_BYTES = 500_000
 """Maximum size of a window's splits as JSON, in bytes: with long text keys, a window has fewer splits."""
 
@@ -277,6 +280,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             raise SourceRejected(relation.name, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
         if cursor:
             _check_sequence(options, session, relation, start)
+            _refuse_nulls(options, session, relation)
+        ahead = _find_rows_ahead(options, order, relation) if cursor else None
         nulls = 0
         if not cursor and start.after is None and order.make_null_condition():
             ((nulls,),) = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
@@ -285,7 +290,8 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
             start = _check_identity(order, relation, start, found_rows=end is not None)
         if end is None:
             splits = (_make_null_split(start),) if nulls else ()
-            return FrozenWindow(splits, _make_position(options, relation, start, start.after, complete=True), nulls)
+            position = _make_position(options, relation, start, start.after, complete=True)
+            return FrozenWindow(splits, position, nulls, ahead=ahead)
         if options.waits_for_writers:
             # Only now that the end is known: this must see every transaction that may still insert before the end.
             writers = session.wait_for_writers(relation, options.writers_timeout)
@@ -294,7 +300,7 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
                     relation.name, f"waiting {options.writers_timeout:g} s for {writers}", "it is still writing"
                 )
         frozen = _split_window(options, order, relation, start, end, nulls)
-        return frozen if cursor else _add_progress(options, session, relation, start, position, frozen)
+        return replace(frozen, ahead=ahead) if cursor else _add_progress(options, session, relation, start, position, frozen)
 
 
 def _add_progress(
@@ -314,6 +320,43 @@ def _add_progress(
         earlier = PassProgress.begin(time.time(), {relation.name: rows}, options.split_records)
     progress = earlier.add(len(frozen.splits), frozen.rows or 0, is_complete=not frozen.remaining)
     return replace(frozen, position={**frozen.position, "progress": progress.to_json()})
+
+
+def _refuse_nulls(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation) -> None:
+    """Refuse a query with rows whose cursor is NULL, which no window would read. Of a table, the catalog says whether its columns
+    take NULL, so the validation has refused it.
+
+    :raises SourceRejected: there are such rows, and ``validate_non_null`` is set.
+    """
+    if options.query is None or not options.validate_non_null:
+        return
+    names = options.cursor_columns
+    condition = SplitOrder.of(session, relation, names).make_null_condition()
+    rows = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {condition}")[0][0] if condition else 0
+    if rows:
+        found = f"{rows:,} of its rows have NULL in {quote_names(names)}; rows without a cursor are never read"
+        action = f"Leave them out (`WHERE {names[0]} IS NOT NULL`), or accept that with `validate_non_null=False`"
+        raise SourceRejected(relation.name, found, action)
+
+
+def _find_rows_ahead(options: JdbcSourceOptions, order: SplitOrder, relation: Relation) -> RowsAhead | None:
+    """Return the rows whose timestamps are later than the server's clock by more than :data:`AHEAD`, and log a warning of them;
+    None without any. They wait until then, so that a wrong timestamp may hide a row for years."""
+    column, name = order.columns[0], order.names[0]
+    if not options.effective_mode.startswith("timestamp") or not column.clock:
+        return None
+    zone = timezone.utc if column.clock == "zoned" else ZoneInfo(options.db_timezone)
+    wall = (order.session.read_clock() + AHEAD).astimezone(zone).replace(tzinfo=None)
+    dialect = order.session.dialect
+    rows = f"SELECT count(*) AS n, max({name}) AS m FROM {relation.sql} WHERE {name} > {dialect.make_clock_literal(column, wall)}"
+    ((count, largest),) = order.session.fetch_rows(f"SELECT n, {dialect.make_text(column, 'm')} FROM ({rows}) AS __ahead")
+    if not count:
+        return None
+    log.warning(
+        "%s: %s rows have a `%s` in the future, up to %s, and wait until then. Correct them if their timestamps are wrong",
+        relation.name, f"{count:,}", column.name, largest,
+    )  # fmt: skip
+    return RowsAhead(int(count), str(largest))
 
 
 def _check_sequence(options: JdbcSourceOptions, session: DatabaseSession, relation: Relation, start: WindowStart) -> None:
