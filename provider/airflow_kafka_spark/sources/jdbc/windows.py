@@ -281,11 +281,12 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
         if cursor:
             _check_sequence(options, session, relation, start)
             _refuse_nulls(options, session, relation)
-        ahead = _find_rows_ahead(options, order, relation) if cursor else None
+        now = session.read_clock() if options.effective_mode.startswith("timestamp") else None
+        ahead = _find_rows_ahead(options, order, relation, now) if now is not None else None
         nulls = 0
         if not cursor and start.after is None and order.make_null_condition():
             ((nulls,),) = session.fetch_rows(f"SELECT count(*) FROM {relation.sql} WHERE {order.make_null_condition()}")
-        end = _find_end(options, order, relation, start)
+        end = _find_end(options, order, relation, start, now)
         if cursor:
             start = _check_identity(order, relation, start, found_rows=end is not None)
         if end is None:
@@ -339,14 +340,17 @@ def _refuse_nulls(options: JdbcSourceOptions, session: DatabaseSession, relation
         raise SourceRejected(relation.name, found, action)
 
 
-def _find_rows_ahead(options: JdbcSourceOptions, order: SplitOrder, relation: Relation) -> RowsAhead | None:
+def _find_rows_ahead(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, now: datetime) -> RowsAhead | None:
     """Return the rows whose timestamps are later than the server's clock by more than :data:`AHEAD`, and log a warning of them;
-    None without any. They wait until then, so that a wrong timestamp may hide a row for years."""
+    None without any. They wait until then, so that a wrong timestamp may hide a row for years.
+
+    :param now: the time of that clock.
+    """
     column, name = order.columns[0], order.names[0]
-    if not options.effective_mode.startswith("timestamp") or not column.clock:
+    if not column.clock:
         return None
     zone = timezone.utc if column.clock == "zoned" else ZoneInfo(options.db_timezone)
-    wall = (order.session.read_clock() + AHEAD).astimezone(zone).replace(tzinfo=None)
+    wall = (now + AHEAD).astimezone(zone).replace(tzinfo=None)
     dialect = order.session.dialect
     rows = f"SELECT count(*) AS n, max({name}) AS m FROM {relation.sql} WHERE {name} > {dialect.make_clock_literal(column, wall)}"
     ((count, largest),) = order.session.fetch_rows(f"SELECT n, {dialect.make_text(column, 'm')} FROM ({rows}) AS __ahead")
@@ -393,14 +397,19 @@ def _check_identity(order: SplitOrder, relation: Relation, start: WindowStart, *
     return replace(start, table_id=relation.table_id)
 
 
-def _find_end(options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart) -> SplitKey | None:
-    """Return the last row after ``start``; None if no row follows it."""
+def _find_end(
+    options: JdbcSourceOptions, order: SplitOrder, relation: Relation, start: WindowStart, now: datetime | None
+) -> SplitKey | None:
+    """Return the last row after ``start``; None if no row follows it.
+
+    :param now: the time of the server's clock, for windows with a timestamp.
+    """
     conditions = order.make_not_null_condition()
     if start.after is not None:
         conditions.append(order.make_after_condition(start.after))
     clock = order.columns[0].clock
-    if options.effective_mode.startswith("timestamp") and clock:
-        instant = order.session.read_clock() - timedelta(seconds=options.delay)
+    if now is not None and clock:
+        instant = now - timedelta(seconds=options.delay)
         wall = find_lowest_clock(instant, timezone.utc if clock == "zoned" else ZoneInfo(options.db_timezone))
         wall = _round_down(wall, order.columns[0].clock_digits)
         conditions.append(f"{order.names[0]} < {order.session.dialect.make_clock_literal(order.columns[0], wall)}")
