@@ -20,7 +20,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter, length_hint
 from types import GenericAlias, ModuleType
 from typing import Annotated, Any, Literal
@@ -243,18 +245,25 @@ class _Maps:
         return not self.columns or (has_msgspec and not any(_no_name_of_struct(column.name) for column in self.columns))
 
     @cached_property
-    def _find(self) -> Callable[[Sequence[bytes]], list[Any]]:
-        """Return the function that finds the maps of each record, as JSON."""
+    def _find(self) -> Callable[[bytes], Any]:
+        """Return the function that finds the maps of a record, as JSON."""
         import msgspec
 
-        return _make_careful_decoder(msgspec, _make_struct_type(self.columns, msgspec, lambda *_: msgspec.Raw))
+        return msgspec.json.Decoder(_make_struct_type(self.columns, msgspec, lambda *_: msgspec.Raw)).decode
 
     @cached_property
-    def _values_of(self) -> Callable[[Sequence[bytes]], list[Any]]:
-        """Return the function that finds the values of each map, as JSON, by name."""
+    def _values_of(self) -> Callable[[bytes], list[dict[str, Any] | None]]:
+        """Return the function that reads a JSON array of maps, whose values stay JSON."""
         import msgspec
 
-        return _make_careful_decoder(msgspec, dict[str, msgspec.Raw] | None)
+        return msgspec.json.Decoder(list[dict[str, msgspec.Raw] | None]).decode
+
+    @cached_property
+    def _texts_of(self) -> Callable[[bytes], list[dict[str, Any] | None]]:
+        """Return the function that reads a JSON array of maps of texts."""
+        import msgspec
+
+        return msgspec.json.Decoder(list[dict[str, str | None] | None]).decode
 
     @cached_property
     def _readers(self) -> dict[str, _ArrowReader]:
@@ -271,7 +280,8 @@ class _Maps:
         """
         if not self.columns:
             return {}
-        rows = self._find(records)
+        with _refuse_undecodable():
+            rows = list(map(self._find, records))
         return {
             column.name: self._make_array([getattr(row, f"f{at}") or b"null" for row in rows], column, read[column.name])
             for at, column in enumerate(self.columns)
@@ -280,27 +290,21 @@ class _Maps:
     def _make_array(self, found: Sequence[Any], column: Column, read: pa.Array) -> pa.Array:
         assert isinstance(column.type, Map)
         wanted, is_text = to_arrow_type(column.type), column.type.value == Text()
-        entries = [_pairs(str(raw, "utf-8")) or () for raw in found]
-        names = [name for pairs in entries for name, _ in pairs]
-        ends = np.cumsum([0, *map(len, entries)], dtype=np.int32)
-        if any(len(pairs) > 1 and len({name for name, _ in pairs}) < len(pairs) for pairs in entries):
+        buffer = b"[%b]" % b",".join(found)
+        with _refuse_undecodable():
+            maps = [one or {} for one in (self._texts_of if is_text else self._values_of)(buffer)]
+        names = list(chain.from_iterable(maps))
+        values: list[Any] = list(chain.from_iterable(map(dict.values, maps)))
+        nulls = values.count(None)
+        if nulls and not column.type.value_contains_null:
             raise NeedsRowWise
-        try:
-            if is_text:
-                values = self._make_texts([value for pairs in entries for _, value in pairs], column.type)
-            else:
-                raw = [value for one in self._values_of(found) for value in (one or {}).values()]
-                values = self._read_values(raw, column.name, wanted.item_type)
-            keys = pa.array(names, wanted.key_type)
-        except UnicodeEncodeError:  # half of a surrogate pair
-            raise NeedsRowWise from None
-        made = pa.MapArray.from_arrays(pa.array(ends), keys, values, type=wanted)
+        quotes = 2 * (len(values) - nulls) if is_text else b"".join(values).count(b'"')
+        if _has_a_name_twice(buffer, 2 * len(names) + quotes, found):
+            raise NeedsRowWise
+        items = pa.array(values, pa.string()) if is_text else self._read_values(values, column.name, wanted.item_type)
+        ends = np.cumsum([0, *map(len, maps)], dtype=np.int32)
+        made = pa.MapArray.from_arrays(pa.array(ends), pa.array(names, wanted.key_type), items, type=wanted)
         return made if not read.null_count else pc.if_else(read.is_valid(), made, pa.scalar(None, wanted))
-
-    def _make_texts(self, values: list[Any], kind: Map) -> pa.Array:
-        if not set(map(type, values)) <= ({str, type(None)} if kind.value_contains_null else {str}):
-            raise NeedsRowWise
-        return pa.array(values, pa.string())
 
     def _read_values(self, raw: Sequence[Any], name: str, wanted: pa.DataType) -> pa.Array:
         """Return values that Arrow reads, each as a record of its own."""
@@ -310,17 +314,29 @@ class _Maps:
         return self._readers[name].read(lines, len(raw))["v"]
 
 
-def _make_careful_decoder(msgspec: ModuleType, kind: Any) -> Callable[[Sequence[bytes]], list[Any]]:
-    """Return the function that reads JSON texts as a type of msgspec; it raises NeedsRowWise if msgspec refuses one."""
-    parse = msgspec.json.Decoder(kind).decode
+def _has_a_name_twice(buffer: bytes, quotes: int, maps: Sequence[Any]) -> bool:
+    """Return True if a map has a name twice. msgspec keeps the last one.
 
-    def read(texts: Sequence[bytes]) -> list[Any]:
-        try:
-            return list(map(parse, texts))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise NeedsRowWise from None
+    :param buffer: the maps, as JSON.
+    :param quotes: the number of quotes of the names and values that msgspec has kept.
+    :param maps: the maps one by one, as JSON.
+    """
+    if b"\\" not in buffer:
+        # No text contains a quote.
+        return buffer.count(b'"') != quotes
+    found = (_pairs(str(one, "utf-8")) or () for one in maps)
+    return any(len({name for name, _ in pairs}) < len(pairs) for pairs in found)
 
-    return read
+
+@contextmanager
+def _refuse_undecodable() -> Iterator[None]:
+    """Raise NeedsRowWise where msgspec refuses a text."""
+    import msgspec
+
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NeedsRowWise from None
 
 
 # --- reading, and the checks afterwards -----------------------------------------------------------------------------------
