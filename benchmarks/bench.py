@@ -79,13 +79,15 @@ def compare(
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            stand.watch = Stopwatch(stand.cpu.seconds)
+            stand.watch, before = Stopwatch(stand.cpu.seconds), stand.cpu.seconds_by_role()
             with stand.watch as watch:
                 run(turn)
+            roles = {role: seconds - before[role] for role, seconds in stand.cpu.seconds_by_role().items()}
             if turn:
                 times[name].append(watch.seconds)
                 used[name].append(watch.cpu)
-            print_turn(name, f"{watch.seconds:.2f} s, {watch.cpu:.1f} s of a core", warming_up=not turn)
+            parts = ", ".join(f"{role} {seconds:.1f}" for role, seconds in roles.items())
+            print_turn(name, f"{watch.seconds:.2f} s, {watch.cpu:.1f} s of a core ({parts})", warming_up=not turn)
     medians = {name: statistics.median(t) for name, t in times.items()}
     print()
     table = Table("what", "k records/s", f"ratio to {base}", "microseconds of a core per record, servers left out")

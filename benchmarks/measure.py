@@ -64,36 +64,46 @@ def tree_cpu_seconds(pid: int | None = None) -> float:
 class SparkCpuMeter:
     """Counts the CPU seconds of this process, Spark's JVM and its Python workers; servers that run beside them are left out.
 
-    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time.
+    Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time. The
+    time that this takes is left out.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[int, float], float] = {}
+        self._seconds: dict[tuple[str, int, float], float] = {}
+        self._looking = 0.0
         threading.Thread(target=self._watch, name="cpu", daemon=True).start()
 
     def seconds(self) -> float:
         """Return the seconds until now."""
+        return sum(self.seconds_by_role().values())
+
+    def seconds_by_role(self) -> dict[str, float]:
+        """Return the seconds until now of the driver (this process), the JVM and the workers."""
         self._look()
-        return sum(self._seconds.values())
+        found = {"driver": -self._looking, "JVM": 0.0, "workers": 0.0}
+        for (role, _, _), seconds in list(self._seconds.items()):
+            found[role] += seconds
+        return found
 
     def _watch(self) -> None:
         while True:
             self._look()
+            self._looking = time.thread_time()
             time.sleep(0.1)
 
     def _look(self) -> None:
         import psutil
 
         own = psutil.Process()
-        found = {own}
+        found = {own: "driver"}
         for child in own.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
                 if any("SparkSubmit" in word for word in child.cmdline()):
-                    found |= {child, *child.children(recursive=True)}
-        for process in found:
+                    found |= {child: "JVM"} | dict.fromkeys(child.children(recursive=True), "workers")
+        for process, role in found.items():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                self._seconds[process.pid, process.create_time()] = times.user + times.system
+                self._seconds[role, process.pid, process.create_time()] = times.user + times.system
 
 
 class MemorySampler:
@@ -133,7 +143,7 @@ def peak_memory() -> float:
 
 def _is_worker(process: Path) -> bool:
     try:
-        return b"pyspark.daemon" in (process / "cmdline").read_bytes()
+        return b"pyspark.worker" in (process / "cmdline").read_bytes()
     except OSError:
         return False
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
-from benchmarks.capture import start_servers
+from benchmarks.capture import start_mariadb, start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
 NAMES = ("JdbcSource", "snapshot")
@@ -43,11 +43,10 @@ def run(records: int, rounds: int) -> None:
 
 def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -> Iterator[str]:
     """Create the tables in each database, and yield its name. MariaDB is the first one: Spark starts with its driver."""
-    from tests.sources.mysql_cdc.kit import LOG
-    from tests.support.mariadb import EmbeddedMariaDB, missing
+    from tests.support.mariadb import missing
 
     if not missing():
-        server = stack.enter_context(EmbeddedMariaDB(*LOG, "--innodb-flush-log-at-trx-commit=0"))
+        server = stack.enter_context(start_mariadb())
         os.environ["AIRFLOW_CONN_MARIADB"] = server.connection_uri()
         columns = _COLUMNS.format(customer="CONCAT('customer-', n % 10000)")
         with server.connect() as connection, connection.cursor() as cursor:

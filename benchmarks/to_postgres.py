@@ -68,7 +68,8 @@ def _rows(stand: Stand) -> list[Any]:
     from airflow_kafka_spark.formats import Json
 
     decoder = Json(schema=SCHEMA).make_decoder()
-    step = 50_000
+    # At least one batch for each connection.
+    step = min(50_000, stand.records // 2)
     return [
         decoder.decode([events.order(n) for n in range(s, min(s + step, stand.records))]).batch
         for s in range(0, stand.records, step)
