@@ -42,7 +42,7 @@ from airflow_kafka_spark.operators import (
 )
 from airflow_kafka_spark.operators.control import ACTIONS
 from airflow_kafka_spark.operators.visibility.operator import convert_argument
-from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
+from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
@@ -316,6 +316,9 @@ def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_tab
             assert run(from_files, capture, "run1")["records_written"] == 0
             owner.execute(f"INSERT INTO orders SELECT n, 'ann', '{TARGET}' FROM generate_series(1, 7) AS n")
             assert run(from_files, capture, "run2")["records_written"] == 7
+            watched = {"source": source, "pipeline": capture["pipeline"], "at_most_bytes": 1 << 40}
+            seen = SourceLogSensor(task_id="task", kafka_conn_id="viewer", **watched).poke({})
+            assert seen.is_done and seen.xcom_value["window"] == 2
             grant("cdc.md", "ON orders, customers TO")
             initial = replace(source, slot=f"{role}_s", snapshot="initial")
             snapshot = run(from_files, {**capture, "source": initial, "pipeline": unique("snapshot")}, "run1")

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from confluent_kafka import Producer
 
-from airflow_kafka_spark.errors import BadRecords, DestinationChanged, SinkRejected, TooManyBadRecords, ValidationError
+from airflow_kafka_spark.errors import (
+    BadRecords,
+    DestinationChanged,
+    SinkRejected,
+    SparkUnavailable,
+    TooManyBadRecords,
+    ValidationError,
+)
 from airflow_kafka_spark.formats import Json
+from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter, RecordIsTombstone, Sql
@@ -216,7 +225,7 @@ def test_a_row_that_either_sink_refuses_or_a_bad_record_leaves_both_as_they_were
     assert len(table.rows()) == 13
 
 
-def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_read(table: Pipeline, tmp_path):
+def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_read(table: Pipeline, tmp_path, monkeypatch):
     own, place = PostgresSink(conn_id="warehouse", table=table.place), f"other_{table.place}"
     sinks = (
         own,
@@ -248,6 +257,19 @@ def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_
     split_sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     with pytest.raises(ValidationError, match="shows parts of a window"):
         table.run("run1", transforms=chain, sink=split_sink)
+
+    def is_down(*_: object) -> NoReturn:
+        raise SparkUnavailable("spark_default", "local[*]", "it does not start")
+
+    # A Spark that does not start hides no wrong sink, and is not asked twice.
+    monkeypatch.setattr(SparkHook, "session", is_down)
+    absent = PostgresSink(conn_id="warehouse", table=f"{place}_3")
+    for own_table, wrong in ((table.place, set()), (f"{table.place}_2", {"sink.table"})):
+        sink = PostgresSink(conn_id="warehouse", table=own_table)
+        with pytest.raises(ValidationError) as raised:
+            table.run("run1", sink=sink, transforms=[Filter(predicate=Condition("id > 1"), to=absent)])
+        assert [p.where for p in raised.value.problems].count("spark_conn_id") == 1
+        assert {p.where for p in raised.value.problems} == {"spark_conn_id", "transforms[0] Filter.to.table"} | wrong
 
 
 def test_sinks_that_are_one_place_under_two_names_are_refused(table: Pipeline, tmp_path, monkeypatch):

@@ -800,7 +800,7 @@ def find_analysis_problems(
     :param check: makes the check; raises ValidationError if transforms do not fit.
     :param cause: the argument whose problem prevents the check; "" if none does.
     :param others: all problems that were found so far.
-    :param instead: a smaller check for the case that this one is prevented.
+    :param instead: a smaller check, without Spark, for the case that this one is prevented.
     :raises KafkaSparkError: Spark does not answer, and there are no other problems.
     """
     found: list[Problem] = []
@@ -810,6 +810,7 @@ def find_analysis_problems(
         except ValidationError as error:
             found, cause = list(error.problems), error.problems[0].where
         except Exception as error:
+            others = [*others, *instead()]
             if not others:
                 raise
             # It must not hide the other problems.

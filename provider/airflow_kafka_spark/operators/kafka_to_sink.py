@@ -293,12 +293,19 @@ class KafkaToSinkOperator(FromKafkaOperator):
             return []
         check = partial(self._validate_sink, run)
         found: list[Problem] = [Unchecked("transforms", cause)] if self.transforms and cause else []
-        found += find_analysis_problems("sink columns", check, cause, others, self.sink.find_target_problems)
+        found += find_analysis_problems("sink columns", check, cause, others, self._find_target_problems)
+        # A Spark that did not answer is not asked again.
+        cause = cause or next((problem.where for problem in found if problem.where == "spark_conn_id"), "")
         for routed in self._routed_sinks:
             check = partial(self._validate_routed, routed, run)
             instead = partial(routed.find_problems, None)
             found += find_analysis_problems(f"{routed.where} columns", check, cause, [*others, *found], instead)
         return found
+
+    def _find_target_problems(self) -> list[Problem]:
+        """Return the problems of the targets of all sinks, whose columns are not known."""
+        found = self.sink.find_target_problems()
+        return found + [problem for routed in self._routed_sinks for problem in routed.find_problems(None)]
 
     def _validate_sink(self, run: Run) -> list[Problem]:
         return self.sink.validate(self.make_shape(run))

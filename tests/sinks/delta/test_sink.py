@@ -7,6 +7,7 @@ import json
 import shutil
 import urllib.parse
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -18,11 +19,12 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, Schema
 
-from airflow_kafka_spark.errors import SinkUnavailable
+from airflow_kafka_spark.errors import BadRecords, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import METADATA, PipelineVersion, make_app_id
 from airflow_kafka_spark.sinks.delta.sink import DeltaSink
 from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT, list_generated_columns
+from airflow_kafka_spark.sinks.delta.validation import _FEATURES
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
 from tests.sinks.attempt import apply
@@ -144,6 +146,98 @@ def test_tables_with_unsupported_features_are_refused_before_anything_runs(lake,
     problems = [str(problem) for problem in lake.sink.validate(feed.shape)]
     assert problems and any(said in problem for problem in problems)
     assert problems == [str(problem) for problem in lake.sink.find_target_problems()]
+
+
+def create_table(path: Path, columns: Sequence[tuple[str, Any, str]], *features: str, writer: int = 2) -> None:
+    """Write the first entry of the log of a table, as Spark does.
+
+    :param columns: name, type in Delta's JSON, and Spark's declaration of a VARCHAR or CHAR ("" for other types).
+    :param features: of readers and writers.
+    :param writer: the version of writers of a table without features.
+    """
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {"__CHAR_VARCHAR_TYPE_STRING": declared} if declared else {}}
+        for name, kind, declared in columns
+    ]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": writer}
+    if features:
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": list(features)}
+        protocol["readerFeatures"] = [name for name in features if name in OF_READERS]
+    form = {"id": "x", "format": {"provider": "parquet", "options": {}}, "partitionColumns": [], "configuration": {}}
+    metadata = {**form, "schemaString": json.dumps({"type": "struct", "fields": fields})}
+    (log := path / "_delta_log").mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, [{"protocol": protocol}, {"metaData": metadata}])))
+
+
+OF_READERS = {
+    "columnMapping",
+    "timestampNtz",
+    "vacuumProtocolCheck",
+    "v2Checkpoint",
+    "typeWidening",
+    "variantType",
+    "catalogManaged",
+}
+OF_SPARK = {
+    "allowColumnDefaults", "catalogManaged", "checkpointProtection", "clustering", "domainMetadata", "icebergCompatV1",
+    "identityColumns", "inCommitTimestamp", "materializePartitionColumns", "rowTracking", "typeWidening", "v2Checkpoint",
+    "vacuumProtocolCheck", "variantType",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", sorted(_FEATURES | OF_SPARK))
+def test_a_table_with_a_feature_is_written_or_refused_by_its_name_before_anything_runs(tmp_path, feature):
+    create_table(path := tmp_path / "t", [("id", "long", ""), ("name", "string", "")], feature)
+    sink, job = DeltaSink(str(path)), (feed := Feed(SMALL.remove(2))).next(2, 1, 0)
+    problems = sink.validate(feed.shape)
+    assert all(f"`{feature}`" in problem.what for problem in problems) and bool(problems) == (feature in OF_SPARK)
+    if not problems:
+        assert apply(sink, job).written == len(job.ids)
+
+
+def test_versions_of_writers_that_have_features_without_naming_them(tmp_path):
+    for writer in range(2, 7):
+        create_table(path := tmp_path / f"t{writer}", [("id", "long", ""), ("name", "string", "")], writer=writer)
+        sink, job = DeltaSink(str(path)), (feed := Feed(SMALL.remove(2))).next(2, 1, 0)
+        said = " ".join(problem.what for problem in sink.validate(feed.shape))
+        assert ("identityColumns" in said) == (writer == 6)
+        if not said:
+            assert apply(sink, job).written == len(job.ids)
+
+
+STRICT = [
+    ({"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": False, "metadata": {}}]}, pa.struct, "c.a"),
+    ({"type": "array", "elementType": "long", "containsNull": False}, lambda f: pa.list_(f[0].with_name("element")), "c.element"),
+    (
+        {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": False},
+        lambda f: pa.map_(pa.string(), f[0].with_name("value")),
+        "c.value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "make", "where"), STRICT, ids=[where for *_, where in STRICT])
+def test_members_that_take_no_null_are_refused_unless_the_rows_have_none(tmp_path, kind, make, where):
+    """A structure of the rows may be null as a whole, and files then have a null of each member."""
+    create_table(path := tmp_path / "t", [("id", "long", ""), ("c", kind, "")])
+    for nullable in (True, False):
+        shape = Shape("p", pa.schema([("id", pa.int64()), ("c", make([pa.field("a", pa.int64(), nullable)]))]))
+        found = [problem.where for problem in DeltaSink(str(path)).validate(shape)]
+        assert found == ([f"sink.path column `{where}`"] if nullable or where == "c.a" else [])
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "key": ["id"]}], ids=["append", "upsert"])
+def test_texts_that_are_too_long_for_a_varchar_are_bad_records(tmp_path, mode):
+    """Spark checks the length of each text that it writes, also when it rewrites a file with texts of others."""
+    create_table(path := tmp_path / "t", [("id", "long", ""), ("name", "string", "varchar(3)")])
+    sink, pipeline = DeltaSink(str(path), **mode), Pipeline(SMALL.remove(2))
+    lines = [{"id": 1, "name": "äöü"}, {"id": 2, "name": "abcd"}, {"id": 3, "name": None}]
+    with pytest.raises(BadRecords, match="`name` has 4 characters; the table's column takes 3"):
+        write(sink, pipeline, lines)
+    assert write(sink, Pipeline(SMALL.remove(2), "next"), [lines[0], lines[2]]).written == 2
+    create_table(path := tmp_path / "nested", [("id", "long", ""), ("c", STRICT[0][0], "struct<a:varchar(3)>")])
+    (problem,) = DeltaSink(str(path)).find_target_problems()
+    assert "column `c` is struct<a:varchar(3)>" in problem.what
 
 
 def test_constraints_and_other_partitions_are_refused(lake, feed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_kafka_spark.errors import SinkUnavailable
@@ -101,6 +101,33 @@ def find_fitting_columns(schema: Schema, table: Schema) -> set[str]:
     return {name for name in rows.keys() & there.keys() if merge_types(rows[name], there[name]) is not None}
 
 
+def find_strict_members(schema: Schema, table: Schema) -> list[str]:
+    """Return the members of the table's columns in which it takes no null and rows may have one: `place.city` of a structure,
+    `tags.element` of a list, `counts.value` of a map.
+
+    :param schema: the columns of the rows.
+    """
+    rows, there = _read_types(schema), _read_types(table)
+    return [path for name in rows if name in there for path in _list_strict_members(name, rows[name], there[name])]
+
+
+def _list_strict_members(path: str, row: DeltaType, table: DeltaType) -> Iterator[str]:
+    if isinstance(row, str) or isinstance(table, str) or row["type"] != table["type"]:
+        return
+    if row["type"] == "struct":
+        given = {member["name"]: member for member in row["fields"]}
+        members = [(m["name"], given[m["name"]], m) for m in table["fields"] if m["name"] in given]
+        parts = [(name, row["nullable"], own["nullable"], row["type"], own["type"]) for name, row, own in members]
+    elif row["type"] == "array":
+        parts = [("element", row["containsNull"], table["containsNull"], row["elementType"], table["elementType"])]
+    else:
+        parts = [("value", row["valueContainsNull"], table["valueContainsNull"], row["valueType"], table["valueType"])]
+    for name, may_be_null, takes_null, kind, own in parts:
+        if may_be_null and not takes_null:
+            yield f"{path}.{name}"
+        yield from _list_strict_members(f"{path}.{name}", kind, own)
+
+
 def find_grown_columns(schema: Schema, table: Schema) -> list[dict[str, Any]]:
     """Return the columns of the table whose structures lack members that the rows have, with these members.
 
@@ -146,6 +173,27 @@ def read_columns(table: DeltaTable) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema(table.schema().to_arrow())
+
+
+_DECLARED = b"__CHAR_VARCHAR_TYPE_STRING"
+_OF_LENGTH = re.compile(r"(?:var)?char\((\d+)\)")
+
+
+def find_declared_type(column: pa.Field) -> str:
+    """Return the type with which Spark declared a column that holds a VARCHAR(n) or CHAR(n); "" for other columns.
+
+    :param column: a column of the table, with Delta's properties as its metadata.
+    """
+    return (column.metadata or {}).get(_DECLARED, b"").decode()
+
+
+def find_text_length(column: pa.Field) -> int | None:
+    """Return the maximum number of characters of a VARCHAR(n) or CHAR(n); None for other columns.
+
+    :param column: a column of the table, with Delta's properties as its metadata.
+    """
+    found = _OF_LENGTH.fullmatch(find_declared_type(column))
+    return int(found[1]) if found else None
 
 
 def open_table(sink: DeltaSinkOptions, log: DeltaLog, schema: pa.Schema) -> DeltaTable:

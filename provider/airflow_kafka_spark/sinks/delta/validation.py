@@ -26,12 +26,12 @@ _FEATURES = {
     "checkConstraints",
     "columnMapping",
     "generatedColumns",
-    "identityColumns",
     "invariants",
     "timestampNtz",
-    "vacuumProtocolCheck",
 }
-"""Features of a table that do not matter to an append, or whose use in a column is checked."""
+"""Features of a table that deltalake writes for, and that do not matter to an append, or whose use in a column is checked."""
+_WITH_IDENTITIES = 6
+"""The version of writers that has the feature `identityColumns` without naming it."""
 _MAPPING = "delta.columnMapping.mode"
 _FORBIDDEN = ("delta.setTransactionRetentionDuration", _MAPPING, "delta.enableDeletionVectors")
 _REFUSED: dict[str, tuple[Sequence[str], str]] = {
@@ -114,6 +114,9 @@ def _open(sink: DeltaSinkOptions) -> tuple[DeltaTable | None, list[Problem]]:
     except ConnectionInvalid as error:
         return None, [Problem.of("sink.conn_id", error)]
     except KafkaSparkError as error:
+        if "catalog version" in error.found:
+            what = "it has the feature `catalogManaged`: its commits go through a catalog, and those of deltalake do not"
+            return None, [Problem(f"sink.path table {sink.uri}", what, "Name another table")]
         is_too_new = "Unsupported: " in error.found
         return None, [Problem.of("sink.path", error, None if is_too_new else "Check path, `conn_id` and its rights")]
 
@@ -163,6 +166,7 @@ def _is_known_property(name: str, value: str) -> bool:
 def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
     where, metadata, protocol = f"sink.path table {sink.uri}", table.metadata(), table.protocol()
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+    used |= {"identityColumns"} if protocol.min_writer_version == _WITH_IDENTITIES else set()
     if others := sorted(used - _FEATURES):
         what = f"it has the features `{'`, `'.join(others)}`; expected none but {', '.join(sorted(_FEATURES))}"
         of_vectors = not {"deletionVectors", "checkpointProtection"}.isdisjoint(others)
@@ -187,7 +191,7 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
 
 def _find_special_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
     """Yield the problems of column mapping, and of columns that tasks cannot compute or check."""
-    from airflow_kafka_spark.sinks.delta.table import read_columns
+    from airflow_kafka_spark.sinks.delta.table import find_declared_type, find_text_length, read_columns
     from airflow_kafka_spark.sinks.delta.tasks.data_files import is_mapped, list_generated_columns
 
     columns = read_columns(table)
@@ -197,6 +201,9 @@ def _find_special_problems(where: str, table: DeltaTable) -> Iterator[Problem]:
         names = (name.decode() for name in field.metadata or {})
         if computed := sorted(name for name in names if name.startswith(("delta.identity", "delta.invariants"))):
             what = f"column `{field.name}` has {', '.join(computed)}, which Spark's tasks do not compute or check"
+            yield Problem(where, what, "Name another table")
+        if (declared := find_declared_type(field)) and find_text_length(field) is None:
+            what = f"column `{field.name}` is {declared}: Spark's tasks do not check the lengths of texts within it"
             yield Problem(where, what, "Name another table")
     try:
         list(list_generated_columns(columns))
@@ -288,6 +295,7 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
     from airflow_kafka_spark.sinks.delta.table import (
         find_fitting_columns,
         find_grown_columns,
+        find_strict_members,
         format_type,
         list_column_types,
         read_columns,
@@ -314,6 +322,7 @@ def _find_type_problems(sink: DeltaSinkOptions, table: DeltaTable, schema: pa.Sc
             yield Problem(f"sink.path column `{source}`", what, "Add it to the schema")
     strict = sorted(field.name for field in table.schema().fields if not field.nullable and field.name not in generated)
     required = [(name, name in now) for name in strict if name not in now or schema.field(name).nullable]
+    required += [(path, True) for path in find_strict_members(stored, table.schema())]
     new = [name for name in now if name not in before or name in grown]
     if new and sink.auto_evolve and is_mapped(columns):
         what = f"the table has column mapping, and no columns {quote_names(new)} of this type; deltalake gives new columns no ids"

@@ -13,7 +13,7 @@ from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
-from airflow_kafka_spark.sinks.delta.table import make_file_schema, open_table, read_columns
+from airflow_kafka_spark.sinks.delta.table import find_text_length, make_file_schema, open_table, read_columns
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
@@ -84,6 +84,12 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     @property
     def filled(self) -> tuple[str, ...]:
         return tuple(name for name in self.options.key if name in self.partition_by)
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        of_rows = set(self.shape.schema.names)
+        found = {column.name: find_text_length(column) for column in self.columns if column.name in of_rows}
+        return {name: length for name, length in found.items() if length is not None}
 
     def make_data_writer(
         self, columns: pa.Schema | None = None, *, of_rows: bool = False, attempt: TableAttempt | None = None

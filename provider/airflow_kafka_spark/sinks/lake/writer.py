@@ -95,6 +95,11 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
         """The columns of the key in which the table takes an empty text for a null."""
         return ()
 
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """Maximum number of characters of texts of the rows, by column."""
+        return {}
+
     @abstractmethod
     def make_data_writer(self, *, of_rows: bool = False) -> StoreSplitWriter[Any]:
         """Return a writer of data files with the columns of the window's rows.
@@ -113,6 +118,7 @@ class LakeWindowWriter(AttemptWindowWriter, Generic[TableT, RecordT, LoadedFileT
             "spec": self.spec,
             "offset_columns": self.options.offset_columns and of_rows,
             "window_column": self.options.window_column if of_rows else None,
+            "lengths": self.lengths if of_rows else {},
         }
 
     # --- commit ---------------------------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ class UpsertStageWriter(StoreSplitWriter[StoreFile]):
         raise AssertionError("a staged file is not partitioned")
 
     def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """Return the rows whose key has a null."""
-        found: dict[int, str] = {}
+        """Return the rows whose key has a null, or a text that is too long for its column."""
+        found = dict(super().find_unwritable(rows))
         for name in self.target.key:
             column = rows.batch.column(name)
             for at in pc.indices_nonzero(column.is_null()).to_pylist():

@@ -9,11 +9,12 @@ import uuid
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from airflow_kafka_spark.errors import BadRecords, Fenced, Problem, SinkUnavailable
@@ -277,6 +278,7 @@ class StoreTarget:
     :param spec: the form of the files.
     :param offset_columns: True if rows get topic, partition and offset.
     :param window_column: the column that gets the window's name; None if the table has no such column.
+    :param lengths: maximum number of characters of texts of the rows, by column; columns without a maximum are left out.
     """
 
     uri: str
@@ -290,6 +292,7 @@ class StoreTarget:
     spec: FileSpec
     offset_columns: bool = False
     window_column: str | None = None
+    lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def written_schema(self) -> pa.Schema:
@@ -368,6 +371,8 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
         self._refuse_ended()
 
     def write(self, rows: Rows) -> None:
+        if self.target.lengths:
+            self._refuse([(int(rows.offsets[at].as_py()), reason) for at, reason in self.find_unwritable(rows).items()])
         super().write(self._with_origin(rows))
 
     def _with_origin(self, rows: Rows) -> Rows:
@@ -419,8 +424,14 @@ class StoreSplitWriter(BufferedFilesWriter[LakeFileT]):
             self.token = ""
 
     def find_unwritable(self, rows: Rows) -> Mapping[int, str]:
-        """Return an empty mapping: Parquet can hold every value of the types that ``validate`` accepts."""
-        return {}
+        """Return the rows with a text that is too long for its column. Parquet can hold all values of the types that ``validate``
+        accepts."""
+        found: dict[int, str] = {}
+        for name, most in self.target.lengths.items():
+            lengths = pc.utf8_length(rows.batch.column(name))
+            for at in pc.indices_nonzero(pc.greater(lengths, most)).to_pylist():
+                found.setdefault(at, f"`{name}` has {lengths[at]} characters; the table's column takes {most}")
+        return dict(sorted(found.items()))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
