@@ -262,7 +262,7 @@ def test_sinks_that_would_not_do_are_refused_all_at_once_and_before_anything_is_
         raise SparkUnavailable("spark_default", "local[*]", "it does not start")
 
     # A Spark that does not start hides no wrong sink, and is not asked twice.
-    monkeypatch.setattr(SparkHook, "session", is_down)
+    monkeypatch.setattr(SparkHook, "open_session", is_down)
     absent = PostgresSink(conn_id="warehouse", table=f"{place}_3")
     for own_table, wrong in ((table.place, set()), (f"{table.place}_2", {"sink.table"})):
         sink = PostgresSink(conn_id="warehouse", table=own_table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,6 +42,8 @@ from pyiceberg.types import (
     StringType,
     TimestampType,
     TimestamptzType,
+    TimeType,
+    UUIDType,
 )
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
@@ -430,6 +433,8 @@ CASES = [
     (pa.string(), StringType(), [*TEXTS, None], (BucketTransform(9), TruncateTransform(3), IdentityTransform())),
     (pa.binary(), BinaryType(), [b"", b"\0\xff\1\2", None], (BucketTransform(9), TruncateTransform(2))),
     (pa.decimal128(12, 2), DecimalType(12, 2), [*_DECIMALS, None], (BucketTransform(4), TruncateTransform(5))),
+    (pa.uuid(), UUIDType(), [uuid.UUID(int=2**127 + 7), uuid.UUID(int=0), None], (BucketTransform(9),)),
+    (pa.time64("us"), TimeType(), [dt.time(0, 0), dt.time(23, 59, 59, 999999), None], (BucketTransform(9), IdentityTransform())),
     (pa.decimal128(38, 0), DecimalType(38, 0), _WIDE, (BucketTransform(64), IdentityTransform())),
 ]
 
@@ -527,6 +532,31 @@ def test_each_window_is_written_for_the_partition_spec_of_its_time_and_replays_a
     same_multiset([changed.get(line["id"], line) for line in expected], lake.read())
     apply(replace(plain, optimize=1), last := feed.next(2, 1, 0))
     same_multiset([*(changed.get(line["id"], line) for line in expected), *last.expected], lake.read())
+
+
+@pytest.mark.parametrize("transform", [BucketTransform(3), IdentityTransform()], ids=str)
+def test_uuids_partition_and_sort_a_table_and_are_keys_of_upserts(lake, transform):
+    """Arrow neither sorts them nor compares them by their type."""
+    columns = [NestedField(1, "id", LongType()), NestedField(2, "u", UUIDType()), NestedField(3, "at", TimeType())]
+    with lake.catalog() as catalog:
+        catalog.create_namespace("shop")
+        table = catalog.create_table(NAME, Schema(*columns))
+        with table.update_spec() as update:
+            update.add_field("u", transform, "part").add_field("at", transform, "of_time")
+        with table.update_sort_order() as update:
+            update.asc("u", IdentityTransform())
+    lake.schema = pa.schema([("id", pa.int64()), ("u", pa.uuid()), ("at", pa.time64("us"))])
+    lines = [{"id": n, "u": uuid.UUID(int=n * 7919 << 90 | n), "at": dt.time(23, 59, n, n)} for n in range(6)]
+    feed = Feed(lake.schema)
+    assert lake.sink.validate(feed.shape) == []
+    apply(lake.sink, feed.next(4, 0, 0, values=lines.__getitem__))
+    changed = [{**lines[1], "id": 10}, lines[4], {**lines[0], "id": 11}]
+    write(replace(lake.sink, mode="upsert", key=["u"]), Pipeline(lake.schema, "upserts"), changed)
+    # Rows without these columns are written, too, and the others are rewritten.
+    only = pa.schema([("id", pa.int64())])
+    write(replace(lake.sink, mode="upsert", key=["id"], optimize=1), Pipeline(only, "ids"), [{"id": 2}, {"id": 12}])
+    null = {"u": None, "at": None}
+    same_multiset([changed[2], changed[0], lines[3], lines[4], {"id": 2, **null}, {"id": 12, **null}], lake.read())
 
 
 @pytest.mark.parametrize("text", ["log(id)", "bucket(id)", "bucket(0, id)", "day(1, at)", "day(", "truncate(x, id)", "hour()"])

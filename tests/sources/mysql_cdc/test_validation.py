@@ -63,7 +63,8 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "CREATE TABLE `or_ers` (id int PRIMARY KEY)",
         "CREATE VIEW seen AS SELECT 1 AS one",
         "CREATE TABLE versioned (id int PRIMARY KEY) WITH SYSTEM VERSIONING",
-        "CREATE TABLE typed (id uuid PRIMARY KEY, note text CHARACTER SET big5)",
+        "CREATE TABLE typed (id uuid PRIMARY KEY, note text CHARACTER SET big5, small text COMPRESSED)",
+        "CREATE TABLE exact (at datetime(6), amount decimal(20,2), PRIMARY KEY (at, amount))",
         "CREATE TABLE child (id int PRIMARY KEY, of_order int, "
         "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
     )
@@ -76,6 +77,7 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "versioned cannot be captured: its log has rows of its history",
         "column `id` of shop.typed has the type uuid",
         "the character set big5",
+        "column `small` of shop.typed is COMPRESSED",
         "the foreign key `up` of shop.child",
         "there is no table shop.absent",
         "GRANT SELECT ON else.where",
@@ -83,7 +85,11 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         assert part in text["source.tables"], part
     assert "shop.orders has no column `gone`" in text["source.message_key_columns"]
     assert "shop.other is not among `tables`" in text["source.message_key_columns"]
-    assert find_problems(orders.source(tables=["child"], ignore_cascades=True)) == {}
+    assert find_problems(orders.source(tables=["child", "exact"], ignore_cascades=True)) == {}
+    rounding = {"time_precision_mode": "connect", "decimal_handling_mode": "double"}
+    rounded = find_problems(orders.source(tables=["exact"], **rounding))["source.tables"]
+    assert "`at` of the key of shop.exact is datetime(6): `time_precision_mode` cuts" in rounded
+    assert "`amount` of the key of shop.exact is decimal(20,2): `decimal_handling_mode` rounds" in rounded
     assert "versioned cannot be captured" in find_problems(orders.source())["source.tables"], "its log is read with all others"
 
 

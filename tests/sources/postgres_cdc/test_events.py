@@ -193,3 +193,18 @@ def test_connect_precision_writes_milliseconds(place):
         place.execute("INSERT INTO t VALUES (1, '1970-01-01 00:00:01.234567', '00:00:01.5', '1970-01-02')")
         [record] = windows.next()
     assert record["value"]["after"] == {"id": 1, "at": 1234, "clock": 1500, "day": 1}
+
+
+def test_arrays_of_a_type_with_another_separator_are_the_servers_text(place):
+    """As those of PostGIS, whose geometries are separated by colons."""
+    place.execute("CREATE TYPE shape")
+    for name, argument, result in (("textin", "cstring", "shape"), ("textout", "shape", "cstring")):
+        place.execute(f"CREATE FUNCTION {name}({argument}) RETURNS {result} AS '{name}' LANGUAGE internal IMMUTABLE STRICT")
+    place.execute("CREATE TYPE shape (INPUT = textin, OUTPUT = textout, LIKE = text, DELIMITER = ':')")
+    place.execute("CREATE TABLE t (id int PRIMARY KEY, one shape, many shape[])")
+    with log_of(place, "t") as log:
+        windows = Windows(log.source())
+        windows.next()
+        place.execute("INSERT INTO t VALUES (1, 'a,b', '{a,b:c}')")
+        [record] = windows.next()
+    assert record["value"]["after"] == {"id": 1, "one": "a,b", "many": "{a,b:c}"}

@@ -345,6 +345,38 @@ def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot_and_renam
         assert [record["value"]["source"]["table"] for record in windows.drain()] == ["b"] * 6
 
 
+def test_a_table_that_is_dropped_before_a_window_of_the_log_is_read_keeps_no_other_table_waiting(place):
+    place.execute("CREATE TABLE a (id int PRIMARY KEY, n int); CREATE TABLE b (id int PRIMARY KEY, n int)")
+    place.execute(
+        "INSERT INTO a SELECT n, 0 FROM generate_series(1, 6) n; INSERT INTO b SELECT n, 0 FROM generate_series(1, 4) n"
+    )
+    with log_of(place, *"ab") as log:
+        windows, copy = started(log, tables=None, snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=1), Copy()
+        copy.apply(windows.next())
+        place.execute("UPDATE a SET n = 1; UPDATE b SET n = 1")
+        window = windows.freeze()
+        place.execute("ALTER TABLE a RENAME TO c")
+        with pytest.raises(SourceRejected, match=r"it is .*\.c now, and its snapshot is not complete"):
+            windows.read(window)
+        place.execute("DROP TABLE c")
+        seen = windows.read(window)
+        assert [record["key"]["id"] for record in seen if record["value"]["source"]["table"] == "a"] == list(range(1, 7))
+        windows.close(window)
+        copy.apply([record for record in [*seen, *windows.drain()] if record["value"]["source"]["table"] == "b"])
+        assert sorted(row["n"] for row in copy.tables["b"].values()) == [1] * 4
+
+
+def test_a_slot_that_waits_for_an_open_transaction_names_it(orders, monkeypatch):
+    monkeypatch.setattr(planner, "CREATE_SECONDS", 0.2)
+    with orders.place.server.connect() as other:
+        other.execute(f"INSERT INTO {orders.tables[0]} VALUES (1, '')".encode())
+        with pytest.raises(
+            SourceUnavailable, match=f"creating the slot: .* and session {other.info.backend_pid} of role .* is open"
+        ):
+            Windows(orders.source()).freeze()
+    Windows(orders.source()).freeze()
+
+
 def test_the_rows_of_a_table_that_is_added_are_read_behind_the_transactions_that_changed_it_before(place, monkeypatch):
     """The log does not have what such a transaction did before the publication had the table."""
     place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (id int PRIMARY KEY, note text)")

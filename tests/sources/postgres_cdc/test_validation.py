@@ -73,6 +73,22 @@ def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_
         assert log.source(message_key_columns={log.tables[0]: ["a", "b"]}).validate() == []
 
 
+def test_keys_whose_values_may_have_the_same_form_are_refused(place):
+    """With Debezium, too, B'1' and B'10' have one form, and so have two instants of a timetz."""
+    place.execute("CREATE DOMAIN zeros AS varbit")
+    kinds = ("zeros", "timetz", "interval", "timestamp", "timestamp(3)", "numeric(20,2)", "bit(3)", "timestamptz")
+    columns = ", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds))
+    place.execute(f"CREATE TABLE t ({columns}, PRIMARY KEY ({', '.join(f'c{n}' for n in range(len(kinds)))}))")
+    with log_of(place, "t") as log:
+        for options, wrong in (
+            ({}, (0, 1, 2)),
+            ({"time_precision_mode": "connect", "decimal_handling_mode": "double"}, range(6)),
+        ):
+            text = find_problems(log.source(**options))["source.tables"]
+            expected = [f"`c{n}`" in text for n in range(len(kinds))]
+            assert expected == [n in wrong and n != 4 for n in range(len(kinds))], text
+
+
 def test_tables_that_would_share_a_topic_and_keys_that_rows_may_exchange_are_refused(place):
     place.execute('CREATE TABLE "a b" (id int PRIMARY KEY); CREATE TABLE "a_b" (id int PRIMARY KEY DEFERRABLE)')
     with log_of(place, "a b", "a_b") as log:

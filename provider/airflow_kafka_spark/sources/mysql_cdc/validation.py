@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
@@ -193,7 +193,8 @@ class MySqlLogValidation:
             return
         columns = fetch_rows(
             connection,
-            f"SELECT column_name, data_type, character_set_name, column_key FROM information_schema.columns WHERE {condition}",
+            "SELECT column_name, data_type, character_set_name, column_key, column_type, datetime_precision "
+            f"FROM information_schema.columns WHERE {condition}",
         )
         names = [str(column[0]) for column in columns]
         if key is None and not any(column[3] == "PRI" for column in columns):
@@ -201,16 +202,43 @@ class MySqlLogValidation:
         for name in key or ():
             if name not in names:
                 yield Problem("source.message_key_columns", f"{shown} has no column `{name}`", "Correct the name")
-        for name, data_type, charset, _ in columns:
+        yield from self._find_column_problems(shown, columns, key)
+        yield from self._find_cascade_problems(connection, table)
+        if self.options.snapshot != "never":
+            yield from self._find_snapshot_problems(connection, table)
+
+    def _find_column_problems(self, shown: str, columns: Sequence[Sequence[Any]], key: Sequence[str] | None) -> Iterator[Problem]:
+        """Yield the columns that cannot be read from the log, and those of the key whose form is not one of a single value.
+
+        :param shown: the table.
+        :param columns: per column its name, type, character set, kind of key, declaration and digits after the seconds.
+        :param key: the columns of the key that the options name; None for the primary key.
+        """
+        identifying = key or [str(column[0]) for column in columns if column[3] == "PRI"]
+        for name, data_type, charset, _, declared, precision in columns:
             if str(data_type).lower() in _TYPES and not charset:
                 what = f"column `{name}` of {shown} has the type {data_type}, which cannot be read from the log"
                 yield Problem("source.tables", what, "Change its type, or leave the table out")
             if charset and charset not in CODECS:
                 what = f"column `{name}` of {shown} has the character set {charset}, which cannot be read"
                 yield Problem("source.tables", what, f"ALTER TABLE {shown} CONVERT TO CHARACTER SET utf8mb4, or leave it out")
-        yield from self._find_cascade_problems(connection, table)
-        if self.options.snapshot != "never":
-            yield from self._find_snapshot_problems(connection, table)
+            if " COMPRESSED" in str(declared).upper():
+                what = f"column `{name}` of {shown} is COMPRESSED, and cannot be read from the log"
+                yield Problem("source.tables", what, f"ALTER TABLE {shown} MODIFY it without COMPRESSED, or leave the table out")
+            if name in identifying and (why := self._find_lossy_form(str(data_type).lower(), precision or 0)):
+                what = f"column `{name}` of the key of {shown} is {declared}: {why}, so that two keys may become one"
+                yield Problem("source.tables", what, "Leave the option out, or name other columns in `message_key_columns`")
+
+    def _find_lossy_form(self, data_type: str, precision: int) -> str:
+        """Return the reason why values of a type may differ and have the same form; "" if they may not.
+
+        :param precision: digits after the seconds.
+        """
+        if data_type in ("datetime", "time") and precision > 3 and self.options.time_precision_mode == "connect":
+            return "`time_precision_mode` cuts it to milliseconds"
+        if data_type == "decimal" and self.options.decimal_handling_mode == "double":
+            return "`decimal_handling_mode` rounds it"
+        return ""
 
     def _find_snapshot_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         import pymysql

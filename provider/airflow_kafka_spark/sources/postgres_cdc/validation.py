@@ -31,6 +31,22 @@ _IDENTIFYING = (
 A deferrable key does not count, because rows may exchange its values within a transaction.
 """
 
+_KEY_TYPES = (
+    "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), coalesce(nullif(t.typbasetype, 0), t.oid)::bigint, "
+    "CASE WHEN t.typbasetype <> 0 THEN t.typtypmod ELSE a.atttypmod END FROM pg_catalog.pg_attribute a "
+    "JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
+    "JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = %s AND c.relname = %s AND a.attname = ANY (%s::text[]) ORDER BY a.attnum"
+)
+"""The types of columns; of a domain, its base type."""
+
+_LOSSY = {
+    1186: "its months are written as days",
+    1266: "it is written in UTC",
+    1562: "its zeros at the end are not written",
+}
+"""Types (interval, timetz, varbit) whose values may differ and have the same form, as with Debezium."""
+
 _PARTITIONS = (
     f"SELECT n.nspname, c.relname, {_IDENTIFYING} FROM pg_catalog.pg_partition_tree(pg_catalog.format('%%I.%%I', %s::text, "
     "%s::text)::regclass) AS t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
@@ -204,8 +220,26 @@ class PostgresLogValidation:
                 yield Problem(
                     f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
                 )
+            yield from self._find_key_form_problems(connection, full, keys.get(full) or identifying or ())
             if kind == "p":
                 yield from self._find_partition_problems(connection, full, keys.get(full) or identifying or ())
+
+    def _find_key_form_problems(
+        self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]
+    ) -> Iterator[Problem]:
+        """Yield the columns of a key whose values may differ and have the same form: rows would replace each other in a copy."""
+        for name, shown, base, modifier in connection.execute(_KEY_TYPES, [*table, list(key)]):
+            is_fine = 0 <= modifier <= 3
+            if base in _LOSSY:
+                why = _LOSSY[base]
+            elif base in (1083, 1114) and self.options.time_precision_mode == "connect" and not is_fine:
+                why = "`time_precision_mode` cuts it to milliseconds"
+            elif base == 1700 and self.options.decimal_handling_mode == "double":
+                why = "`decimal_handling_mode` rounds it"
+            else:
+                continue
+            found = f"column `{name}` of the key of {'.'.join(table)} is {shown}: {why}, so that two keys may become one"
+            yield Problem("source.tables", found, "Name other columns in `message_key_columns`, with the replica identity FULL")
 
     def _find_partition_problems(
         self, connection: psycopg.Connection[Any], table: tuple[str, str], key: Sequence[str]

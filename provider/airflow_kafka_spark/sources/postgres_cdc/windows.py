@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected, SourceUnavailable
+from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceUnavailable
 from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
@@ -33,7 +33,6 @@ from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import (
-    NEW_PIPELINE,
     SlotServer,
     SlotState,
     format_lsn,
@@ -41,7 +40,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.session import (
     parse_lsn,
     read_flushed_lsn,
 )
-from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import make_snapshot_token, read_table_shape, refuse_renamed
 from airflow_kafka_spark.windows.report import PassProgress
 
 if TYPE_CHECKING:
@@ -87,23 +86,26 @@ def _leave_out_unwanted(
     if options.named_tables is None:
         for table in snapshot.tables:
             if table.table not in wanted:
-                _refuse_renamed(connection, table)
+                refuse_renamed(connection, table)
     return snapshot.keep_only(lambda table: table.table in wanted)
 
 
-def _refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -> None:
-    """Refuse a snapshot whose table was renamed. A table whose name is not in the catalog has to have been dropped.
+_OLDEST_CHANGE = (
+    "SELECT 'session ' || pid || coalesce(' of role ' || usename, ''), "
+    "extract(epoch FROM pg_catalog.clock_timestamp() - xact_start)::int FROM pg_catalog.pg_stat_activity "
+    "WHERE backend_xid IS NOT NULL UNION ALL SELECT 'prepared transaction ' || gid, "
+    "extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::int FROM pg_catalog.pg_prepared_xacts "
+    "ORDER BY 2 DESC NULLS LAST LIMIT 1"
+)
+"""Returns the transaction that has made changes and is open for the longest time, in seconds."""
 
-    :raises SourceRejected: the table has another name now.
-    """
-    found = connection.execute(
-        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.oid = %s::oid AND (n.nspname, c.relname) <> (%s, %s)",
-        [table.id, *table.table],
-    ).fetchone()
-    if found is not None:
-        what = f"it is {'.'.join(found)} now, and its snapshot is not complete: its other rows would never be read"
-        raise SourceRejected(table.shown, what, f"Give it its name back until the snapshot is complete. {NEW_PIPELINE}")
+
+def _describe_open(connection: psycopg.Connection[Any], error: Exception) -> str:
+    """Return the transaction for which the creation of a slot waits; the error if there is none any more."""
+    for who, seconds in fetch_rows(connection, _OLDEST_CHANGE):
+        since = f" for {seconds:,} s" if seconds is not None else ""
+        return f"it waits until all transactions that have made changes have ended, and {who} is open{since}"
+    return str(error)
 
 
 def _estimate_rows(connection: psycopg.Connection[Any], source: str) -> int:
@@ -136,7 +138,7 @@ class PostgresChunkPlanner(ChunkPlanner):
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
         shape = read_table_shape(self.connection, self.options.publication, table.table)
         if shape is None:
-            _refuse_renamed(self.connection, table)
+            refuse_renamed(self.connection, table)
             return None
         shape.refuse_other_key(table.key, table.types)
         if not table.key:
@@ -331,10 +333,15 @@ class PostgresLogWindowPlanner:
         """Create the slot if it is missing."""
         if self.slot.read_state(connection) is not None:
             return
+        from psycopg.errors import QueryCanceled
+
         connection.execute(f"SET statement_timeout = '{CREATE_SECONDS}s'")
-        connection.execute(
-            "SELECT pg_catalog.pg_create_logical_replication_slot(%s::name, 'pgoutput'::name)", [self.options.slot]
-        )
+        try:
+            connection.execute(
+                "SELECT pg_catalog.pg_create_logical_replication_slot(%s::name, 'pgoutput'::name)", [self.options.slot]
+            )
+        except QueryCanceled as error:
+            raise SourceUnavailable(self.server.where, "creating the slot", _describe_open(connection, error)) from None
         connection.execute("SET statement_timeout = 0")
         log.info("The slot `%s` is created: windows begin here", self.options.slot)
 

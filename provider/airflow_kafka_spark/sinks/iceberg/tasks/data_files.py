@@ -304,7 +304,7 @@ def _compute_bucket(value: Any, count: int, scale: int) -> int:
 
     if isinstance(value, Decimal):
         value = _encode_signed(to_unscaled(value, scale))
-    return (mmh3.hash(value.bytes if isinstance(value, uuid.UUID) else value) & 0x7FFFFFFF) % count
+    return (mmh3.hash(value) & 0x7FFFFFFF) % count
 
 
 def _truncate(value: Any, width: int, scale: int) -> Any:
@@ -315,9 +315,12 @@ def _truncate(value: Any, width: int, scale: int) -> Any:
 
 
 def _to_numbers(values: pa.Array) -> pa.Array:
+    """Return dates and times as numbers, UUIDs as their bytes, and other values unchanged."""
+    if isinstance(values.type, pa.BaseExtensionType):
+        return values.storage
     if pa.types.is_date32(values.type):
         return values.cast(pa.int32())
-    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) or pa.types.is_time64(values.type) else values
 
 
 def _convert_time(plain: pa.Array, unit: str, is_date: bool) -> pa.Array:

@@ -229,7 +229,8 @@ class Upsert:
         tables, count = [], 0
         for path in self.staged:
             with self._open(path) as source:
-                table = pa.parquet.read_table(source, columns=names, partitioning=None)
+                read = pa.parquet.read_table(source, columns=names, partitioning=None)
+            table = pa.table({name: _unwrap_column(read.column(name)) for name in names})
             tables.append(table.append_column(_ROW, pa.array(np.arange(count, count + table.num_rows))))
             count += table.num_rows
         self.rows = count
@@ -303,7 +304,7 @@ class Upsert:
         """Return columns of a file in the types of the events."""
         wanted = pa.schema([self.events.schema.field(name) for name in names])
         cast = [
-            pa.RecordBatch.from_arrays([batch.column(n).cast(wanted.field(n).type) for n in names], schema=wanted)
+            pa.RecordBatch.from_arrays([_unwrap_column(batch.column(n)).cast(wanted.field(n).type) for n in names], schema=wanted)
             for batch in batches
         ]
         return pa.Table.from_batches(cast, wanted)
@@ -385,6 +386,14 @@ class Upsert:
                     writer.abort()
                     raise
         return writer.close()["files"] if writer is not None else ()
+
+
+ColumnT = TypeVar("ColumnT", pa.Array, pa.ChunkedArray)
+
+
+def _unwrap_column(column: ColumnT) -> ColumnT:
+    """Return a column whose values can be compared: UUIDs as their bytes."""
+    return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 _SMALL = 0.75

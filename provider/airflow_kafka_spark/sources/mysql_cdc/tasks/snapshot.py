@@ -86,7 +86,8 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     (now,) = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
     shape = read_table_shape(server, connection, name, form)
     if shape is None:
-        raise SourceRejected(".".join(name), "it is no table any more")
+        action = "Create it again; or give up this window with `skip`, which leaves out its rows of other tables, too"
+        raise SourceRejected(".".join(name), "it is no table any more", action)
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
     return MySqlOpenChunk(shape, seen, int(now))
 

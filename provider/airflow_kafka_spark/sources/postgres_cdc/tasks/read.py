@@ -252,7 +252,8 @@ def read_user_types(connection: psycopg.Connection[Any]) -> dict[int, UserType]:
     found = fetch_rows(
         connection,
         "SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, "
-        "CASE WHEN typcategory = 'A' AND typtype = 'b' THEN typelem::bigint ELSE 0 END, "
+        # Arrays with another separator, as those of PostGIS, are written as PostgreSQL's text.
+        "CASE WHEN typcategory = 'A' AND typtype = 'b' AND typdelim = ',' THEN typelem::bigint ELSE 0 END, "
         "ARRAY(SELECT enumlabel::text FROM pg_catalog.pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder) "
         "FROM pg_catalog.pg_type t WHERE oid >= 16384 AND (typtype IN ('d', 'e') OR typcategory = 'A')",
     )

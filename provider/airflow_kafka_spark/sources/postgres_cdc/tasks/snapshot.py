@@ -288,13 +288,29 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     )[0]
     shape = read_table_shape(connection, publication, (schema, table))
     if shape is None:
-        raise SourceRejected(f"{schema}.{table}", f"it is no table of the publication `{publication}` any more")
+        action = "Add it again; or give up this window with `skip`, which leaves out its rows of other tables, too"
+        raise SourceRejected(f"{schema}.{table}", f"it is no table of the publication `{publication}` any more", action)
     shape.refuse_other_key(chunk["key"], chunk.get("types", ()))
     return PostgresOpenChunk(shape, seen, _compute_end(parse_lsn(lsn), block), now_us)
 
 
 PAGE_HEADER = 40
 """Maximum size in bytes of the header of a page of the log."""
+
+
+def refuse_renamed(connection: psycopg.Connection[Any], table: TableSnapshot) -> None:
+    """Refuse a snapshot whose table was renamed. A table whose name is not in the catalog has to have been dropped.
+
+    :raises SourceRejected: the table has another name now.
+    """
+    found = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = %s::oid AND (n.nspname, c.relname) <> (%s, %s)",
+        [table.id, *table.table],
+    ).fetchone()
+    if found is not None:
+        what = f"it is {'.'.join(found)} now, and its snapshot is not complete: its other rows would never be read"
+        raise SourceRejected(table.shown, what, f"Give it its name back until the snapshot is complete. {NEW_PIPELINE}")
 
 
 def _compute_end(lsn: int, block: int) -> int:
@@ -375,8 +391,11 @@ class PostgresChunkFilter(ChunkFilter):
         """Record the number of ends of chunks before each key."""
         shape = read_table_shape(self.connection, self.publication, table.table)
         if shape is None:
-            found = "it is no table of the publication any more, and its snapshot is not complete"
-            raise SourceRejected(table.shown, found, NEW_PIPELINE)
+            refuse_renamed(self.connection, table)
+            # It was dropped, or left the publication: the next window will leave it out of the snapshot. Its changes up to then
+            # are events.
+            del self._tables[table.table]
+            return
         shape.refuse_other_key(table.key, table.types)
         names = [f"c{n}" for n in range(len(table.key))]
         arrays = ", ".join(["%s::text[]"] * len(names))
