@@ -199,8 +199,10 @@ def test_arrays_of_a_type_with_another_separator_are_the_servers_text(place):
     """As those of PostGIS, whose geometries are separated by colons."""
     place.execute("CREATE TYPE shape")
     for name, argument, result in (("textin", "cstring", "shape"), ("textout", "shape", "cstring")):
-        place.execute(f"CREATE FUNCTION {name}({argument}) RETURNS {result} AS '{name}' LANGUAGE internal IMMUTABLE STRICT")
-    place.execute("CREATE TYPE shape (INPUT = textin, OUTPUT = textout, LIKE = text, DELIMITER = ':')")
+        made = f"{place.quoted}.{name}({argument}) RETURNS {result} AS '{name}'"
+        place.execute(f"CREATE FUNCTION {made} LANGUAGE internal IMMUTABLE STRICT")
+    functions = f"INPUT = {place.quoted}.textin, OUTPUT = {place.quoted}.textout"
+    place.execute(f"CREATE TYPE shape ({functions}, LIKE = text, DELIMITER = ':')")
     place.execute("CREATE TABLE t (id int PRIMARY KEY, one shape, many shape[])")
     with log_of(place, "t") as log:
         windows = Windows(log.source())

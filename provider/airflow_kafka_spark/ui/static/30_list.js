@@ -200,14 +200,16 @@ function Selection({ chosen, rows, onChoose, onAction }) {
 function Nothing({ filtered, where, onClear }) {
   if (filtered)
     return h(Empty, { title: "No pipeline matches" }, h(C.Button, { size: "xs", variant: "outline", onClick: onClear }, "Show all"));
-  if (where.dagId) return h(Empty, { title: "No pipeline yet" }, "A pipeline is shown once its task has planned its first window.");
+  const operators = [h(C.Code, null, "KafkaToSinkOperator"), ", ", h(C.Code, null, "KafkaToKafkaOperator"), " or ", h(C.Code, null, "SourceToKafkaOperator")];
+  // Only its first window names the pipeline of a mapped task, or of one with a template.
+  if (where.dagId)
+    return h(Empty, { title: "No pipeline here" }, "Tasks of ", ...operators, " are shown. A mapped task, or one whose pipeline is named by a template, is shown once it has planned a window.");
   return h(
     Empty,
     { title: "No pipeline yet" },
-    "A pipeline is shown as soon as a task with a ",
-    h(C.Code, null, "KafkaToSinkOperator"), ", ", h(C.Code, null, "KafkaToKafkaOperator"), " or ", h(C.Code, null, "SourceToKafkaOperator"),
-    " has planned its first window: write a DAG with one, and run it. Pipelines of ledgers that no DAG names are shown when Airflow's setting ",
-    h(C.Code, null, "[kafka_spark] ledgers"), " names them, as ", h(C.Code, null, "connection/topic"), ".",
+    "A pipeline is shown as soon as a DAG has a task of ", ...operators,
+    ". Pipelines that no DAG names are shown when Airflow's setting ",
+    h(C.Code, null, "[kafka_spark] ledgers"), " names their ledger, as ", h(C.Code, null, "connection/topic"), ".",
   );
 }
 
