@@ -172,20 +172,20 @@ class PipelineOffsetsOperator(BaseOperator):
             raise ValidationError(problems)
         self.links = make_pipeline_links(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
         with self.kafka:
-            found = getattr(self, f"_{self.action}")(Run.of(context))
+            found = getattr(self, f"_perform_{self.action}")(Run.of(context))
         return to_json(found)
 
-    def _show(self, run: Run) -> PipelineState:
+    def _perform_show(self, run: Run) -> PipelineState:
         from airflow_kafka_spark.control.pipelines import show
 
         return show(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, group_id=self.group_id or None)
 
-    def _list_windows(self, run: Run) -> tuple[WindowState, ...]:
+    def _perform_windows(self, run: Run) -> tuple[WindowState, ...]:
         from airflow_kafka_spark.control.pipelines import list_windows
 
         return list_windows(self.kafka, self.pipeline, ledger_topic=self.ledger_topic, limit=self.limit)
 
-    def _plan(self, run: Run) -> Preview:
+    def _perform_plan(self, run: Run) -> Preview:
         from airflow_kafka_spark.control.preview import PlanOptions, preview_window
 
         options = PlanOptions(
@@ -198,7 +198,7 @@ class PipelineOffsetsOperator(BaseOperator):
         )
         return preview_window(self.kafka, self.pipeline, options, ledger_topic=self.ledger_topic)
 
-    def _reset(self, run: Run) -> ChangeResult:
+    def _perform_reset(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import reset
 
         only, group = _as_list(self.only), self.group_id or None
@@ -209,7 +209,7 @@ class PipelineOffsetsOperator(BaseOperator):
             self.log.info("%s-%d: %s -> %d", move.topic, move.partition, move.before, move.after)
         return done
 
-    def _forget(self, run: Run) -> ChangeResult:
+    def _perform_forget(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import forget
 
         group = self.group_id or None
@@ -217,41 +217,41 @@ class PipelineOffsetsOperator(BaseOperator):
             self.kafka, self._request(run), group_id=group, delete_group=self.delete_group, discard_open=self.discard_open
         )
 
-    def _pause(self, run: Run) -> ChangeResult:
+    def _perform_pause(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import pause
 
         return self._log_warnings(pause(self.kafka, self._request(run)))
 
-    def _resume(self, run: Run) -> ChangeResult:
+    def _perform_resume(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import resume
 
         return self._log_warnings(resume(self.kafka, self._request(run)))
 
-    def _skip(self, run: Run) -> ChangeResult:
+    def _perform_skip(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.position import skip
 
         running = False if self.not_running else None
         group = self.group_id or None
         return self._log_warnings(skip(self.kafka, self._request(run), group_id=group, running=running))
 
-    def _rename(self, run: Run) -> ChangeResult:
+    def _perform_rename(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import rename
 
         return self._log_warnings(rename(self.kafka, self._request(run), self.new_name, group_id=self.group_id or None))
 
-    def _rebind(self, run: Run) -> ChangeResult:
+    def _perform_rebind(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.lifecycle import rebind
 
         running = False if self.not_running else None
         return self._log_warnings(rebind(self.kafka, self._request(run), running=running))
 
-    def _replay(self, run: Run) -> ChangeResult:
+    def _perform_replay(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import replay
 
         window, name = _parse_whole(self.window), self.interval or None
         return self._log_warnings(replay(self.kafka, self._request(run), window=window, name=name))
 
-    def _resend(self, run: Run) -> ChangeResult:
+    def _perform_resend(self, run: Run) -> ChangeResult:
         from airflow_kafka_spark.control.replay import resend_dead_letters
 
         window, name = _parse_whole(self.window), self.interval or None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import pickle
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,30 @@ def test_rows_of_parquet_and_orc_are_counted(path):
     assert FilesSource(str(path), format="orc", glob="*.orc").freeze(None).rows == 30
     assert FilesSource(str(path), glob="*.parquet").find_columns() == ("a",)
     assert FilesSource(str(path), glob="nothing").find_columns() is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([uuid.UUID(int=7)], pa.uuid()), "is UUID"),
+        (pa.array([dt.time(1)], pa.time64("us")), "is TIME in microseconds"),
+        (pa.array([dt.datetime(2026, 1, 1)], pa.timestamp("ns")), "is TIMESTAMP in nanoseconds"),
+        (pa.array([1.5], pa.float16()), "is FLOAT16"),
+        (pa.array([10**40], pa.decimal256(60, 0)), "is DECIMAL of 60 digits"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_columns_that_spark_cannot_read_are_named_before_a_window_is_planned(path, values, said):
+    pa.parquet.write_table(pa.table({"id": [1], "c": pa.StructArray.from_arrays([values], ["inner"])}), path / "a")
+    with pytest.raises(SourceRejected, match=f"cannot read column `c` of `a`, which {said}"):
+        FilesSource(str(path)).freeze(None)
+    assert FilesSource(str(path), schema="id bigint").freeze(None).rows == 1
+    (path / "a").unlink()
+    old = {"use_deprecated_int96_timestamps": True}
+    pa.parquet.write_table(
+        pa.table({"id": [1], "at": pa.array([dt.datetime(2026, 1, 1)], pa.timestamp("ns"))}), path / "b", **old
+    )
+    assert FilesSource(str(path)).freeze(None).rows == 1
 
 
 def test_files_of_different_schemas_are_refused_and_the_difference_is_shown(path):

@@ -6,13 +6,14 @@ Columns, types and row counts come from the footers of Parquet and ORC files.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ from airflow_kafka_spark.windows.times import parse_iso
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from fsspec.spec import AbstractFileSystem
 
 
@@ -422,10 +424,12 @@ class FileFooter:
     :param columns: names and types, in order; the types as Arrow names them, with one name for types that Spark reads as one
         type.
     :param rows: the number of rows.
+    :param unreadable: names and types of the columns that Spark cannot read; default none.
     """
 
     columns: tuple[tuple[str, str], ...]
     rows: int
+    unreadable: tuple[tuple[str, str], ...] = ()
 
 
 def read_footers(store: FileStore, format: str, files: Sequence[ListedFile]) -> list[FileFooter]:
@@ -471,7 +475,39 @@ def _read_parquet_footer(opened: object) -> FileFooter:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(opened) as file:
-        return FileFooter(_list_columns(file.schema_arrow), file.metadata.num_rows)
+        return FileFooter(_list_columns(file.schema_arrow), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
+
+
+_MOST_DIGITS = 38
+
+
+def _list_unreadable(schema: pq.ParquetSchema) -> Iterator[tuple[str, str]]:
+    """Yield name and logical type of the columns for which Spark has no type. Arrow shows some others in the same way."""
+    for at in range(len(schema)):
+        column = schema.column(at)
+        kind, details = column.logical_type.type, json.loads(column.logical_type.to_json())
+        is_fine = kind not in ("UUID", "TIME", "FLOAT16") and not (kind == "DECIMAL" and column.precision > _MOST_DIGITS)
+        if not is_fine or (kind == "TIMESTAMP" and details.get("timeUnit") == "nanoseconds"):
+            unit = f" in {details['timeUnit']}" if "timeUnit" in details else ""
+            digits = f" of {column.precision} digits" if kind == "DECIMAL" else ""
+            yield column.path.partition(".")[0], f"{kind}{unit}{digits}"
+
+
+def require_readable_columns(
+    source: str, files: Sequence[ListedFile], found: Sequence[FileFooter], wanted: Container[str] | None
+) -> None:
+    """Check that Spark can read the columns of all files.
+
+    :param source: the source's URI, for the message.
+    :param wanted: the columns that are read; None for all.
+    :raises SourceRejected: it cannot.
+    """
+    for file, footer in zip(files, found, strict=True):
+        for name, kind in footer.unreadable:
+            if wanted is None or name in wanted:
+                what = f"Spark cannot read column `{name}` of `{file.name}`, which is {kind}"
+                action = "Let its writer choose a text, microseconds or fewer digits; or give `schema`, and leave the column out"
+                raise SourceRejected(source, what, action)
 
 
 def _read_orc_footer(opened: object) -> FileFooter:

@@ -24,6 +24,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
+from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.store import (
@@ -32,6 +33,7 @@ from airflow_kafka_spark.sources.files.store import (
     ListedFile,
     join_names,
     read_footers,
+    require_readable_columns,
     require_same_columns,
 )
 
@@ -523,6 +525,8 @@ class WindowPlanner:
         if self.options.format not in FORMATS_WITH_FOOTER:
             return None
         found = read_footers(self.store, self.options.format, files)
-        if self.options.schema is None:
+        named = None if self.options.schema is None else {column.name for column in parse_ddl(self.options.schema)}
+        require_readable_columns(self.options.uri, files, found, named)
+        if named is None:
             require_same_columns(self.options.uri, files, found)
         return sum(footer.rows for footer in found)
