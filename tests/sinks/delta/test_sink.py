@@ -235,6 +235,9 @@ def test_texts_that_are_too_long_for_a_varchar_are_bad_records(tmp_path, mode):
     with pytest.raises(BadRecords, match="`name` has 4 characters; the table's column takes 3"):
         write(sink, pipeline, lines)
     assert write(sink, Pipeline(SMALL.remove(2), "next"), [lines[0], lines[2]]).written == 2
+    create_table(path := tmp_path / "w", [("id", "long", ""), ("name", "string", "varchar(3)"), ("at", "string", "varchar(99)")])
+    named = replace(sink, path=str(path), window_column="at")
+    assert write(named, Pipeline(SMALL.remove(2), "named"), [lines[0]]).written == 1
     create_table(path := tmp_path / "nested", [("id", "long", ""), ("c", STRICT[0][0], "struct<a:varchar(3)>")])
     (problem,) = DeltaSink(str(path)).find_target_problems()
     assert "column `c` is struct<a:varchar(3)>" in problem.what

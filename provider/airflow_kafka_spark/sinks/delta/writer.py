@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.object_stores import describe_store_error
-from airflow_kafka_spark.sinks.base import Shape
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
 from airflow_kafka_spark.sinks.delta.table import find_text_length, make_file_schema, open_table, read_columns
@@ -87,7 +87,8 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        of_rows = set(self.shape.schema.names)
+        # Rows get the columns of their origin later.
+        of_rows = {*self.shape.schema.names} - {*OFFSET_COLUMNS, self.options.window_column}
         found = {column.name: find_text_length(column) for column in self.columns if column.name in of_rows}
         return {name: length for name, length in found.items() if length is not None}
 
