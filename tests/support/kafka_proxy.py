@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_kafka_spark.errors import ServerFailed
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.support.tcp_proxy import CONNECT_SECONDS, Link, Loss, TcpProxy, read_exactly
 
@@ -117,7 +118,11 @@ class KafkaProxy(TcpProxy):
     def connect(self) -> socket.socket:
         if self._upstream is None:
             raise ConnectionRefusedError("the broker has not started")
-        server = socket.create_connection(("127.0.0.1", self._upstream()), CONNECT_SECONDS)
+        try:
+            port = self._upstream()
+        except ServerFailed as error:  # it would end the thread that accepts connections
+            raise ConnectionRefusedError("the broker was stopped") from error
+        server = socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS)
         server.settimeout(None)
         return server
 
