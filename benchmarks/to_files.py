@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from benchmarks.bench import Stand, compare, operate, plain_spark
 
@@ -15,7 +16,7 @@ def run(stand: Stand) -> None:
         shutil.rmtree(place, ignore_errors=True)
         plain_spark(stand).write.parquet(str(place))
 
-    def ours(turn: int, **options: str) -> None:
+    def ours(turn: int, **options: Any) -> None:
         place = stand.directory / "ours"
         shutil.rmtree(place, ignore_errors=True)
         operate(stand, f"files{''.join(options.values())}", turn, FilesSink(path=str(place)), **options)
