@@ -36,6 +36,11 @@ def test_an_estimate_that_was_too_small_is_corrected_and_a_complete_pass_is_exac
     assert format_pass_progress(done) == "6 of about 6 chunks (507 of about 507 rows) in 12 s"
 
 
+def test_rows_of_chunks_that_may_be_smaller_are_no_more_than_the_estimate():
+    done = PassProgress.begin(0.0, {"a": 20}, 100).add(1, 100, is_bound=True).make_facts(1.0)
+    assert (done["rows"], done["all_rows"]) == (20, 20)
+
+
 def test_without_an_estimate_only_what_is_done_is_said():
     found = PassProgress.begin(0.0, {"a query": 0}, 100).add(3, 300).make_facts(7300.0)
     assert found == {"chunks": 3, "rows": 300, "seconds": 7300.0}

@@ -58,20 +58,25 @@ class PassProgress:
         chunks = sum(max(1, math.ceil(rows / chunk_rows)) for rows in estimates.values())
         return cls(now, sum(estimates.values()), chunks) if all(rows > 0 for rows in estimates.values()) else cls(now)
 
-    def add(self, chunks: int, rows: int, *, is_complete: bool = False) -> PassProgress:
+    def add(self, chunks: int, rows: int, *, is_bound: bool = False, is_complete: bool = False) -> PassProgress:
         """Return the progress up to the end of the next window.
 
         :param chunks: number of chunks of the window.
         :param rows: number of rows in these chunks.
+        :param is_bound: True if ``rows`` is an upper bound. Then not more rows than the estimate count as done.
         :param is_complete: True if no chunk is left. Otherwise the totals leave at least one chunk, even if the estimate was
             lower.
         """
-        done = replace(self, chunks=self.chunks + chunks, rows=self.rows + rows)
+        total = self.rows + rows
+        if is_bound and self.all_rows is not None:
+            total = min(total, self.all_rows)
+        done = replace(self, chunks=self.chunks + chunks, rows=total)
         if is_complete:
             return replace(done, all_chunks=done.chunks, all_rows=done.rows)
         if done.all_chunks is None or done.all_rows is None:
             return done
-        return replace(done, all_chunks=max(done.all_chunks, done.chunks + 1), all_rows=max(done.all_rows, done.rows + 1))
+        all_rows = done.all_rows if is_bound else max(done.all_rows, done.rows + 1)
+        return replace(done, all_chunks=max(done.all_chunks, done.chunks + 1), all_rows=all_rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value for a position."""

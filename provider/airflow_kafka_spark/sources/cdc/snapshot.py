@@ -144,7 +144,7 @@ class ChunkPlanner(ABC):
                 log.warning("Table %s is gone: its snapshot is left out", table.shown)
                 continue
             tables.append(table)
-        progress = state.progress and state.progress.add(len(self.splits), len(self.splits) * self.chunk_rows)
+        progress = state.progress and state.progress.add(len(self.splits), len(self.splits) * self.chunk_rows, is_bound=True)
         return replace(state, tables=tuple(tables), progress=progress)
 
     def _cut(self, table: TableSnapshot, most: int) -> bool:
