@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak mutants matrix debezium check format docs bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak soak-kills mutants matrix debezium check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,11 +56,15 @@ coverage: install ## run all tests with coverage of lines and branches, subproce
 	@mkdir -p build && COVERAGE_FILE='$(CURDIR)/build/coverage' $(BIN)/python -m pytest -n $(JOBS) --dist load \
 		--cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
 
+SOAK = PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$$PYTHONPATH" \
+	SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s
+
 soak: install ## new random examples, then random kills of pipelines of all kinds (MINUTES=10 SEED=7 ONLY=BetweenTopics): every record is counted; copies of tables that change at random
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" --hypothesis-profile=search $(QUICK)
-	@PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$$PYTHONPATH" \
-		SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s \
-		tests/soak tests/sources/postgres_cdc/test_copies.py tests/sources/mysql_cdc/test_copies.py $(ARGS)
+	@$(SOAK) tests/soak tests/sources/postgres_cdc/test_copies.py tests/sources/mysql_cdc/test_copies.py $(ARGS)
+
+soak-kills: install ## only the random kills of `make soak`; .ci/run calls it for two minutes
+	@$(SOAK) tests/soak $(ARGS)
 
 mutants: install ## put deliberate faults into the code and see that the tests find each of them
 	@$(BIN)/python -m tests.mutants $(ARGS)
