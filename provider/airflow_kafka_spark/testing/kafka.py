@@ -686,6 +686,9 @@ class EmbeddedKafka(Embedded):
         try:
             return self._make_admin_client().list_topics(topic, timeout=2)
         except KafkaException:
+            # A client that has learned an advertised address at which nothing answers yet may keep to it for minutes. A new one
+            # begins at the broker's own port.
+            self._admin_client = None
             return None
 
     def _is_led(self, name: str, partitions: int) -> bool:
