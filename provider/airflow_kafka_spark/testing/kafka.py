@@ -416,6 +416,7 @@ class EmbeddedKafka(Embedded):
         self._jvm_options = tuple(jvm_options)
         self._brokers: list[Broker] = []
         self._admin_client: AdminClient | None = None
+        self._metadata_error = ""
         self._paused: set[int] = set()
         self._java = Path()
         self._jars: tuple[Path, ...] = ()
@@ -657,7 +658,11 @@ class EmbeddedKafka(Embedded):
 
     def _make_failure(self, broker: Broker) -> ServerFailed:
         code = broker.process.exit_code if broker.process else None
-        what = f"does not serve after {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+        what = (
+            f"does not serve after {_START_SECONDS:.0f} s{self._metadata_error}"
+            if code is None
+            else f"ended with exit code {code}"
+        )
         # A start that fails removes the temporary directory.
         log = processes.keep_log(broker.log, "kafka") if self._starting and not self._given_directory else broker.log
         return ServerFailed("Kafka", f"broker {broker.number} {what}; its log {log} ends with:\n{processes.read_tail(log)}\n")
@@ -685,7 +690,8 @@ class EmbeddedKafka(Embedded):
 
         try:
             return self._make_admin_client().list_topics(topic, timeout=2)
-        except KafkaException:
+        except KafkaException as error:
+            self._metadata_error = f" ({error.args[0].str()})"
             # A client that has learned an advertised address at which nothing answers yet may keep to it for minutes. A new one
             # begins at the broker's own port.
             self._admin_client = None
