@@ -22,11 +22,13 @@ def through_json(seen_files: SeenFiles) -> SeenFiles:
     return SeenFiles.load(json.loads(json.dumps(seen_files.dump())))
 
 
-def take(seen_files: SeenFiles, listed: list[ListedFile], most: int, settled: int) -> tuple[SeenFiles, list[ListedFile]]:
+def take(
+    seen_files: SeenFiles, listed: list[ListedFile], most: int, settled: int, today: int = 100
+) -> tuple[SeenFiles, list[ListedFile]]:
     """One window."""
     listing = seen_files.classify(listed, None)
     taken = listing.new[:most]
-    return through_json(seen_files.add_window(listing, taken, settled)), list(taken)
+    return through_json(seen_files.add_window(listing, taken, settled, today)), list(taken)
 
 
 def test_a_directory_of_any_size_is_read_once_and_its_memory_is_bounded():
@@ -86,16 +88,43 @@ def test_files_that_appear_behind_the_horizon_are_counted():
     assert seen_files.classify([*files[5:], late], None).late == 1
 
 
-def test_files_that_are_gone_are_forgotten_once_they_are_settled():
+def test_files_that_are_gone_are_forgotten_a_week_later_once_they_are_settled():
     files = [file(n) for n in range(3_000)]
     seen_files, _ = take(SeenFiles(), files, 3_000, settled=0)
-    young, _ = take(seen_files, [file(5_000)], 10, settled=100 * SECOND)
-    assert len(young.entries) == 3_001 - 100
-    old, _ = take(seen_files, [file(5_000)], 10, settled=4_000 * SECOND)
-    assert len(old.entries) == 1
+    gone, _ = take(seen_files, [file(5_000)], 10, settled=4_000 * SECOND)
+    assert len(gone.entries) == 3_001
+    # Those that come back are known, and count anew.
+    back, taken = take(gone, [*files[:5], file(5_001)], 10, settled=4_000 * SECOND, today=106)
+    assert (taken, len(back.entries), back.gone) == ([file(5_001)], 3_002, {100: 2_995, 106: 1})
+    again, _ = take(back, [file(5_002)], 10, settled=4_000 * SECOND, today=107)
+    assert (len(again.entries), again.gone) == (KEEP_REMOVED, {100: KEEP_REMOVED - 8, 106: 1, 107: 6})
+    assert again.classify(files[:6], None).new == (files[5],)
+    young, _ = take(back, [file(5_002)], 10, settled=100 * SECOND, today=107)
+    assert len(young.entries) == 3_003 - 95
     few, _ = take(SeenFiles(), files[: KEEP_REMOVED - 1], KEEP_REMOVED, settled=0)
-    few, _ = take(few, [file(5_000)], 10, settled=4_000 * SECOND)
+    for today in (100, 200):
+        few, _ = take(few, [file(5_000)], 10, settled=4_000 * SECOND, today=today)
     assert len(few.entries) == KEEP_REMOVED
+
+
+def test_of_many_files_those_that_have_been_gone_for_the_longest_time_are_forgotten_first():
+    files = [file(n) for n in range(FORGET_ABOVE + 1_000)]
+    seen_files, _ = take(SeenFiles(), files[:500], 500, settled=0)
+    seen_files, _ = take(seen_files, files[500:1_500], 1_000, settled=0, today=101)
+    seen_files, _ = take(seen_files, files[1_500:], 20_000, settled=10**6 * SECOND, today=102)
+    assert (len(seen_files.entries), seen_files.gone, seen_files.horizon) == (FORGET_ABOVE, {102: 500}, None)
+    assert seen_files.classify(files[:1_500], None).new == tuple(files[:1_000])
+
+
+def test_a_position_with_one_count_for_all_days_is_read():
+    files = [file(n) for n in range(12_000)]
+    seen_files = SeenFiles()
+    for _ in range(3):
+        seen_files, _ = take(seen_files, files, 4_000, settled=10**9 * SECOND)
+    dumped = seen_files.dump()
+    before = SeenFiles.load({**dumped, "below": sum(count for _, count in dumped["below"])})
+    assert before.classify(files, None).late == 0
+    assert before.classify([*files, file(50_000, mtime=3)], None).late == 1
 
 
 @pytest.mark.parametrize("other", [file(1, size=11), file(1, mtime=2), file(1, etag="b")])

@@ -89,6 +89,7 @@ def test_another_glob_finds_old_files_as_long_as_all_are_remembered(path):
 @pytest.mark.parametrize("other", [{"glob": "*.csv"}, {"recursive": False}], ids=["glob", "recursive"])
 def test_files_that_were_read_with_other_options_are_not_read_again_when_the_options_return(path, monkeypatch, other):
     monkeypatch.setattr(files_windows, "KEEP_REMOVED", 2)
+    monkeypatch.setattr(files_windows, "DAYS_REMEMBERED", 0)
     options = {"glob": "*.txt", "recursive": True}
     old = time.time() - 86_400
     for name in ("sub/a.txt", "sub/b.txt", "sub/c.txt"):
@@ -164,6 +165,21 @@ def test_a_removed_file_is_no_trouble_for_later_windows_and_is_known_when_put_ba
     assert names(window) == ["b"]
     put(path, "a", mtime=1000)
     assert text(path).freeze(window.position).splits == ()
+
+
+def test_a_subdirectory_that_is_not_mounted_for_a_while_is_not_read_again(path, monkeypatch):
+    monkeypatch.setattr(files_windows, "KEEP_REMOVED", 2)
+    for name in ("a", "share/b", "share/c", "share/d"):
+        put(path, name, mtime=1000)
+    window = text(path, recursive=True).freeze(None)
+    (path / "share").rename(path / "_elsewhere")
+    for name in ("e", "f"):
+        put(path, name, mtime=1001)
+        window = text(path, recursive=True).freeze(window.position)
+        assert names(window) == [name]
+    (path / "_elsewhere").rename(path / "share")
+    put(path, "share/g", mtime=1000)
+    assert names(text(path, recursive=True).freeze(window.position)) == ["share/g"]
 
 
 @pytest.mark.parametrize("change", ["size", "mtime"])

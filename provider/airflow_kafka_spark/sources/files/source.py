@@ -405,8 +405,9 @@ class FilesSource(FilesSourceOptions, RowSource):
     file that is put into such a directory with its old modification time (``cp -p``, ``rsync -t``, ``mv``), later than rule 3
     allows, is not read. The next window detects it, and fails the task, if the directory has more files of that age than before;
     it detects nothing if as many files were removed meanwhile. A difference between the clocks of the store and of the worker
-    reduces the lateness. A file that was read, removed from the directory and put back is recognized as long as it is
-    remembered: within the lateness, and afterwards as long as no more than 1 000 files are remembered.
+    reduces the lateness. A file that was read, is missing for a while (a subdirectory whose share is not mounted) and comes back
+    is recognized: always as long as no more than 1 000 files are remembered, beyond that for 7 days, and beyond 10 000 within
+    the lateness only.
 
     Windows take files in the order of modification time and name. Within a window no order is kept between splits. Empty files
     are ignored until they have content. Hidden files (``_*`` without ``=``, ``.*``) are always ignored, in all directories. With

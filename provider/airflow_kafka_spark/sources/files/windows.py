@@ -3,7 +3,8 @@
 **Files that were read** (:class:`SeenFiles`). Every file that was read is remembered by 16 bytes (hashes of its name and of its
 size, modification time and etag), which needs no clock and no order. Beyond :data:`FORGET_ABOVE` files the oldest are
 forgotten, up to the *horizon*, a modification time and name: a file at or before the horizon counts as read. The horizon stays
-before every file that was listed and not read, and before the time of the listing by the allowed lateness.
+before every file that was listed and not read, and before the time of the listing by the allowed lateness. A file that is no
+longer listed may come back (a share that is mounted again): it is remembered for :data:`DAYS_REMEMBERED` days.
 
 **Splits.** A window's files are split exactly as Spark's file sources split them, so that Spark reads the splits that were
 frozen. Spark orders the slices of files by length, longest first, and fills partitions with them one after the other
@@ -42,7 +43,11 @@ FORGET_ABOVE = 10_000
 MAX_REMEMBERED = 15_000
 """Number of files that can be remembered at all: 320 KB of a ledger record."""
 KEEP_REMOVED = 1_000
-"""Number of files above which files that are no longer listed are forgotten."""
+"""Number of files above which files are forgotten that have not been listed for :data:`DAYS_REMEMBERED` days."""
+DAYS_REMEMBERED = 7
+"""Number of days for which a file that is no longer listed is remembered, unless :data:`FORGET_ABOVE` is reached."""
+ANY_DAY = -(2**31)
+"""Key of the count of a position that does not distinguish days."""
 
 FileKey = tuple[int, str]
 _ENTRY = struct.Struct(">8s4sI")
@@ -87,11 +92,14 @@ class SeenFiles:
     :param entries: per hash of a name, the hash of the version that was read and its modification time in seconds.
     :param horizon: the last file, in the order of reading, up to which all files count as read; None if nothing was forgotten.
     :param below: number of files that were listed at or before the horizon, by the day of their modification (UTC).
+    :param gone: number of files that are no longer listed, by the day (UTC) of the first window without them. They are the first
+        ones of ``entries``, in the order of these days.
     """
 
     entries: Mapping[bytes, tuple[bytes, int]] = field(default_factory=dict)
     horizon: FileKey | None = None
     below: Mapping[int, int] = field(default_factory=dict)
+    gone: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> SeenFiles:
@@ -103,7 +111,9 @@ class SeenFiles:
             packed = base64.b64decode(value["files"])
             horizon = (int(value["horizon"][0]), str(value["horizon"][1])) if value["horizon"] else None
             entries = {name: (version, seconds) for name, version, seconds in _ENTRY.iter_unpack(packed)}
-            return cls(entries, horizon, {int(day): int(count) for day, count in value["below"]})
+            below = value["below"]
+            by_day = [(ANY_DAY, below)] if isinstance(below, int) else below
+            return cls(entries, horizon, _load_counts(by_day), _load_counts(value.get("gone", ())))
         except (KeyError, TypeError, struct.error) as error:
             raise ValueError(f"not the memory of a directory: {error!r}") from error
 
@@ -111,8 +121,9 @@ class SeenFiles:
         """Return these files as JSON, with 22 bytes per file."""
         packed = b"".join(_ENTRY.pack(name, *entry) for name, entry in self.entries.items())
         horizon = list(self.horizon) if self.horizon else None
-        below = [list(pair) for pair in sorted(self.below.items())]
-        return {"files": base64.b64encode(packed).decode(), "horizon": horizon, "below": below}
+        below, gone = ([list(pair) for pair in sorted(counts.items())] for counts in (self.below, self.gone))
+        files = base64.b64encode(packed).decode()
+        return {"files": files, "horizon": horizon, "below": below, **({"gone": gone} if gone else {})}
 
     def is_below(self, file: ListedFile) -> bool:
         """Return True if the file lies at or before the horizon."""
@@ -138,14 +149,15 @@ class SeenFiles:
                 kind = "new" if before is None or file.mtime < before else "young"
             found[kind].append(file)
         kinds = {kind: tuple(of_kind) for kind, of_kind in found.items()}
-        late = sum(max(0, count - self.below.get(day, 0)) for day, count in below.items())
-        return DirectoryListing(**kinds, late=late, below=below)
+        late = sum(max(0, count - self.below.get(day, 0)) for day, count in below.items()) - self.below.get(ANY_DAY, 0)
+        return DirectoryListing(**kinds, late=max(0, late), below=below)
 
     def add_window(
         self,
         listing: DirectoryListing,
         taken: tuple[ListedFile, ...],
         settled: int,
+        today: int,
         unselected: Callable[[], Iterable[ListedFile]] = tuple,
     ) -> SeenFiles:
         """Return the files that are read once a window is published.
@@ -153,6 +165,7 @@ class SeenFiles:
         :param listing: from :meth:`classify`.
         :param taken: the window's files.
         :param settled: modification time (microseconds) before which every file has been listed.
+        :param today: day of the listing, in days since the epoch (UTC).
         :param unselected: lists files that are not in ``listing`` because other options selected them. Default: there are none.
         :raises TooManyFiles: more than :data:`MAX_REMEMBERED` files would have to be remembered.
         """
@@ -161,19 +174,38 @@ class SeenFiles:
             entries.pop(_hash_name(file), None)
             entries[_hash_name(file)] = _hash_version(file), _round_to_seconds(file)
         listed = {_hash_name(f): f for f in (*listing.read, *listing.changed, *taken)}
-        if len(entries) > KEEP_REMOVED:
-            gone = [n for n, (_, seconds) in entries.items() if n not in listed and seconds < settled // 1_000_000]
-            there = {_hash_name(f) for f in unselected()} if gone else set()
-            for name in gone:
-                if name not in there:
-                    del entries[name]
+        gone = self._find_gone(entries, listed, today, unselected)
+        for name, since in list(gone.items()):
+            is_old = len(entries) > KEEP_REMOVED and since <= today - DAYS_REMEMBERED
+            if (is_old or len(entries) > FORGET_ABOVE) and entries[name][1] < settled // 1_000_000:
+                del entries[name], gone[name]
+        entries = {**{name: entries[name] for name in gone}, **entries}
         horizon = self.horizon
         if len(entries) > FORGET_ABOVE:
             horizon = _forget_oldest(entries, listed, _find_horizon_bound(listing, taken, settled), self.horizon)
         if len(entries) > MAX_REMEMBERED:
             raise TooManyFiles(len(entries))
         below = Counter(file.day for file in listed.values() if horizon and file.key <= horizon)
-        return SeenFiles(entries, horizon, below)
+        return SeenFiles(entries, horizon, below, Counter(gone.values()))
+
+    def _find_gone(
+        self,
+        entries: Collection[bytes],
+        listed: Collection[bytes],
+        today: int,
+        unselected: Callable[[], Iterable[ListedFile]],
+    ) -> dict[bytes, int]:
+        """Return the files that are no longer listed, with the day of the first window without each, the oldest day first."""
+        days = (day for day, count in sorted(self.gone.items()) for _ in range(count))
+        known = dict(zip(self.entries, days, strict=False))
+        missing = [name for name in entries if name not in listed]
+        there = {_hash_name(f) for f in unselected()} if missing else set()
+        gone = {name: known.get(name, today) for name in missing if name not in there}
+        return dict(sorted(gone.items(), key=lambda item: item[1]))
+
+
+def _load_counts(value: Iterable[Sequence[Any]]) -> dict[int, int]:
+    return {int(day): int(count) for day, count in value}
 
 
 def _find_horizon_bound(listing: DirectoryListing, taken: tuple[ListedFile, ...], settled: int) -> FileKey:
@@ -395,7 +427,7 @@ class WindowPlanner:
         lateness = self.options.allowed_lateness
         try:
             unselected = self._list_every_file if reselected else tuple
-            seen = seen.add_window(listing, taken, int((now - lateness) * 1e6), unselected)
+            seen = seen.add_window(listing, taken, int((now - lateness) * 1e6), int(now // 86_400), unselected)
         except TooManyFiles as error:
             raise self._make_rejection(
                 f"{error.count:,} files arrived within the allowed lateness of {lateness:,.0f} s",
