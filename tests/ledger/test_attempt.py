@@ -14,11 +14,13 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.cli.definition import main
+from airflow_kafka_spark.control import base as control_base
 from airflow_kafka_spark.control.lifecycle import unblock
-from airflow_kafka_spark.errors import Fenced, GroupOwned, LedgerUnreadable, WindowTooWide
+from airflow_kafka_spark.errors import Fenced, GroupOwned, KafkaRefused, LedgerUnreadable, WindowTooWide
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents
 from airflow_kafka_spark.hooks.kafka.partitioner import choose_partition
 from airflow_kafka_spark.hooks.kafka.transactions import send_offsets
+from airflow_kafka_spark.ledger import attempt as ledger_attempt
 from airflow_kafka_spark.ledger import topic as ledger_topic
 from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.topic import LedgerTopic, identify_transaction, make_transactional_id, may_lose_records
@@ -82,6 +84,22 @@ def wide(pipeline: str, topic: str, partitions: int) -> Window:
     starts = [rng.randrange(10**9) for _ in range(partitions)]
     ranges = tuple(OffsetRange(topic, p, start, start + rng.randrange(10**5)) for p, start in enumerate(starts))
     return Window(pipeline, 1, ranges, "run1", "", "c", {topic: "id"})
+
+
+def test_brokers_that_allow_shorter_transactions_only_are_named_with_the_setting_to_change(
+    hook, attempt, pipeline, topic, ledger_topic_name, monkeypatch
+):
+    """The brokers' default is 900 s."""
+    with attempt() as ledger:
+        ledger.plan(window(pipeline, topic, 1))
+    monkeypatch.setattr(ledger_attempt, "TRANSACTION_SECONDS", 1_000)
+    monkeypatch.setattr(control_base, "SECONDS", 1_000)
+    said = "1000 s, which is more .* Set `transaction.max.timeout.ms` of the brokers to 1000000"
+    with pytest.raises(KafkaRefused, match=said) as refused, attempt():
+        pass
+    assert not refused.value.retryable
+    with pytest.raises(KafkaRefused, match="INVALID_TRANSACTION_TIMEOUT"):
+        pause(hook, pipeline, why="test", ledger_topic=ledger_topic_name)
 
 
 def test_a_window_of_20_000_partitions_is_planned_closed_and_remembered(attempt, pipeline):

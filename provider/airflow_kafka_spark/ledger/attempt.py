@@ -43,6 +43,7 @@ from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaUser, Righ
 from airflow_kafka_spark.hooks.kafka.transactions import (
     describe_producer_error,
     find_fatal_error,
+    find_timeout_refusal,
     is_fenced,
     make_fencing_producer,
     produce_all,
@@ -249,7 +250,9 @@ class Ledger:
         try:
             return make_fencing_producer(config, transactional_id, TRANSACTION_SECONDS, self._events)
         except (KafkaException, RightMissing) as error:
-            raise self.translate(error, "fencing earlier attempts") from None
+            doing, seconds = "fencing earlier attempts", int(config["transaction.timeout.ms"]) / 1000
+            refused = find_timeout_refusal(error, self.hook.conn_id, doing, seconds)
+            raise refused or self.translate(error, doing) from None
 
     def fence_splits(self, count: int) -> None:
         """Fence the tasks of earlier attempts that may still publish a split of this pipeline; the brokers abort their open

@@ -99,6 +99,13 @@ def test_a_split_without_rows_is_published_too(kafka, publisher, topic):
     assert records(kafka, topic) == []
 
 
+def test_a_transaction_that_is_longer_than_the_brokers_allow_is_named_with_both_remedies(publisher):
+    """Validation finds it only if the user may see the brokers' settings. Their default is 900 s."""
+    said = "1000 s, which is more .* `transaction.max.timeout.ms` .* or lower the sink's `transaction_timeout`"
+    with pytest.raises(KafkaRefused, match=said):
+        replace(publisher, transaction_timeout=1_000).publish(0, RecordBatches(iter([batch(1)])))
+
+
 def test_a_task_of_an_attempt_that_was_taken_over_publishes_nothing(kafka, hook, ledger, publisher, topic):
     with Ledger(hook, ledger.pipeline, "dag/run1/task", topic=ledger.topic.name) as newer:
         newer.reopen(newer.memory.open_entry)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from airflow_kafka_spark.errors import KafkaRefused
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, Right, name_missing_rights
 from airflow_kafka_spark.hooks.kafka.config import ALL_BROKERS
 
@@ -182,6 +183,26 @@ def find_fatal_error(producer: Producer, error: BaseException) -> BaseException:
         # An error that is not fatal says nothing of the lost one: a commit that has begun cannot be aborted, for example.
         return again if getattr(_find_client_error(again), "fatal", bool)() else error
     return error
+
+
+def find_timeout_refusal(
+    error: BaseException, conn_id: str, doing: str, seconds: float, instead: str = ""
+) -> KafkaRefused | None:
+    """Return the error to raise if the brokers refuse a producer because its transactions may stay open for too long; else None.
+
+    :param conn_id: the connection, for the message.
+    :param doing: the failed action, for the message.
+    :param seconds: the producer's ``transaction.timeout.ms`` in seconds.
+    :param instead: another remedy, for the message; default none.
+    """
+    from confluent_kafka import KafkaError
+
+    cause = _find_client_error(error)
+    if not isinstance(cause, KafkaError) or cause.code() != KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return None
+    found = f"a transaction may take {seconds:g} s, which is more than the brokers' `transaction.max.timeout.ms`"
+    action = f"Set `transaction.max.timeout.ms` of the brokers to {round(seconds * 1000)} or more (default: 900000)"
+    return KafkaRefused(conn_id, doing, cause.name(), found, f"{action}{instead}")
 
 
 def describe_producer_error(error: BaseException) -> str:

@@ -52,6 +52,7 @@ from airflow_kafka_spark.hooks.kafka.transactions import (
     abort,
     describe_producer_error,
     find_fatal_error,
+    find_timeout_refusal,
     is_fatal,
     is_fenced,
     make_fencing_producer,
@@ -351,7 +352,12 @@ class Publisher:
         milliseconds = round(self.transaction_timeout * 1000)
         timeouts = {"transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds}
         config = {**PRODUCER, **self.config, **timeouts}
-        return make_fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
+        try:
+            return make_fencing_producer(config, f"{self.prefix}{split}", FENCE_SECONDS, events)
+        except KafkaException as error:
+            # Validation compares both only if the user may see the brokers' settings.
+            facts = self.conn_id, self._format_step(split), self.transaction_timeout
+            raise find_timeout_refusal(error, *facts, ", or lower the sink's `transaction_timeout`") or error from None
 
     def find_marker(self, split: int) -> Marker | None:
         """Return the split's marker, or None if the split is not published.
