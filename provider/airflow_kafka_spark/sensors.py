@@ -332,9 +332,9 @@ class KafkaLagSensor(KafkaSensor):
 
 
 _TIMETABLES = (
-    'Give the DAG `schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")` or '
-    "`CronTriggerTimetable(..., interval=timedelta(hours=1))`: in Airflow 3 a cron text or a timedelta makes intervals without "
-    "width. Or name the instant to wait for with `end=`"
+    'Give the DAG `schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")` or `CronTriggerTimetable(..., '
+    'timezone="UTC", interval=timedelta(hours=1))`: in Airflow 3 a cron text or a timedelta makes intervals without width. Or '
+    "name the instant to wait for with `end=`"
 )
 
 

@@ -177,6 +177,21 @@ class TestOverlaps:
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2]}
 
 
+def test_a_time_that_the_schedule_leaves_out_is_named_and_a_run_by_hand_moves_its_records(dry, caplog):
+    """In local time, intervals of 24 hours overlap when summer time begins, and leave an hour out when it ends."""
+    dry.produce(0, 70, 130, 190, 250)
+    for number in (0, 1, 3):
+        dry.run(number)
+    named = [record.getMessage() for record in caplog.records if "No interval of pipeline" in record.getMessage()]
+    assert len(named) == 1 and str(Interval(*hour(2))) in named[0]
+    assert dry.committed() == {f"{dry.topic}-0": 2}
+    with pytest.raises(IntervalOverlaps, match="trigger a run by hand with the data interval that is left"):
+        dry.run(2, length=2)
+    dry.run(2)
+    assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
+    assert dry.committed() == {f"{dry.topic}-0": 4}
+
+
 def test_a_backfill_of_records_that_retention_has_removed_fails_or_reports_the_gap_and_the_group_passes_over_it(dry):
     dry.produce(0, 10, 70, 80, 130, 190)
     with KafkaHook("kafka_default") as hook:

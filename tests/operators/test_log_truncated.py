@@ -26,11 +26,12 @@ from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
+from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, TopicPartition
 from airflow_kafka_spark.windows.times import format_instant, to_milliseconds
 from tests.support.compacting import alter_config
-from tests.support.control import reset
-from tests.support.intervals import BEGIN, Intervals
+from tests.support.control import replay, reset
+from tests.support.intervals import BEGIN, Intervals, hour
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import order, pipeline, row_of
@@ -156,9 +157,18 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
         hours.produce(*range(5, 20), 61, 62, 121, partition=0)
         for partition in (1, 2):
             hours.produce(300, partition=partition)
-        assert [hours.run(number)["records_read"] for number in (0, 1)] == [20, 2]
+        # With the second interval, the records of the first one's window are removed.
+        assert [hours.run(number, keep_windows=1)["records_read"] for number in (0, 1)] == [20, 2]
         yield ((file, size),)
         hours.produce(*range(130, 160), partition=0)
+        for number in (0, 1):
+            with pytest.raises(LogTruncated), KafkaHook() as hook:
+                name = Interval(*hour(number)).name
+                replay(hook, flow.name, name=name, why="test", ledger_topic=f"ledger-{flow.name}")
+            for data_loss in ("fail", "skip"):
+                with pytest.raises(LogTruncated, match="A replay would remove their rows"):
+                    hours.run(number, cleared=1, keep_windows=1, data_loss=data_loss)
+        assert len(flow.rows()) == 22, "no replay has replaced them"
         with pytest.raises(LogTruncated) as refused:
             hours.run(2)
         error = refused.value

@@ -121,7 +121,8 @@ def _find_interval_window(memory: Memory, name: str) -> Window:
     refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
     bounds = (state.interval.start_ms, state.interval.end_ms)
     return Window(
-        ledger_name, NUMBER, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay
+        ledger_name, NUMBER, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay,
+        epochs=state.epochs,
     )  # fmt: skip
 
 

@@ -176,6 +176,7 @@ class LogTruncated(PlanError):
     :param found_epoch: the leader epoch now.
     :param interval: beginning of the data interval that was to be moved; empty for a pipeline without data intervals.
     :param is_open: True if a planned window was to be read. Some of its records may be committed already.
+    :param action: the action, if the window is replayed; "" if its records are read for the first time.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class LogTruncated(PlanError):
         found_epoch: int,
         interval: str = "",
         is_open: bool = False,
+        action: str = "",
     ) -> None:
         self.topic, self.partition, self.position, self.end = topic, partition, position, end
         self.known_epoch, self.found_epoch = known_epoch, found_epoch
@@ -201,13 +203,14 @@ class LogTruncated(PlanError):
             decide = (
                 f"The records between {end} and {position} now belong to no interval from {interval} on. To continue "
                 f'set `data_loss="skip"`: offsets {end} to {position} are then recorded as a gap. To move the present '
-                'records in place of those that were read, `replay` the intervals that had these offsets, with `data_loss="skip"`'
+                "records, too, run a task with another `pipeline` and `group_id` once, without `window`, whose "
+                "`starting_offsets` and `ending_offsets` are these two offsets (-1 for other partitions)"
             )
         super().__init__(
             f"{topic}-{partition} was cut off at offset {end} and has grown again since, under leader epoch {found_epoch}: its "
             f"records from {end} on are not those that the pipeline knows up to {position}",
             expected=f"the log up to offset {position} as leader epoch {known_epoch} had it",
-            action=f"An unclean leader election has lost records in Kafka itself: compare sink and topic. {decide}",
+            action=f"An unclean leader election has lost records in Kafka itself: compare sink and topic. {action or decide}",
         )
 
 
@@ -313,8 +316,9 @@ class IntervalOverlaps(PlanError):
         super().__init__(
             f"Interval {interval} of pipeline `{pipeline}` overlaps {other}, which has been planned already",
             expected="intervals that follow each other",
-            action="After a change of schedule give the operator a new `pipeline=` name and `group_id`, and "
-            "begin where the old one ends",
+            action="After a change of schedule give the operator a new `pipeline=` name and `group_id`, and begin where the old "
+            "one ends. A `CronTriggerTimetable` with an `interval` of a day in local time overlaps when summer time begins: use "
+            "`CronDataIntervalTimetable`, and trigger a run by hand with the data interval that is left",
         )
 
 

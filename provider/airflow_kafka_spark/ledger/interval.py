@@ -124,7 +124,7 @@ class IntervalLedger(Ledger):
             # The record of the window was removed, because there are many newer ones.
             window = Window(
                 self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
-                gaps=known.gaps, replay=known.replay, binding=known.binding,
+                gaps=known.gaps, replay=known.replay, binding=known.binding, epochs=known.epochs,
             )  # fmt: skip
             return WindowEntry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
         return entry if entry is not None and entry.state is State.COMPLETE else None
@@ -288,7 +288,7 @@ class IntervalLedger(Ledger):
             self.interval, entry.state, window.ranges, window.run, window.replay, window.topic_ids,
             offset=known.offset if known else -1, gaps=window.gaps, tries=entry.tries, dead=dead,
             binding=window.binding or (known.binding if known else None),
-            resent=known.resent if known else {}, resends=known.resends if known else 0,
+            resent=known.resent if known else {}, resends=known.resends if known else 0, epochs=window.epochs,
         )  # fmt: skip
         return make_interval_record(self.parent_pipeline, state)
 

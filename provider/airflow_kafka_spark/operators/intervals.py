@@ -13,7 +13,12 @@ from airflow_kafka_spark.errors import IntervalNotOver, IntervalsLost, Intervals
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, warn_of_lost_transactions
 from airflow_kafka_spark.operators.binding import refuse_other_group
 from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
-from airflow_kafka_spark.windows.interval import Interval, find_contiguous_offsets, find_topic_start
+from airflow_kafka_spark.windows.interval import (
+    Interval,
+    find_contiguous_offsets,
+    find_missing_intervals,
+    find_topic_start,
+)
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, find_known_epochs, limit_start, plan_interval_ranges
 from airflow_kafka_spark.windows.memory import Memory, list_known_topic_ids
 from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMETABLES = (
-    'Give the DAG `schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")`, or '
-    "`CronTriggerTimetable(..., interval=timedelta(hours=1))`: in Airflow 3 a cron text alone makes intervals without width. "
+    'Give the DAG `schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")`, or `CronTriggerTimetable(..., '
+    'timezone="UTC", interval=timedelta(hours=1))`: in Airflow 3 a cron text alone makes intervals without width. '
     "A run that is triggered by hand gets one from `data_interval_start` and `data_interval_end`, or set "
     '`on_missing_interval="progress"` to let such a run move whatever is new'
 )
@@ -205,8 +210,19 @@ class IntervalPlan:
         return read_log(self.kafka, self.topics)
 
     def follow(self, ledger: IntervalLedger) -> dict[TopicPartition, int]:
-        """Move the group to the end of the intervals that are complete without a hole."""
-        return ledger.follow(self.group_id, self._read_committed, self.first)
+        """Move the group to the end of the intervals that are complete without a hole.
+
+        The log names a hole directly before this interval: no run need ever come for it.
+        """
+        moved = ledger.follow(self.group_id, self._read_committed, self.first)
+        for hole in find_missing_intervals(ledger.parent_memory.intervals.spans):
+            if hole.end == ledger.interval.start:
+                log.warning(
+                    "No interval of pipeline %s has moved the records of %s: the offsets of group %s stay before them. If no run "
+                    "of the schedule is still to come (`catchup=False`, local time), trigger one by hand with this data interval",
+                    ledger.parent_pipeline, hole, self.group_id,
+                )  # fmt: skip
+        return moved
 
     def _read_committed(self) -> tuple[Mapping[TopicPartition, int], Log]:
         log = self._log()

@@ -139,6 +139,7 @@ def interval_to_json(state: IntervalState) -> dict[str, Any]:
         **({"tries": tries_to_json(state.tries)} if state.tries else {}),
         **({"dead": dead_letters_to_json(state.dead)} if state.dead is not None else {}),
         **({"resent": [state.resends, encode_offsets(state.resent)]} if state.resends else {}),
+        **_epochs_to_json([r.topic_partition for r in state.ranges], state.epochs),
     }
 
 
@@ -165,6 +166,7 @@ def interval_from_json(value: Mapping[str, Any], offset: int = -1, leading: time
         dead=dead_letters_from_json(NUMBER, value["dead"]) if "dead" in value else None,
         resent=decode_offsets(resent),
         resends=resends,
+        epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["ranges"]], value) if "epochs" in value else {},
     )
 
 

@@ -114,6 +114,8 @@ class IntervalState:
     :param dead: the dead letters and routed records of its window, which a replay does not send again; None without any.
     :param resent: offsets of its dead letters that were sent again, as far as the records of those changes may be removed.
     :param resends: number of the newest change that ``resent`` includes; 0 without one.
+    :param epochs: leader epochs of the ends of its ranges, see :class:`~airflow_kafka_spark.windows.model.Window`: a replay has
+        to notice that the log was truncated since. A missing partition is unknown.
     :param parts: for a span with holes in time or in offsets: returns parts without holes. The span then covers more than its
         intervals, so callers that find an overlap with it have to check the parts. None (default): there are no holes.
     :param only_in_time: True if the holes are in time only, so that the offsets of the intervals are contiguous.
@@ -134,6 +136,7 @@ class IntervalState:
     dead: DeadLetters | None = None
     resent: Mapping[TopicPartition, Runs] = field(default_factory=dict)
     resends: int = 0
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     parts: Callable[[], Sequence[IntervalState]] | None = field(default=None, compare=False, repr=False)
     only_in_time: bool = field(default=False, compare=False, repr=False)
 

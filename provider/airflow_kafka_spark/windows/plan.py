@@ -267,9 +267,9 @@ def check_readable(window: Window, log: Log, data_loss: DataLossPolicy) -> None:
         if partition.lso < r.end:
             raise OffsetsWentBack(r.topic, r.partition, r.end, partition.lso)
         cut = log.diverged.get(r.topic_partition, r.end)
-        if cut < r.end and data_loss == "fail":
+        if cut < r.end and keeps_all:
             epoch = window.epochs.get(r.topic_partition, -1)
-            raise LogTruncated(r.topic, r.partition, r.end, epoch, cut, partition.epoch, is_open=True)
+            raise LogTruncated(r.topic, r.partition, r.end, epoch, cut, partition.epoch, is_open=True, action=action)
 
 
 def find_lost_topics(window: Window, log: Log) -> tuple[str, ...]:
