@@ -6,6 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka.admin import AdminClient, ResourceType
 
 from airflow_kafka_spark.errors import BeginningDeleted, DataLoss, TimestampsInFuture
 from airflow_kafka_spark.hooks.kafka import log as first_records
@@ -19,7 +21,10 @@ from airflow_kafka_spark.windows.offset_specs import Timestamp
 from airflow_kafka_spark.windows.plan import Position
 from airflow_kafka_spark.windows.times import get_current_milliseconds
 from tests.support.clients import find_producer
+from tests.support.compacting import alter_config
+from tests.support.oracle import committed_messages
 from tests.support.runs import fails_at
+from tests.support.waiting import eventually
 
 BEGIN = 1_750_000_000_000
 MINUTE = 60_000
@@ -185,6 +190,26 @@ class TestTimestampsInTheFuture:
         at = int(minutes)
         assert topic.decide(at, grace=120, pause=pause) == {at: {0: 2, 1: 1}}
         assert waited, "partition 1 has nothing so late: decided without waiting"
+
+    def test_a_topic_may_take_the_time_of_the_brokers_from_some_record_on(self, topic):
+        def produce_and_look():
+            topic.produce(5, partition=0)
+            found = [m.timestamp() for m in committed_messages(topic.kafka.connection_extra(), topic.name) if not m.partition()]
+            return found if [kind for kind, _ in found].count(TIMESTAMP_LOG_APPEND_TIME) > 1 else None
+
+        topic.produce(0, 30, BEGIN * 1000, partition=0)
+        topic.produce(30, partition=1)
+        by_brokers = {"message.timestamp.type": "LogAppendTime"}
+        alter_config(AdminClient(topic.kafka.connection_extra()), ResourceType.TOPIC, topic.name, by_brokers)
+        stamps = eventually(produce_and_look)
+        assert topic.decide(20) == {20: {0: 1, 1: 0}}
+        times = [0 if at > get_current_milliseconds() else at for _, at in stamps]
+        for kind, at in stamps:
+            if kind == TIMESTAMP_LOG_APPEND_TIME:
+                first = next(offset for offset, other in enumerate(times) if other >= at)
+                assert topic.boundaries.decide([topic.name], [at], lambda: read_log(topic.hook, [topic.name]), grace=0)[
+                    topic.name
+                ][at].offsets == {0: first, 1: 1}
 
     def test_where_it_cannot_be_found_the_record_is_named(self, topic, monkeypatch):
         monkeypatch.setattr(first_records, "SCAN_SECONDS", 0.0)
