@@ -20,6 +20,7 @@ from sphinx.util import logging
 import airflow_kafka_spark
 
 if TYPE_CHECKING:
+    from airflow.cli.cli_config import Arg
     from sphinx.application import Sphinx
 
 project = "airflow-provider-kafka-spark"
@@ -55,7 +56,7 @@ def commands() -> str:
 
     sections = []
     for command in COMMANDS:
-        rows = "\n".join(f"| `{arg.flags[0]}` | {_escaped(arg.kwargs['help'])} |" for arg in command.args)
+        rows = "\n".join(f"| {_flags_of(arg)} | {_escaped(arg.kwargs['help'])} |" for arg in command.args)
         sections.append(f"## {command.name}\n\n{command.help}.\n\n| argument | |\n| --- | --- |\n{rows}")
     return "\n\n".join(sections)
 
@@ -69,6 +70,10 @@ def settings() -> str:
         default = f"`{option['default']}`" if option["default"] else "none"
         sections.append(f"## {name}\n\n{option['description']}\nDefault: {default}. Example: `{option['example']}`.")
     return "\n\n".join(sections)
+
+
+def _flags_of(arg: Arg) -> str:
+    return ", ".join(f"`{flag}`" for flag in arg.flags) + (" (required)" if arg.kwargs.get("required") else "")
 
 
 def _escaped(text: str) -> str:

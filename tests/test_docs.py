@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.providers.common.compat.sdk import BaseHook, BaseOperator
 
 from airflow_kafka_spark import errors
 from airflow_kafka_spark.cli.definition import COMMANDS
@@ -183,9 +183,24 @@ def test_the_reference_shows_every_public_name() -> None:
     assert not {name: names for name, names in missing.items() if names}
 
 
-def test_every_argument_of_the_command_line_has_a_text() -> None:
+def test_the_reference_shows_every_hook() -> None:
+    names = [name for entry in get_provider_info()["hooks"] for name in entry["python-modules"]]
+    hooks = {
+        (name.removeprefix("airflow_kafka_spark."), found.__name__)
+        for name in names
+        for found in vars(import_module(name)).values()
+        if inspect.isclass(found) and issubclass(found, BaseHook) and found.__module__ == name and hasattr(found, "conn_type")
+    }
+    shown = {(module, name) for module, found in in_reference().items() for name in found}
+    assert len(hooks) >= len(names) and not hooks - shown
+
+
+def test_every_argument_of_the_command_line_has_a_text_that_names_its_default() -> None:
     """The reference is made of these texts."""
-    assert not [(command.name, arg.flags[0]) for command in COMMANDS for arg in command.args if not arg.kwargs.get("help")]
+    arguments = [(command.name, arg) for command in COMMANDS for arg in command.args]
+    assert not [(name, arg.flags[0]) for name, arg in arguments if not arg.kwargs.get("help")]
+    unsaid = [(n, arg.flags[0]) for n, arg in arguments if "default" in arg.kwargs and "(default: " not in arg.kwargs["help"]]
+    assert not unsaid
 
 
 def test_every_setting_has_a_text_and_an_example() -> None:

@@ -28,6 +28,8 @@ from airflow_kafka_spark.operators.options import (
 )
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor
 from airflow_kafka_spark.sinks import DeltaSink, IcebergSink
+from airflow_kafka_spark.sinks.iceberg.hooks import IcebergHook
+from airflow_kafka_spark.sources.jdbc.hooks import MySqlHook, PostgresHook
 from airflow_kafka_spark.testing import EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity
 from airflow_kafka_spark.triggers import KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
@@ -51,7 +53,7 @@ def public_classes() -> list[type]:
 CLASSES = public_classes()
 GROUPS = (ErrorOptions, FollowOptions, LedgerOptions, ReadOptions, RecordOptions, SparkOptions, WindowOptions)
 ALSO = [
-    *(KafkaHook, SparkHook, SparkConnectHook, SchemaRegistryHook),
+    *(KafkaHook, SparkHook, SparkConnectHook, SchemaRegistryHook, IcebergHook, MySqlHook, PostgresHook),
     *GROUPS,
     *(CommittedOffsets, KafkaIntervalTrigger, KafkaLagTrigger, KafkaWindowTrigger),
     *(EmbeddedAirflow, EmbeddedKafka, EmbeddedPostgres, KafkaSecurity),

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 DAG, TOPIC = "hours", "ui-hours"
 PIPELINE = f"{DAG}.load"
+LATE = 12
 BEGIN = (datetime.now(timezone.utc) - timedelta(hours=6)).replace(minute=0, second=0, microsecond=0)
 
 
@@ -29,11 +30,13 @@ def name_of(number):
 
 @pytest.fixture(scope="module")
 def hours(site):
-    """Ten records in each of four hours; runs of the second and then of the first hour."""
+    """Ten records in each of four hours, one of them late; runs of the second and then of the first hour."""
     site.kafka.create_topic(TOPIC, 2)
     producer = Producer(site.kafka.connection_extra())
     for number in range(40):
-        at = int((hour(number // 10) + timedelta(minutes=number % 10)).timestamp() * 1000)
+        # This record comes after a record of the second hour, with a timestamp of the first one.
+        written = hour(0 if number == LATE else number // 10) + timedelta(minutes=number % 10)
+        at = int(written.timestamp() * 1000)
         producer.produce(TOPIC, json.dumps({"id": number}).encode(), partition=number % 2, timestamp=at)
     assert producer.flush(60) == 0
     runs = {}
@@ -62,6 +65,8 @@ def test_intervals_are_the_windows_of_their_pipeline_whatever_their_order(site, 
     for number, window in ((1, page["windows"][0]), (0, page["windows"][1])):
         assert [datetime.fromisoformat(at) for at in window["interval"]] == [hour(number), hour(number + 1)]
         assert (window["state"], window["records_read"], window["run_id"]) == ("COMPLETE", 10, hours[number])
+    late = [(window["records_out_of_interval"], window["out_of_interval_seconds"]) for window in page["windows"]]
+    assert late == [(1, 58 * 60.0), (0, None)]
     names = [row["pipeline"] for row in site.login("viewer").get("pipelines", dag_id=DAG).json["pipelines"]]
     assert names == [PIPELINE]
     # Both hours are complete, and so is the group: what is left are the two hours behind them.
@@ -103,6 +108,7 @@ def test_an_interval_that_was_left_out_is_named_and_its_page_has_what_intervals_
     first = visit.page.locator("tr[data-row] td").first.inner_text()
     assert f"{hour(3):%H:%M} – " in first
     assert "ui-hours-0 [" in visit.see("tr[data-row]").inner_text()
+    visit.see("tr[data-row]", has_text="1 record outside of the interval, by up to 58 min")
     assert visit.page.locator("[data-tab=next]").count() == 0
     # Latencies of hours have an axis of hours.
     visit.page.get_by_role("tab", name="Charts").click()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class IcebergHook(BaseHook):
     """A catalog of Iceberg, with the connection test of Airflow's UI.
 
-    :param conn_id: the Airflow connection.
+    :param conn_id: the Airflow connection; default ``iceberg_default``.
     """
 
     conn_name_attr = "conn_id"
