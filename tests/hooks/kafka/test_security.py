@@ -12,12 +12,15 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import ConnectionInvalid, RightMissing
+from airflow_kafka_spark.hooks.kafka.config import make_consumer_config
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 from airflow_kafka_spark.hooks.spark.hook import SparkHook
 from airflow_kafka_spark.hooks.spark.jars import find_spark_kafka_connector, resolve_jars
+from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
-from airflow_kafka_spark.windows.model import TopicPartition
+from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition
+from tests.support import oauth
 
 PASSWORD = 'say "it"\\ twice; #=ü,{}/*'
 VALUES = [f"v{n}" for n in range(100)]
@@ -55,7 +58,7 @@ def sasl_plaintext():
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:ann;User:bob",
     }
-    with filled(KafkaSecurity("SASL_PLAINTEXT", users, ("PLAIN", "SCRAM-SHA-256")), authorizer) as kafka:
+    with filled(KafkaSecurity("SASL_PLAINTEXT", users, ("PLAIN", "SCRAM-SHA-256")), authorizer | oauth.BROKER) as kafka:
         yield kafka
 
 
@@ -170,6 +173,39 @@ def test_java_settings_by_hand_serve_spark(sasl_ssl, spark, monkeypatch):
     by_hand = {f"java.{name}": options[name] for name in ("sasl.mechanism", "sasl.jaas.config")}
     hook = connect(monkeypatch, extra | {"sasl.mechanism": "OAUTHBEARER"} | by_hand)
     assert read(spark, hook.make_java_config().options) == VALUES
+
+
+def read_in_task(spark, config):
+    """Return the records that a Spark task reads with librdkafka."""
+    readers = [KafkaSplitReader(make_consumer_config(config), OffsetRange("t", p, 0, 50)) for p in (0, 1)]
+    values = spark.sparkContext.parallelize(readers, 1).flatMap(lambda reader: [v for part in reader for v in part.values])
+    return sorted((value.decode() for value in values.collect()), key=lambda value: int(value[1:]))
+
+
+def test_oauth_by_a_function_and_by_oidc_serves_librdkafka_here_and_in_sparks_tasks_and_sparks_source(
+    sasl_plaintext, spark, monkeypatch
+):
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "tests.support.oauth.make_token")
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    common = {
+        "bootstrap.servers": sasl_plaintext.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "java.sasl.mechanism": "OAUTHBEARER",
+        "java.sasl.jaas.config": f'{module} required unsecuredLoginStringClaim_sub="ann";',
+    }
+    by_function = {"oauth_cb": "tests.support.oauth.make_token", "sasl.oauthbearer.config": "ann"}
+    with oauth.serve_tokens() as endpoint:
+        oidc = {"method": "oidc", "client.id": "ann", "client.secret": "hush", "token.endpoint.url": endpoint}
+        by_oidc = {f"sasl.oauthbearer.{name}": value for name, value in oidc.items()}
+        for way in (by_function, by_oidc):
+            hook = connect(monkeypatch, common | way)
+            assert served(hook)
+            assert read_in_task(spark, hook.config) == VALUES
+        assert read(spark, hook.make_java_config().options) == VALUES
+        hook = connect(monkeypatch, common | by_oidc | {"sasl.oauthbearer.client.secret": "nonsense"})
+        done, said = hook.test_connection()
+        assert not done and "nonsense" not in said, said
 
 
 def refused(hook, capfd):

@@ -14,6 +14,7 @@ const STYLE = `
 .aks-error { color: var(--chakra-colors-fg-error); }
 .aks-warning { color: var(--chakra-colors-fg-warning); }
 .aks-clamp { display: -webkit-box; -webkit-line-clamp: 2; -webkit-box-orient: vertical; overflow: hidden; overflow-wrap: anywhere; }
+.aks-clamp.aks-lines { -webkit-line-clamp: 5; }
 .aks-row { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; }
 .aks-between { display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: flex-start; justify-content: space-between; }
 .aks-stack { display: flex; flex-direction: column; gap: 12px; min-width: 0; }

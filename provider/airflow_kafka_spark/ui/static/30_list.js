@@ -35,7 +35,7 @@ function LastFailure({ failure }) {
   return h(
     "div",
     { className: "aks-small", "data-failed-attempt": failure.attempt ?? "" },
-    error ? h("div", { className: "aks-clamp", title: error.message }, h("span", { className: "aks-error aks-strong" }, error.class), error.message ? `: ${gist(error.message)}` : "") : null,
+    error ? h("div", { className: "aks-clamp aks-lines", title: error.message }, h("span", { className: "aks-error aks-strong" }, error.class), error.message ? `: ${gist(error.message)}` : "") : null,
     h(
       "div",
       { className: "aks-muted" },
