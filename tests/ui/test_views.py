@@ -228,6 +228,14 @@ def test_a_pipeline_whose_ledger_was_not_read_is_not_said_to_be_new():
     assert (new["status"], new["activity"], new["reason"]) == ("UNKNOWN", "new", "it has not moved a window yet")
 
 
+def test_without_its_ledger_the_last_status_of_a_pipeline_holds_for_a_minute():
+    item = PipelineItem(LEDGER, "p", summary(), verdict=Verdict(Status.WARN, "the lag grows"))
+    states = AirflowState({}, {"d": False}, {})
+    shown = [make_pipeline_row(replace(item, outage=outage), states, ACCESS, now=0.0) for outage in (None, 59.0, 61.0)]
+    assert [row["status"] for row in shown] == ["WARN", "WARN", "UNKNOWN"]
+    assert shown[2]["reason"] == "its ledger cannot be reached; when it was last read, the status was WARN (the lag grows)"
+
+
 # --- windows as CSV ---------------------------------------------------------------------------------------------------
 
 REPORT = {

@@ -122,10 +122,11 @@ def test_while_the_broker_is_away_the_data_stays_with_its_age_and_it_comes_back(
         first = watch.compute_age(time.time())
         assert first > 1
         assert watch.summaries["steady"].last.window.number == 1 and watch.is_read
-        assert eventually(lambda: watch.compute_age(time.time()) > first + 1)
+        assert eventually(lambda: watch.compute_outage(time.time()) > first + 1)
     finally:
         kafka.resume()
     state_is(watch, "ok")
+    assert watch.compute_outage(time.time()) is None
     move(past, watch, "steady")
     complete(watch, "steady", 2)
     assert watch.compute_age(time.time()) < 60

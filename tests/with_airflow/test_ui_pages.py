@@ -274,6 +274,8 @@ def test_a_pipeline_of_rows_has_charts_of_its_own_and_no_action_that_is_refused(
     for name in ("Rows per window", "Bytes per window", "Duration"):
         assert int(visit.see(f"[data-chart='{name}']").get_attribute("data-points")) == 6
     assert visit.page.locator("[data-chart]").count() == 3
+    rows_legend = visit.page.locator("[data-chart='Rows per window'] .aks-legend").inner_text()
+    assert "read" in rows_legend and "published" in rows_legend
     legend = visit.page.locator("[data-chart='Duration'] .aks-legend").inner_text()
     assert "session" in legend and "workers" in legend and "move" not in legend
     assert [button.get_attribute("data-action") for button in visit.page.locator("[data-action]").all()] == ["pause"]

@@ -59,6 +59,8 @@ JsonObject: TypeAlias = "dict[str, Any]"
 
 STATUSES = ("OK", "WARN", "STALL", "STOP", "REWIND", "UNKNOWN")
 ACTIVITIES = ("running", "failed", "paused", "conflict", "idle", "new", "unknown")
+OUTAGE_SECONDS = 60.0
+"""Seconds after which the last status of a pipeline whose ledger cannot be reached is no longer shown as its status."""
 SORTS = ("pipeline", "status", "activity", "dag_id", "lag", "lag_records", "lag_seconds", "rate", "last_window", "ledger")
 
 
@@ -75,6 +77,7 @@ class PipelineItem:
     :param stored_configuration: the configuration that the run of its newest window has stored, as that of a mapped task; empty
         where a DAG file has it.
     :param is_read: False if the ledger could not be read yet, so that a pipeline without a summary may have windows.
+    :param outage: seconds since the ledger was last read, if it cannot be reached now; None if it can.
     """
 
     ledger: LedgerName
@@ -85,6 +88,7 @@ class PipelineItem:
     tasks: tuple[PipelineTask, ...] = ()
     stored_configuration: str = ""
     is_read: bool = True
+    outage: float | None = None
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
@@ -180,7 +184,15 @@ def _find_published_uri(sink: str | None, published: Sequence[Mapping[str, Any]]
 
 
 def _find_status(item: PipelineItem) -> tuple[str, str]:
-    """Return the status of a pipeline, and the reason."""
+    """Return the status of a pipeline, and the reason. Without its ledger, the last status holds for a minute."""
+    status, reason = _find_last_status(item)
+    if status == "UNKNOWN" or item.outage is None or item.outage < OUTAGE_SECONDS:
+        return status, reason
+    why = f" ({reason})" if reason else ""
+    return "UNKNOWN", f"its ledger cannot be reached; when it was last read, the status was {status}{why}"
+
+
+def _find_last_status(item: PipelineItem) -> tuple[str, str]:
     summary = item.summary
     if summary is None:
         return "UNKNOWN", "it has not moved a window yet" if item.is_read else "its ledger has not been read"
@@ -838,13 +850,14 @@ class UserView:
     def list_items(self) -> list[PipelineItem]:
         """Return all pipelines that the user may see."""
         found = []
-        tasks = dict(self.watcher.by_pipeline)
+        tasks, now = dict(self.watcher.by_pipeline), time.time()
         for name, watch in self.watcher.ledgers.items():
             with watch.lock:
+                outage = watch.compute_outage(now)
                 for pipeline, summary in watch.summaries.items():
                     tracker = watch.lag_trackers.get(pipeline)
                     seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
-                    found.append(PipelineItem(name, pipeline, summary, *seen, tasks.pop((name, pipeline), ())))
+                    found.append(PipelineItem(name, pipeline, summary, *seen, tasks.pop((name, pipeline), ()), outage=outage))
         found += [
             PipelineItem(name, pipeline, tasks=named, is_read=self.watcher.ledgers[name].is_read)
             for (name, pipeline), named in tasks.items()
@@ -903,7 +916,8 @@ class UserView:
                 summary, tracker = watch.summaries.get(pipeline), watch.lag_trackers.get(pipeline)
                 seen = (tracker.measured, tracker.verdict) if tracker else (None, None)
                 tasks = self.watcher.by_pipeline.get((watch.name, pipeline), ())
-                found = PipelineItem(watch.name, pipeline, summary, *seen, tasks, is_read=watch.is_read)
+                outage = watch.compute_outage(time.time())
+                found = PipelineItem(watch.name, pipeline, summary, *seen, tasks, is_read=watch.is_read, outage=outage)
         if watch is None or found is None or not (found.summary or found.tasks) or not self.access.may_see(found.dag_ids):
             raise RequestRefused(
                 404, f"There is no pipeline `{pipeline}` in ledger `{ledger}` that you may see", action="See the list"

@@ -182,6 +182,13 @@ class LedgerWatch:
         """
         return None if self.as_of is None else max(0.0, now - self.as_of)
 
+    def compute_outage(self, now: float) -> float | None:
+        """Return the seconds since the ledger was last read, if it cannot be reached now; None if it can, or was never read.
+
+        :param now: seconds since the epoch.
+        """
+        return self.compute_age(now) if self._state == "down" else None
+
     def mark_interest(self, pipeline: str) -> None:
         """Record that the page of this pipeline is open. Its lag, with its group, is measured now, and first in later rounds."""
         with self.lock:

@@ -195,7 +195,7 @@ function Charts({ series, readsRows }) {
           readsRows ? null : { key: "published", label: "published", colour: "var(--chakra-colors-fg-subtle)" },
           { key: "read", label: "read", colour: solid("blue") },
           { key: "gaps", label: "lost (gaps)", colour: solid("red"), on: "read" },
-          { key: "written", label: "written", colour: solid("green") },
+          { key: "written", label: readsRows ? "published" : "written", colour: solid("green") },
         ].filter((each) => each && told(each)),
       }),
     ),
