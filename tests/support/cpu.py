@@ -1,9 +1,9 @@
 """Measure the CPU seconds of each test, by kind of process (``make test ARGS="--measure-cpu build/cpu.json"``).
 
 A thread of pytest's first process looks at all processes of the run twice a second. What a process used between two looks
-counts for the test that its test process ran at that time, so that a shared server counts for the tests that use it. A process
-that lives for less than half a second may be missed, and so is the end of any other: a fifth of the CPU seconds of a whole run.
-So the CPU seconds of the machine are measured, too. Test processes are needed (``-n 1`` for a single file).
+counts for the test that its test process ran at that time, so that a shared server counts for the tests that use it. What a
+process used after the last look, or one that was never seen, counts as "ended" when its parent has waited for it. The CPU seconds
+of the machine are measured, too. Test processes are needed (``-n 1`` for a single file).
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ KINDS = (
 
 @dataclass
 class Process:
-    """A process of the run: its kind, the test process it belongs to, and its CPU seconds at the last look."""
+    """A process of the run: its kind, the test process it belongs to, and what the last look has shown: its CPU seconds, those
+    of the children that it has waited for, and its parent.
+    """
 
-    kind: str
-    worker: str
+    kind: str = ""
+    worker: str = ""
     seconds: float = 0.0
+    waited: float = 0.0
+    parent: int = 0
 
 
 @dataclass(eq=False)
@@ -63,6 +67,7 @@ class CpuMeter:
 
     file: Path
     processes: dict[tuple[int, str], Process] = field(default_factory=dict)
+    running: dict[int, Process] = field(default_factory=dict)
     used: list[tuple[float, str, str, float]] = field(default_factory=list)
     tests: dict[str, list[tuple[float, float, str]]] = field(default_factory=lambda: defaultdict(list))
     starts: Counter[str] = field(default_factory=Counter)
@@ -97,25 +102,42 @@ class CpuMeter:
             self._look()
 
     def _look(self) -> None:
-        now = time.time()
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        now, before, self.running = time.time(), self.running, {}
+        waited: dict[int, float] = {}
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
-                stat = Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()
-                known = self.processes.get((int(pid), stat[19].decode()))
-                if known is None or known.kind == "other Python":  # one that is forked becomes another with `exec`
-                    known = self._meet(pid, known)
-                    self.processes[int(pid), stat[19].decode()] = known
+                stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+                parent, begun = int(stat[1]), stat[19].decode()
+                known = self.processes.setdefault((pid, begun), Process())
+                # One that is forked becomes another with `exec`. Those outside of the run stay outside, except test processes.
+                if not known.kind or (known.kind == "other Python" and (known.worker or parent == os.getpid())):
+                    self._meet(pid, known, before.get(parent) or self.running.get(parent) or known)
             except OSError:
                 continue
-            # Its own time. What it has waited for was counted while that ran.
-            seconds = (int(stat[11]) + int(stat[12])) / TICKS
-            if known.worker and seconds > known.seconds:
-                self.used.append((now, known.worker, known.kind, seconds - known.seconds))
-                known.seconds = seconds
+            self.running[pid] = known
+            own, of_children = ((int(stat[n]) + int(stat[n + 1])) / TICKS for n in (11, 13))
+            self._count(now, known.worker, known.kind, own - known.seconds)
+            waited[pid] = of_children - known.waited
+            known.seconds, known.waited, known.parent = own, of_children, parent
+        # What ended processes had used until the last look, and had waited for, was counted before.
+        ended = {pid: known for pid, known in before.items() if self.running.get(pid) is not known}
+        for known in ended.values():
+            parent = known.parent
+            while parent in ended:  # it has waited for this one, and another for both
+                parent = ended[parent].parent
+            if parent in waited:
+                waited[parent] -= known.seconds + known.waited
+        for pid, seconds in waited.items():
+            self._count(now, self.running[pid].worker, "ended", seconds)
 
-    def _meet(self, pid: str, known: Process | None) -> Process:
-        environment = Path("/proc", pid, "environ").read_bytes()
-        command = Path("/proc", pid, "cmdline").read_bytes()
+    def _count(self, now: float, worker: str, kind: str, seconds: float) -> None:
+        if worker and seconds > 0:
+            self.used.append((now, worker, kind, seconds))
+
+    def _meet(self, pid: int, process: Process, parent: Process) -> None:
+        """Find out the kind of a process, and its test process."""
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
         variables = environment.split(b"\0")
         own = bool(self.run) and self.run in variables
         worker = next((v.partition(b"=")[2].decode() for v in variables if own and v.startswith(WORKER)), "")
@@ -125,16 +147,17 @@ class CpuMeter:
             program = command.partition(b"\0")[0]
             known_by = [*(name for part, name in PROGRAMS if part in program), *(name for part, name in KINDS if part in command)]
             kind = known_by[0] if known_by else "other Python"
-        if known is None or known.kind != kind:
-            self.starts[kind] += bool(worker)
-        return Process(kind, worker, 0.0 if known is None else known.seconds)
+        # PostgreSQL, Airflow and browsers write their titles over their environment.
+        process.worker = worker or process.worker or parent.worker
+        self.starts[kind] += bool(process.worker) and process.kind != kind
+        process.kind = kind
 
-    def _number(self, pid: str) -> str:
+    def _number(self, pid: int) -> str:
         """Return the name of a test process: pytest-xdist starts them in this order."""
         mine = str(os.getpid())
         children = Path("/proc", mine, "task", mine, "children").read_text().split()
         found = [child for child in children if b"sys.stdin.readline" in Path("/proc", child, "cmdline").read_bytes()]
-        return f"gw{sorted(found, key=int).index(pid)}" if pid in found else ""
+        return f"gw{sorted(map(int, found)).index(pid)}" if str(pid) in found else ""
 
     def _result(self) -> dict[str, object]:
         tests: dict[str, Counter[str]] = defaultdict(Counter)
