@@ -47,7 +47,7 @@ def test_an_end_may_be_given(kafka, topic, context, deferrable):
 
 @pytest.mark.parametrize("dag_run", [{}, {"data_interval_start": None, "data_interval_end": None}])
 def test_the_error_of_a_run_without_an_interval_names_the_timetable_to_use(topic, context, dag_run):
-    with pytest.raises(ValidationError, match=r"CronDataIntervalTimetable.*CronTriggerTimetable\(\.\.\., interval="):
+    with pytest.raises(ValidationError, match=r"CronDataIntervalTimetable.*CronTriggerTimetable\(\.\.\., timezone=.*interval="):
         run(context(**dag_run), topics=topic)
 
 
