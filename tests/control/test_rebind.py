@@ -248,7 +248,7 @@ def test_a_command_moves_the_group_of_the_newest_window_and_none_that_another_pi
     assert done.group_id == second
     with Ledger(piped.hook, two, "next", topic=piped.ledger_topic, group_id=first) as ledger:
         assert ledger.find_other_owner(first) is None
-    assert find_group_owner(two, piped.hook.read_committed(first, [piped.tp(0)])) is None
+    assert find_group_owner(two, piped.hook.read_committed_offsets(first, [piped.tp(0)])) is None
 
 
 def test_the_ledger_knows_a_group_of_a_pipeline_that_was_renamed_by_its_new_name(piped):

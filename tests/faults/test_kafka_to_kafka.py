@@ -138,7 +138,7 @@ def test_output_and_consumed_offset_of_a_partition_move_together(orders):
         # Kafka answers a commit before every partition, of the output and of the group, has its marker.
         there = {r.content for r in orders.read(orders.output, stable=False)}
         with KafkaHook() as hook:
-            committed = hook.read_committed(orders.name, places, stable=False)
+            committed = hook.read_committed_offsets(orders.name, places, stable=False)
         moved = {tp.partition for tp, offset in committed.items() if offset}
         return committed if there and there == {r.content for r in sent if r.partition in moved} else None
 

@@ -50,7 +50,7 @@ def test_every_call_of_a_hook_answers_when_one_of_three_brokers_dies(three, uniq
         three.kill(killed)
         try:
             assert len(hook.read_offsets(topics)) == 18
-            assert hook.read_committed(group, [partition]) == {partition: CommittedOffset(3)}
+            assert hook.read_committed_offsets(group, [partition]) == {partition: CommittedOffset(3)}
             hook.alter_committed(group, {partition: 4})
             assert hook.read_group_state(group).state == "Empty"
             assert {topic for topic in hook.list_topics() if topic.startswith("asked-")} == set(topics)

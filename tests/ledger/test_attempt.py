@@ -143,15 +143,15 @@ def test_offsets_of_many_partitions_are_committed_in_one_transaction(kafka, hook
     producer.init_transactions(60)
     producer.begin_transaction()
     send_offsets(producer, hook.make_consumer_config(), pipeline, offsets, 30)
-    found = hook.read_committed(pipeline, [tp for tp, _, _ in offsets], stable=False)
+    found = hook.read_committed_offsets(pipeline, [tp for tp, _, _ in offsets], stable=False)
     assert not any(found.values())
     producer.commit_transaction(60)
-    found = hook.read_committed(pipeline, [tp for tp, _, _ in offsets])
+    found = hook.read_committed_offsets(pipeline, [tp for tp, _, _ in offsets])
     assert [there.offset for there in found.values()] == [7] * 400
 
 
 def committed(hook, pipeline, topic):
-    return hook.read_committed(pipeline, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+    return hook.read_committed_offsets(pipeline, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
 
 
 def complete_one(attempt, pipeline, topic, number):

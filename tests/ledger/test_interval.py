@@ -125,10 +125,10 @@ class TestArchives:
         for number in (*range(3), *range(4, 10)):
             hourly.move(number)
         tp = TopicPartition(hourly.topic, 0)
-        committed = hook.read_committed(hourly.name, [tp], stable=True)
+        committed = hook.read_committed_offsets(hourly.name, [tp], stable=True)
         assert committed[tp].offset == 30, "the fourth hour is missing"
         hourly.move(3)
-        assert hook.read_committed(hourly.name, [tp], stable=True)[tp].offset == 100
+        assert hook.read_committed_offsets(hourly.name, [tp], stable=True)[tp].offset == 100
         assert sum(archive.count for archive in hourly.intervals.archives) >= 4
 
     def test_an_archived_interval_is_moved_once_more_and_then_has_a_record_of_its_own(self, hook, hourly):

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_kafka_spark.errors import KafkaSparkError, SinkUnavailable
 from airflow_kafka_spark.hooks.object_stores import find_s3_access
-from airflow_kafka_spark.sinks import list_window_files
+from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.windows.model import TopicPartition
 from tests.sinks.attempt import apply
@@ -48,7 +48,7 @@ class Place:
 
     def named(self) -> set[str]:
         """Return the data files that readers see."""
-        return {uri.partition(f"{self.bucket.name}/")[2] for uri in list_window_files(self.sink.uri, "lake")}
+        return {uri.partition(f"{self.bucket.name}/")[2] for uri in window_files(self.sink.uri, "lake")}
 
     def leftovers(self) -> set[str]:
         objects = self.bucket.objects()

@@ -153,4 +153,4 @@ class Dry:
 
         with KafkaHook("kafka_default") as hook:
             places = [tp for t in hook.describe_topics(topics or (self.topic,)).values() for tp in t.topic_partitions]
-            return {str(tp): there.offset for tp, there in hook.read_committed(self.name, places).items() if there}
+            return {str(tp): there.offset for tp, there in hook.read_committed_offsets(self.name, places).items() if there}

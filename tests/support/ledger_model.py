@@ -450,7 +450,9 @@ class Hook:
 
     read_offsets = read_offsets_of_existing
 
-    def read_committed(self, group: str, partitions: Any, stable: bool = True) -> dict[TopicPartition, CommittedOffset | None]:
+    def read_committed_offsets(
+        self, group: str, partitions: Any, stable: bool = True
+    ) -> dict[TopicPartition, CommittedOffset | None]:
         found = _ask("committed", group)
         return {tp: CommittedOffset(*found) if found else None for tp in partitions}
 

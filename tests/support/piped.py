@@ -76,7 +76,7 @@ class Piped:
         return window
 
     def committed(self) -> list[int | None]:
-        found = self.hook.read_committed(self.name, [self.tp(p) for p in range(2)])
+        found = self.hook.read_committed_offsets(self.name, [self.tp(p) for p in range(2)])
         return [there.offset if (there := found[self.tp(p)]) else None for p in range(2)]
 
     @property

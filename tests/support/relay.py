@@ -122,7 +122,7 @@ class Relay(Attempts):
         compared = same_multiset(expected, map(found or (lambda r: r.content), self.read(self.output)))
         with KafkaHook() as hook:
             offsets = hook.read_offsets([self.topic])
-            committed = hook.read_committed(self.name, offsets)
+            committed = hook.read_committed_offsets(self.name, offsets)
             assert len(committed) == PARTITIONS
             assert {tp: there and there.offset for tp, there in committed.items()} == {tp: o.lso for tp, o in offsets.items()}
         return compared

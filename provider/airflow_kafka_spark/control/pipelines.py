@@ -111,7 +111,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     offsets = memory.position.offsets
     group = group_id or find_group(memory)
     log = read_log(hook, {tp.topic for tp in offsets})
-    committed = hook.read_committed(group, log.partitions, stable=False) if group else {}
+    committed = hook.read_committed_offsets(group, log.partitions, stable=False) if group else {}
     partitions = []
     for tp in sorted({*offsets, *log.partitions}):
         there, mirror = log.partitions.get(tp), committed.get(tp)

@@ -206,7 +206,7 @@ def _resolve_target(
     """
     if not (isinstance(target, CommittedOffsets) and target.group_id in (None, group)):
         return resolve_start(hook, target, log, group)
-    committed = hook.read_committed(group, log.partitions)
+    committed = hook.read_committed_offsets(group, log.partitions)
     kept = {tp: before[tp] for tp, there in committed.items() if there is None and tp in before}
     others = {tp: there for tp, there in log.partitions.items() if tp not in kept}
     return {**kept, **(resolve_start(hook, target, replace(log, partitions=others), group) if others else {})}
@@ -431,7 +431,7 @@ def _move_behind_lost_window(
     described = hook.describe_topics({*topics, request.ledger_topic}, missing="omit")
     partitions = [tp for found in described.values() for tp in found.topic_partitions]
     ids = {name: found.topic_id for name, found in described.items() if name != request.ledger_topic}
-    named = find_source_window(request.pipeline, hook.read_committed(group, partitions), ids)
+    named = find_source_window(request.pipeline, hook.read_committed_offsets(group, partitions), ids)
     if named is None or named.number <= max((memory.last_used, *memory.entries)) or not named.knows_position:
         what = "names no window that the ledger does not know" if named is None or named.knows_position else "holds no position"
         raise ChangeRefused(

@@ -185,7 +185,7 @@ def _find_beginning(
     group = options.group_id or ""
     for left in reversed(range(BEHIND_TRIES)):
         log = read_log(hook, options.topics)
-        committed = hook.read_committed(group, log.partitions, stable=False) if group else {}
+        committed = hook.read_committed_offsets(group, log.partitions, stable=False) if group else {}
         if owner := find_group_owner(memory.pipeline, committed):
             raise GroupOwned(memory.pipeline, group, owner)
         try:

@@ -289,7 +289,7 @@ class Ledger:
         described = self.hook.describe_topics(self.hint_topics, missing="omit")
         partitions = [tp for topic in described.values() for tp in topic.topic_partitions]
         # Not stable: an open transaction of a dead attempt would be awaited, and it is fenced only after the ledger is read.
-        committed = self.hook.read_committed(self.group_id, partitions, stable=False)
+        committed = self.hook.read_committed_offsets(self.group_id, partitions, stable=False)
         hints = (Hint.from_metadata(offset.metadata, self.pipeline) for offset in committed.values() if offset)
         return next(filter(None, hints), None)
 

@@ -274,7 +274,10 @@ class LagMeter:
             at, ids_then = dict(position.offsets), position.topic_ids
         elif self.group_id:
             # Not stable: an offset in an open transaction is not committed yet, and its end is not awaited.
-            at = {tp: c.offset if c else None for tp, c in hook.read_committed(self.group_id, partitions, stable=False).items()}
+            at = {
+                tp: c.offset if c else None
+                for tp, c in hook.read_committed_offsets(self.group_id, partitions, stable=False).items()
+            }
             active = hook.read_group_state(self.group_id).state in _ALIVE
         states = compute_lags(at, ids_then, described, hook.read_offsets(partitions))
         heads = self._next.find(hook, states.items(), ids)

@@ -324,7 +324,7 @@ class FromKafkaOperator(WindowOperator):
             return True
         if ledger.memory.position.offsets:
             return False
-        of_group = self.kafka.read_committed(self.group_id, log.partitions)
+        of_group = self.kafka.read_committed_offsets(self.group_id, log.partitions)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         return self._find_beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
 
@@ -408,7 +408,7 @@ class FromKafkaOperator(WindowOperator):
 
         topics = self.resolve()
         log = read_log(self.kafka, topics)
-        of_group = self.kafka.read_committed(self.group_id, log.partitions)
+        of_group = self.kafka.read_committed_offsets(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
         found = self._find_confirmed_beginning(ledger, log, of_group, committed)
@@ -488,7 +488,7 @@ class FromKafkaOperator(WindowOperator):
         if not isinstance(start, CommittedOffsets):
             return frozenset()
         is_own = start.group_id in (None, self.group_id)
-        committed = of_group if is_own else self.kafka.read_committed(str(start.group_id), of_group)
+        committed = of_group if is_own else self.kafka.read_committed_offsets(str(start.group_id), of_group)
         return frozenset(tp for tp, there in committed.items() if there is not None)
 
     def _refuse_old_offsets(self, window: Window, recreated: Collection[str], unread: Collection[str]) -> Window:
@@ -685,7 +685,7 @@ class FromKafkaOperator(WindowOperator):
         log = self.read_window_log(window)
         lost = set(find_lost_topics(window, log))
         ends = {tp: end for tp, end in window.ends.items() if tp.topic not in lost and tp in log.partitions}
-        committed = self.kafka.read_committed(self.group_id, ends)
+        committed = self.kafka.read_committed_offsets(self.group_id, ends)
         ahead = {tp: c.offset for tp, c in committed.items() if c and c.offset > ends[tp]}
         for tp, offset in ahead.items():
             self.log.warning(

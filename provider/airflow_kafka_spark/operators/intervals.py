@@ -100,7 +100,7 @@ class IntervalPlan:
             raise IntervalNotOver(ledger.parent_pipeline, interval)
         # A dead attempt may have left a transaction open that has an offset of the group. The owner of the group does not depend
         # on it.
-        of_group = self.kafka.read_committed(self.group_id, self._log().partitions, stable=False)
+        of_group = self.kafka.read_committed_offsets(self.group_id, self._log().partitions, stable=False)
         refuse_other_group(ledger, self.group_id, of_group)
         deciding = Boundaries(self.kafka, ledger.topic, run.id)
         boundaries = deciding.decide(self.topics, bounds, self._log, grace=self.grace, pause=self.pause)
@@ -226,7 +226,7 @@ class IntervalPlan:
 
     def _read_committed(self) -> tuple[Mapping[TopicPartition, int], Log]:
         log = self._log()
-        committed = self.kafka.read_committed(self.group_id, log.partitions)
+        committed = self.kafka.read_committed_offsets(self.group_id, log.partitions)
         return {tp: c.offset for tp, c in committed.items() if c}, log
 
 

@@ -438,7 +438,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         output.
         """
         assert window.target is not None
-        committed = self.kafka.read_committed(self.group_id, window.ends, stable=False)
+        committed = self.kafka.read_committed_offsets(self.group_id, window.ends, stable=False)
         left = tuple(r for r in window.ranges if not (there := committed[r.topic_partition]) or there.offset < r.end)
         unpublished = replace(window, ranges=left)
         check_readable(unpublished, self.read_compared_log(unpublished), self.read_options.data_loss)
@@ -486,7 +486,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         """
         from airflow_kafka_spark.ledger.group import list_window_numbers
 
-        committed = self.kafka.read_committed(self.group_id, [r.topic_partition for r in left.values()])
+        committed = self.kafka.read_committed_offsets(self.group_id, [r.topic_partition for r in left.values()])
         named = list_window_numbers(ledger.pipeline, committed)
 
         def is_published(r: OffsetRange) -> bool:

@@ -443,7 +443,7 @@ class SourceToKafkaOperator(WindowOperator):
         # Only a ledger that was lost as a whole needs the other partitions. With a column of topics, they may be in any topic.
         names = ids or (self.kafka.list_topics() if memory.is_blank else ())
         places = [TopicPartition(name, 0) for name in names if name != self.ledger_topic]
-        committed = self.kafka.read_committed(group, [*of_ledger, *places])
+        committed = self.kafka.read_committed_offsets(group, [*of_ledger, *places])
         named = find_source_window(ledger.pipeline, committed, ids)
         if named is None and memory.is_blank:
             self._refuse_other_ledger(ledger, places, ids)
@@ -483,7 +483,7 @@ class SourceToKafkaOperator(WindowOperator):
                     there = other.read_without_waiting(pipeline).memory
                     is_same = not there.is_blank and is_same_flow(there.binding, mine)
                 else:
-                    is_same = find_source_window(pipeline, self.kafka.read_committed(group, places), ids) is not None
+                    is_same = find_source_window(pipeline, self.kafka.read_committed_offsets(group, places), ids) is not None
             except RightMissing as error:
                 self.log.info("Group %s is not compared, because a right is missing: %s", group, error.found)
                 continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_kafka_spark.sinks.base import Guarantee, Sink
     from airflow_kafka_spark.sinks.delta.sink import DeltaSink
-    from airflow_kafka_spark.sinks.files.manifest import list_window_files, write_symlink_manifest
+    from airflow_kafka_spark.sinks.files.manifest import window_files, write_symlink_manifest
     from airflow_kafka_spark.sinks.files.sink import FilesSink
     from airflow_kafka_spark.sinks.iceberg.sink import IcebergSink
     from airflow_kafka_spark.sinks.kafka.sink import KafkaSink
@@ -25,7 +25,7 @@ __all__ = [
     "KafkaSink",
     "PostgresSink",
     "Sink",
-    "list_window_files",
+    "window_files",
     "write_symlink_manifest",
 ]
 
@@ -37,7 +37,7 @@ _MODULES = {
     "KafkaSink": "kafka.sink",
     "PostgresSink": "postgres.sink",
     "Sink": "base",
-    "list_window_files": "files.manifest",
+    "window_files": "files.manifest",
     "write_symlink_manifest": "files.manifest",
 }
 

@@ -166,7 +166,7 @@ class LagMonitor:
             partitions = [tp for topic in there for tp in topic.topic_partitions] or list(position.offsets)
             self._group_asked[group] = time.monotonic()
             try:
-                found = hook.read_committed(group, partitions, stable=False) if partitions else {}
+                found = hook.read_committed_offsets(group, partitions, stable=False) if partitions else {}
             except RightMissing as error:
                 self._committed.pop(group, None)
                 self._refused_groups[group] = str(error)

@@ -280,12 +280,14 @@ def test_offsets_are_asked_for_in_batches_not_one_request_for_each_partition(kaf
 def test_committed_offsets_with_their_texts_and_none_where_there_are_none(hook, topic):
     group = name("g")
     partitions = list(each(topic, 0, 0, 0))
-    assert hook.read_committed(group, partitions) == each(topic, None, None, None)
+    assert hook.read_committed_offsets(group, partitions) == each(topic, None, None, None)
     hook.alter_committed(group, {TopicPartition(topic, 0): 5, TopicPartition(topic, 1): CommittedOffset(7, "window 3")})
-    assert hook.read_committed(group, partitions) == each(topic, CommittedOffset(5), CommittedOffset(7, "window 3"), None)
-    assert hook.read_committed(group, [TopicPartition(topic, 1)]) == {TopicPartition(topic, 1): CommittedOffset(7, "window 3")}
-    assert hook.read_committed(group, []) == {}
-    assert hook.read_committed(name("absent"), partitions) == each(topic, None, None, None)
+    assert hook.read_committed_offsets(group, partitions) == each(topic, CommittedOffset(5), CommittedOffset(7, "window 3"), None)
+    assert hook.read_committed_offsets(group, [TopicPartition(topic, 1)]) == {
+        TopicPartition(topic, 1): CommittedOffset(7, "window 3")
+    }
+    assert hook.read_committed_offsets(group, []) == {}
+    assert hook.read_committed_offsets(name("absent"), partitions) == each(topic, None, None, None)
 
 
 def unless_silent(ask, *about):
@@ -300,13 +302,15 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
     with KafkaHook(timeout=3) as hasty, KafkaHook(timeout=60) as patient, transaction(kafka) as producer:
         patient.alter_committed(group, {partition: 1})
         # The connection is made first, so that the three seconds are not spent on it.
-        assert eventually(lambda: unless_silent(hasty.read_committed, group, [partition])) == {partition: CommittedOffset(1)}
+        assert eventually(lambda: unless_silent(hasty.read_committed_offsets, group, [partition])) == {
+            partition: CommittedOffset(1)
+        }
         consumer = Consumer(kafka.connection_extra(group_id=group))
         producer.send_offsets_to_transaction([KafkaTopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 20)
 
         def refused():
             with pytest.raises(KafkaUnavailable) as caught:
-                hasty.read_committed(group, [partition])
+                hasty.read_committed_offsets(group, [partition])
             # Or no broker has answered within three seconds.
             return "a transaction with offsets of this group is open" in str(caught.value) and str(caught.value)
 
@@ -317,7 +321,7 @@ def test_offsets_in_an_open_transaction_are_waited_for(kafka, topic):
         found = patient.read_offsets([there])[there]
         assert found.held_back and found.lso == int(advice[3])
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(patient.read_committed, group, [partition])
+            answer = pool.submit(patient.read_committed_offsets, group, [partition])
             producer.commit_transaction(60)
             assert answer.result(60) == {partition: CommittedOffset(9)}
         consumer.close()
@@ -365,7 +369,7 @@ def test_offsets_can_be_set_backwards(hook, topic):
     group = name("g")
     for offset in (9, 3):
         hook.alter_committed(group, {TopicPartition(topic, 0): offset})
-        assert hook.read_committed(group, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)] == CommittedOffset(offset)
+        assert hook.read_committed_offsets(group, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)] == CommittedOffset(offset)
     hook.alter_committed(group, {})
 
 
@@ -448,7 +452,7 @@ EVERY_CALL = [
     lambda hook: hook.read_topic_config(["x"]),
     lambda hook: hook.read_offsets([TopicPartition("x", 0)]),
     lambda hook: hook.find_offsets_for_times([TopicPartition("x", 0)], 0),
-    lambda hook: hook.read_committed("g", [TopicPartition("x", 0)]),
+    lambda hook: hook.read_committed_offsets("g", [TopicPartition("x", 0)]),
     lambda hook: hook.read_group_state("g"),
     lambda hook: hook.alter_committed("g", {TopicPartition("x", 0): 0}),
     lambda hook: hook.create_topic("x"),
@@ -573,7 +577,7 @@ def ask(seed):
     rng = random.Random(seed)
     hook = KafkaHook("fragile", timeout=rng.choice([0.3, 1, 2]))
     calls = [
-        lambda: hook.read_committed("g", [p]),
+        lambda: hook.read_committed_offsets("g", [p]),
         lambda: hook.read_group_state("g"),
         lambda: hook.alter_committed(f"g{seed}", {p: 1}),
         lambda: hook.read_offsets(["t"]),
@@ -656,7 +660,7 @@ def test_a_hook_that_was_connected_reports_why_no_broker_answers(fragile, monkey
         fragile.kill()
         try:
             with pytest.raises(KafkaUnavailable, match="Connection refused|Disconnected"):
-                hook.read_committed("g", [TopicPartition("t", 0)])
+                hook.read_committed_offsets("g", [TopicPartition("t", 0)])
         finally:
             fragile.restart()
 

@@ -280,7 +280,7 @@ def test_a_missing_permission_is_an_error_that_names_the_user_and_never_an_empty
             lambda: hook.alter_committed("g", {TopicPartition("t", 0): 1}),
         ],
         "GROUP_AUTHORIZATION_FAILED": [
-            lambda: hook.read_committed("g", [TopicPartition("t", 0)]),
+            lambda: hook.read_committed_offsets("g", [TopicPartition("t", 0)]),
             lambda: hook.read_group_state("g"),
         ],
     }

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.hooks.object_stores import find_s3_access
-from airflow_kafka_spark.sinks import DeltaSink, list_window_files
+from airflow_kafka_spark.sinks import DeltaSink, window_files
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
@@ -36,7 +36,7 @@ class Lake:
     sink: FilesSink
 
     def read(self, *only: str) -> list[dict[str, Any]]:
-        files = [uri.removeprefix("s3://") for uri in list_window_files(self.sink.path, "lake")]
+        files = [uri.removeprefix("s3://") for uri in window_files(self.sink.path, "lake")]
         if not files:
             return []
         in_path = pa.schema([("window", pa.string()), *(WIDE.field(name) for name in self.sink.partition_by)])
@@ -75,13 +75,13 @@ def test_windows_are_there_once_with_their_values(lake, feed):
         assert apply(lake.sink, job).ranges == job.window.ranges
         assert lake.sink.find_last_applied(feed.pipeline).number >= job.window.number
     same_multiset([line for job in jobs for line in job.expected], lake.read())
-    assert lake.data() == set(list_window_files(lake.sink.path, "lake"))
+    assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
 @pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
     repeat_killed_attempt(lake, feed, point, tmp_path / "victim")
-    assert lake.data() == set(list_window_files(lake.sink.path, "lake"))
+    assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
 def test_of_two_conditional_puts_one_is_the_commit(lake, feed, tmp_path):
@@ -99,7 +99,7 @@ def test_of_two_conditional_puts_one_is_the_commit(lake, feed, tmp_path):
         apply(lake.sink, job)
         zombie.wake()
     assert lake.ids() == Counter([*first.ids, *job.ids])
-    assert lake.data() == set(list_window_files(lake.sink.path, "lake"))
+    assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
 def test_of_many_conditional_writes_at_the_same_moment_one_succeeds(lake):
@@ -126,7 +126,7 @@ def test_a_replay_replaces_its_window_and_a_late_task_leaves_no_object(lake, fee
         late.close()
     late.abort()
     assert lake.ids() == Counter([*again.ids, *jobs[1].ids])
-    assert lake.data() == set(list_window_files(lake.sink.path, "lake"))
+    assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
 # --- readers that list ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, 
         assert apply(listed.sink, job).ranges == job.window.ranges
     wanted = [{name: value for name, value in line.items() if name != "flag"} for job in jobs for line in job.expected]
     same_multiset(wanted, listed_rows(listed))
-    assert listed.data() == set(list_window_files(listed.sink.path, "lake")) and uploads(listed) == []
+    assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
     assert [problem.where for problem in listed.sink.find_replay_problems()] == ["on_rerun"]
     problems = [problem for problem in replace(listed.sink, visibility="manifest").validate(feed.shape)]
     assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
@@ -191,7 +191,7 @@ def test_a_commit_that_was_begun_is_carried_on_whenever_its_attempt_dies(listed,
     for one in (job, third):
         apply(listed.sink, one)
     assert listed_ids(listed) == Counter([*first.ids, *job.ids, *third.ids])
-    assert listed.data() == set(list_window_files(listed.sink.path, "lake")) and uploads(listed) == []
+    assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
 
 
 def test_a_zombie_completes_no_upload_that_no_commit_names(listed, feed, tmp_path):

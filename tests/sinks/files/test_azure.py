@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_kafka_spark.hooks.object_stores import find_azure_access
-from airflow_kafka_spark.sinks import list_window_files
+from airflow_kafka_spark.sinks import window_files
 from airflow_kafka_spark.sinks.files.manifest import open_manifests
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.testing import _processes as processes
@@ -73,7 +73,7 @@ def feed() -> Feed:
 def ids(sink: FilesSink) -> Counter[int]:
     container = find_azure_access(sink.location.account, "azure").make_object_store(sink.location.bucket)
     found = Counter[int]()
-    for uri in list_window_files(sink.path, "azure"):
+    for uri in window_files(sink.path, "azure"):
         content = bytes(obstore.get(container, uri.partition(".windows.net/")[2]).bytes())
         found.update(pa.parquet.read_table(pa.BufferReader(content), columns=["id"])["id"].to_pylist())
     return found
@@ -82,7 +82,7 @@ def ids(sink: FilesSink) -> Counter[int]:
 def leftovers(sink: FilesSink) -> set[str]:
     store = open_manifests(sink).store
     data = {f"{sink.uri}/{path}" for path in store.list_files_below("_data")}
-    return data ^ set(list_window_files(sink.path, "azure")) | set(store.list_files_below("_airflow"))
+    return data ^ set(window_files(sink.path, "azure")) | set(store.list_files_below("_airflow"))
 
 
 def test_windows_in_azure_are_there_once_and_a_replay_replaces_its_window(sink, feed):

@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pytest
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks import list_window_files, write_symlink_manifest
+from airflow_kafka_spark.sinks import window_files, write_symlink_manifest
 from airflow_kafka_spark.sinks.base import Guarantee
 from airflow_kafka_spark.sinks.files.manifest import Commit, ManifestTable
 from airflow_kafka_spark.sinks.files.sink import FilesSink
@@ -33,7 +33,7 @@ def feed() -> Feed:
 
 
 def ids(sink: FilesSink) -> list[int]:
-    files = list_window_files(sink.path)
+    files = window_files(sink.path)
     return pa.dataset.dataset(files, format="parquet").to_table(columns=["id"])["id"].to_pylist() if files else []
 
 
@@ -50,15 +50,15 @@ def test_readers_get_the_files_of_complete_windows(sink, feed):
         apply(sink, job)
     with sink.begin(jobs[2].window, jobs[2].splits, jobs[2].shape) as writer:
         write_all(writer, jobs[2])
-        files = list_window_files(sink.path)
+        files = window_files(sink.path)
         read = duckdb.sql(f'SELECT id, flag, "window" FROM read_parquet({files}, hive_partitioning = true)').fetchall()
     expected = [line for job in jobs[:2] for line in job.expected]
     assert Counter((i, {"true": True, "false": False}.get(str(f).lower())) for i, f, _ in read) == Counter(
         (line["id"], line["flag"]) for line in expected
     )
     assert len({window for _, _, window in read}) == 2
-    assert list_window_files(sink.path, pipelines=["nobody"]) == []
-    assert list_window_files(sink.path, pipelines=[feed.pipeline]) == files
+    assert window_files(sink.path, pipelines=["nobody"]) == []
+    assert window_files(sink.path, pipelines=[feed.pipeline]) == files
     assert sink.guarantee is Guarantee.EXACTLY_ONCE
 
 
@@ -71,11 +71,11 @@ def test_a_symlink_manifest_names_the_files_of_complete_windows(sink, feed, part
     apply(sink, jobs[0])
     with sink.begin(jobs[1].window, jobs[1].splits, jobs[1].shape) as writer:
         write_all(writer, jobs[1])
-        assert write_symlink_manifest(sink.path) == len(list_window_files(sink.path))
+        assert write_symlink_manifest(sink.path) == len(window_files(sink.path))
     named: dict[str, list[str]] = {}
     for manifest in Path(sink.path, "_symlink_format_manifest").rglob("manifest"):
         named[manifest.parent.name] = manifest.read_text().splitlines()
-    assert sorted(file for files in named.values() for file in files) == sorted(list_window_files(sink.path))
+    assert sorted(file for files in named.values() for file in files) == sorted(window_files(sink.path))
     read = duckdb.sql(f"SELECT id FROM read_parquet({[file for files in named.values() for file in files]})").fetchall()
     assert Counter(i for (i,) in read) == Counter(jobs[0].ids)
     if partition_by:
@@ -94,12 +94,12 @@ def test_a_replay_replaces_its_window_and_leaves_no_file_of_it(sink, feed):
     jobs = [feed.next() for _ in range(2)]
     for job in jobs:
         apply(sink, job)
-    before = set(list_window_files(sink.path))
+    before = set(window_files(sink.path))
     again = replace(jobs[0], window=replace(jobs[0].window, replay=1), rows={**jobs[0].rows, 0: []})
     assert sink.find_replay_problems() == []
     assert apply(sink, again).replay == 1
     assert Counter(ids(sink)) == Counter([*again.ids, *jobs[1].ids])
-    assert {str(path) for path in Path(sink.path, "_data").rglob("*.parquet")} == set(list_window_files(sink.path)) != before
+    assert {str(path) for path in Path(sink.path, "_data").rglob("*.parquet")} == set(window_files(sink.path)) != before
 
 
 def test_an_attempt_that_begins_later_fences_the_earlier_one_which_commits_nothing(sink, feed):
@@ -159,7 +159,7 @@ def test_a_write_that_arrives_after_its_attempt_has_given_up_is_excluded_by_the_
         assert Counter(i for i in ids(sink) if i in set(job.ids)) == Counter(job.ids)
     with sink.begin(feed.next().window, job.splits, job.shape):
         pass
-    assert {str(path) for path in Path(sink.path, "_data").rglob("*.parquet")} == set(list_window_files(sink.path))
+    assert {str(path) for path in Path(sink.path, "_data").rglob("*.parquet")} == set(window_files(sink.path))
 
 
 def test_a_committed_attempt_whose_note_could_not_be_removed_keeps_its_files(sink, feed, monkeypatch):

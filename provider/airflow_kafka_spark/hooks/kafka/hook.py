@@ -420,7 +420,7 @@ class KafkaHook(KafkaBaseHook):
 
     # --- consumer groups ---
 
-    def read_committed(
+    def read_committed_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the committed offsets of a group; None for partitions without one, or with an expired one.
@@ -431,7 +431,7 @@ class KafkaHook(KafkaBaseHook):
             to return the offsets from before these transactions.
         """
         wanted = sorted({TopicPartition(*p) for p in partitions})
-        return kafka_requests.read_committed(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
+        return kafka_requests.read_committed_offsets(self._calls, self.config, group_id, wanted, stable=stable) if wanted else {}
 
     def list_groups(self) -> frozenset[str]:
         """Return the ids of all consumer groups that this connection may see."""

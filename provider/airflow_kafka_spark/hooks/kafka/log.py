@@ -289,7 +289,7 @@ def resolve_stop(hook: KafkaHook, stop: Stop, log: Log, position: Mapping[TopicP
     """
     if isinstance(stop, CommittedOffsets):
         assert stop.group_id is not None, "a window does not stop at its own group's offsets"
-        found = hook.read_committed(stop.group_id, log.partitions)
+        found = hook.read_committed_offsets(stop.group_id, log.partitions)
         return {tp: there.offset if (there := found[tp]) else 0 for tp in log.partitions}
     if isinstance(stop, SpecificOffsets):
         _check_all_named(stop, log.partitions, "stop")
@@ -320,7 +320,7 @@ def check_in_log(offsets: Mapping[TopicPartition, int], log: Log) -> ResolvedOff
 
 
 def _resolve_committed(hook: KafkaHook, start: CommittedOffsets, log: Log, group_id: str) -> ResolvedOffsets:
-    committed = hook.read_committed(group_id, log.partitions)
+    committed = hook.read_committed_offsets(group_id, log.partitions)
     missing = sorted(tp for tp, there in committed.items() if there is None)
     if missing and start.fallback == "none":
         raise PlanError(

@@ -351,7 +351,7 @@ def delete_records(calls: KafkaCalls, before: Mapping[TopicPartition, int]) -> d
     return {partition: deleted.low_watermark for partition, deleted in found.items()}
 
 
-def read_committed(
+def read_committed_offsets(
     calls: KafkaCalls, config: Mapping[str, Any], group_id: str, partitions: Collection[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, CommittedOffset | None]:
     """Return the committed offsets of a group, without those of open transactions.

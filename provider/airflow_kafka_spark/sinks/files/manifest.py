@@ -590,7 +590,7 @@ def write_symlink_manifest(path: str, conn_id: str | None = None, pipelines: Seq
     return count
 
 
-def list_window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
+def window_files(path: str, conn_id: str | None = None, pipelines: Sequence[str] = ()) -> list[str]:
     """Return the data files of all complete windows of a table that is published by manifests.
 
     Readers use this list instead of listing a directory. It contains whole windows only, and for a window that was replayed

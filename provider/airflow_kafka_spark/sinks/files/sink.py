@@ -53,7 +53,7 @@ class FilesSink(FilesSinkOptions, Sink):
 
     In an object store nothing can be renamed. There, a window's files are hidden below ``path/_data``, and one conditional write
     commits it (``If-None-Match`` in S3 and Azure, ``x-goog-if-generation-match`` in GCS). Readers get the files of complete
-    windows from :func:`.list_window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file
+    windows from :func:`.window_files`, not from a listing. With ``visibility="listing"`` the guarantee is exactly-once, file
     by file: tasks begin uploads, and the driver completes them after the conditional write. If the driver dies, the next attempt
     completes the others.
 
