@@ -56,7 +56,7 @@ coverage: install ## run all tests with coverage of lines and branches, subproce
 	@mkdir -p build && COVERAGE_FILE='$(CURDIR)/build/coverage' $(BIN)/python -m pytest -n $(JOBS) --dist load \
 		--cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
 
-SOAK = PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$$PYTHONPATH" \
+SOAK = PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$(CURDIR):$$PYTHONPATH" \
 	SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s
 
 soak: install ## new random examples, then random kills of pipelines of all kinds (MINUTES=10 SEED=7 ONLY=BetweenTopics): every record is counted; copies of tables that change at random
