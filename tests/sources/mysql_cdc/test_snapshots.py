@@ -322,7 +322,7 @@ def test_a_key_that_changes_within_a_snapshot_is_refused_and_so_is_its_collation
 
 
 def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one(shop: Binlog, monkeypatch):
-    """The same applies to a table that is swapped for another one: its rows would not be those of that place in the log."""
+    """A table that is swapped for another one is read again, too: its rows would not be those of that place in the log."""
     from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
 
     filled(shop)

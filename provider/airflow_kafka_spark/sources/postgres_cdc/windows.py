@@ -101,7 +101,7 @@ _OLDEST_CHANGE = (
 
 
 def _describe_open(connection: psycopg.Connection[Any], error: Exception) -> str:
-    """Return the transaction for which the creation of a slot waits; the error if there is none any more."""
+    """Return a text that names the transaction for which the creation of a slot waits, or the error if it has ended."""
     for who, seconds in fetch_rows(connection, _OLDEST_CHANGE):
         since = f" for {seconds:,} s" if seconds is not None else ""
         return f"it waits until all transactions that have made changes have ended, and {who} is open{since}"
