@@ -119,11 +119,7 @@ def _find_interval_window(memory: Memory, name: str) -> Window:
         )
     ledger_name = state.interval.make_ledger_name(memory.pipeline)
     refuse_open_window(state.state, ledger_name, state.run, "an earlier time")
-    bounds = (state.interval.start_ms, state.interval.end_ms)
-    return Window(
-        ledger_name, NUMBER, state.ranges, state.run, "", topic_ids=state.topic_ids, interval=bounds, replay=state.replay,
-        epochs=state.epochs,
-    )  # fmt: skip
+    return state.make_window(memory.pipeline)
 
 
 def _parse_run(run: str) -> tuple[str | None, str | None, str | None, int]:

@@ -122,10 +122,7 @@ class IntervalLedger(Ledger):
         entry, known = self.memory.entries.get(NUMBER), self.known
         if entry is None and known is not None and known.state is State.COMPLETE:
             # The record of the window was removed, because there are many newer ones.
-            window = Window(
-                self.pipeline, NUMBER, known.ranges, known.run, "", topic_ids=known.topic_ids, interval=self._bounds,
-                gaps=known.gaps, replay=known.replay, binding=known.binding, epochs=known.epochs,
-            )  # fmt: skip
+            window = known.make_window(self.parent_pipeline)
             return WindowEntry(window, State.COMPLETE, Attempt(1, "", known.run, ""), tries=known.tries)
         return entry if entry is not None and entry.state is State.COMPLETE else None
 

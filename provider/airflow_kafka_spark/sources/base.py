@@ -1,8 +1,8 @@
 """The contract of a source of rows (tables, files). A window of rows is frozen once, and every attempt reads equal rows.
 
 The driver calls, in this order: :meth:`RowSource.validate`; :meth:`RowSource.freeze` once per window, whose result is written to
-the ledger before any work; :meth:`RowSource.frame` at every attempt, with exactly the splits in the ledger. Partition ``i`` of
-that DataFrame is split ``i``. Each split is published in one Kafka transaction, under its own transactional id, so that a
+the ledger before any work; :meth:`RowSource.read_frame` at every attempt, with exactly the splits in the ledger. Partition ``i``
+of that DataFrame is split ``i``. Each split is published in one Kafka transaction, under its own transactional id, so that a
 second attempt finds that it is published.
 """
 
@@ -72,7 +72,7 @@ class SplitReader(ABC):
 
     @abstractmethod
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a split: those of its partition of :meth:`RowSource.frame`.
+        """Yield the rows of a split: those of its partition of :meth:`RowSource.read_frame`.
 
         :param split: the index of the split among those that the reader was made for.
         :raises SourceUnavailable: the source does not answer; the split may be read again.

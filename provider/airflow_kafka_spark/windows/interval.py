@@ -16,7 +16,7 @@ from itertools import count
 
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, Runs
-from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries
+from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition, Tries, Window
 from airflow_kafka_spark.windows.times import format_instant, to_instant, to_milliseconds
 
 _INSTANT = r"\d{8}T\d{6}(?:\.\d{3})?Z"
@@ -155,6 +155,17 @@ class IntervalState:
         :param topic_ids: the present ids of the topics; a topic that is missing is not compared.
         """
         return tuple(r for r in self.ranges if self.is_of_topic(r.topic, topic_ids))
+
+    def make_window(self, pipeline: str) -> Window:
+        """Return its window, as the ledger had it, but for the time of its plan.
+
+        :param pipeline: name of the pipeline that the interval belongs to.
+        """
+        return Window(
+            self.interval.make_ledger_name(pipeline), NUMBER, self.ranges, self.run, "", topic_ids=self.topic_ids,
+            interval=(self.interval.start_ms, self.interval.end_ms), gaps=self.gaps, replay=self.replay, binding=self.binding,
+            epochs=self.epochs,
+        )  # fmt: skip
 
     def is_of_topic(self, topic: str, topic_ids: Mapping[str, str]) -> bool:
         """Return True if its offsets of a topic refer to the present topic of this name. An unknown id matches any."""

@@ -78,7 +78,7 @@ class LogSource(RowSource):
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
-        the split's token. See :meth:`RowSource.frame`.
+        the split's token. See :meth:`RowSource.read_frame`.
         """
         from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, ReadSplits
 

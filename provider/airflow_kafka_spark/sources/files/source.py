@@ -188,7 +188,7 @@ _SHOWN = 300
 def read_frame(
     options: FilesSourceOptions, store: FileStore, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
 ) -> DataFrame:
-    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`. Changes the session's settings if needed.
+    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.read_frame`. Changes the session's settings if needed.
 
     :raises SourceUnavailable: the files cannot be listed.
     :raises SourceRejected: a file is gone or has changed, or Spark would split the files in another way.
@@ -497,7 +497,7 @@ class FilesSource(FilesSourceOptions, RowSource):
         return WindowPlanner(self, self._store).freeze(position)
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the rows of these splits. See :meth:`RowSource.frame`.
+        """Return the rows of these splits. See :meth:`RowSource.read_frame`.
 
         All splits of a window are one scan. Only some of them are read one by one, and a slice of a large file then by reading
         all of it. Changes the session's settings to :attr:`settings`.

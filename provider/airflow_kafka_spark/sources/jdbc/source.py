@@ -214,7 +214,7 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         return freeze_window(self, self.find_database(), position)
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.frame`.
+        """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.read_frame`.
 
         :raises SourceRejected: a column that the splits were cut by is gone.
         """

@@ -572,7 +572,7 @@ def _format_where(conditions: Sequence[str]) -> str:
 def read_frame(
     options: JdbcSourceOptions, database: SourceDatabase, spark: SparkSession, splits: Sequence[Mapping[str, Any]]
 ) -> DataFrame:
-    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.frame`.
+    """Return the rows of the splits as a DataFrame; see :meth:`RowSource.read_frame`.
 
     :raises SourceUnavailable: the server does not answer, or has ended Spark's session.
     """
