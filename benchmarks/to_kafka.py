@@ -67,10 +67,10 @@ def run(stand: Stand) -> None:
         source = JdbcSource(conn_id="warehouse", table="shop", cursor="id", split_records=1_000_000)
         publish(turn, f"jdbc-{read_with}", source=source, read_with=read_with)
 
-    def parquet(turn: int) -> None:
+    def parquet(turn: int, read_with: Any = "auto") -> None:
         from airflow_kafka_spark.sources import FilesSource
 
-        publish(turn, "parquet", source=FilesSource(path=str(stand.directory / "shop")))
+        publish(turn, f"parquet-{read_with}", source=FilesSource(path=str(stand.directory / "shop")), read_with=read_with)
 
     def limit(turn: int) -> None:
         produce_at_the_limit(stand, topic(stand, "limit", turn))
@@ -81,6 +81,7 @@ def run(stand: Stand) -> None:
         "SourceToKafkaOperator, JdbcSource (exactly-once)": jdbc,
         'the same, `read_with="spark"`': lambda turn: jdbc(turn, "spark"),
         "SourceToKafkaOperator, FilesSource of Parquet (exactly-once)": parquet,
+        'the same files, `read_with="spark"`': lambda turn: parquet(turn, "spark"),
     }
     compare(stand, "PostgreSQL and Parquet -> Kafka, 4 partitions", contestants, base=LIMIT)
     _find_markers(stand)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from airflow_kafka_spark.errors import RowsRejected, SourceRejected, TooManyBadRecords
+from airflow_kafka_spark.errors import RowsRejected, SourceRejected, SparkReadRequired, TooManyBadRecords
 from airflow_kafka_spark.formats import JsonSchema, Protobuf
 from airflow_kafka_spark.operators import SourceToKafkaOperator
 from airflow_kafka_spark.sinks import KafkaSink
@@ -182,6 +185,31 @@ def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_de
     [(key, letter, _, headers)] = letters(orders.kafka.connection_extra(), dead_of(orders))
     assert (key, json.loads(letter or b"")) == (b"2", {"id": 2, "name": "Zo\ufffd"})
     assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"
+
+
+def test_splits_that_tasks_have_published_stay_when_spark_reads_the_others(
+    orders: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks read the first file. The second has a text that is not UTF-8, for which they leave the window to Spark."""
+    (tmp_path / "in").mkdir()
+    for name, texts in (("a", pa.array([b"a", b"b", b"c"])), ("b", pa.array([b"x", b"Zo\xeb", b"y"]))):
+        pq.write_table(pa.table({"id": range(3), "name": texts.view(pa.string())}), tmp_path / "in" / name)
+        os.utime(tmp_path / "in" / name, (1000, 1000))
+    source, sink = FilesSource(str(tmp_path / "in"), split_bytes=1024), KafkaSink(orders.topic, key="name")
+    options = {"pipeline": f"{orders.name}-files", "ledger_topic": orders.arguments["ledger_topic"]}
+    with pytest.raises(SparkReadRequired):
+        SourceToKafkaOperator(task_id="task", source=source, sink=sink, read_with="task", **options).execute(context("run1"))
+    operator = SourceToKafkaOperator(task_id="task", source=source, sink=sink, **options)
+    with caplog.at_level("INFO"), pytest.raises(RowsRejected, match="column `name` of file `b`: not UTF-8"):
+        operator.execute(context("run1"))
+    assert "Spark reads window" in caplog.text
+    operator = SourceToKafkaOperator(
+        task_id="task", source=source, sink=sink, **options, errors_tolerance="all", errors_skip=True
+    )
+    report = operator.execute(context("run1"))
+    assert report["records_rejected"] == 1
+    found = [key for _, _, key, _ in committed_records(orders.kafka.connection_extra(), orders.topic)]
+    assert sorted(found) == [b"a", b"b", b"c", b"x", b"y"]
 
 
 def test_texts_of_a_database_without_an_encoding_are_published_if_they_are_utf_8_and_others_are_named(

@@ -88,7 +88,7 @@ def test_brokers_that_are_down_for_good_are_a_clear_failure(monkeypatch, topic):
     event = fire(lag_trigger(topic, retry_timeout=3))
     assert 3 < time.monotonic() - began < 300
     assert event["status"] == "error"
-    with pytest.raises(KafkaUnavailable, match="kafka_default.*the task may simply be retried"):
+    with pytest.raises(KafkaUnavailable, match="kafka_default.*run the task again"):
         raise_failure(event)
 
 

@@ -29,7 +29,7 @@ def test_a_reset_beside_an_open_window_names_the_action_that_helps(open_window):
     hook, name = open_window
     with pytest.raises(KafkaSparkError) as refused:
         act(hook, name, "reset", to="earliest", dry_run=True)
-    assert "*Skip*" in refused.value.action
+    assert 'the button "Skip"' in refused.value.action
     assert "discard_open" not in str(refused.value)
     skipped = act(hook, name, "skip")
     assert skipped.done and skipped.title == f"Window 2 of pipeline {name} was skipped"

@@ -96,6 +96,7 @@ from airflow_kafka_spark.errors.sources import (
     SchemaUnusable,
     SourceRejected,
     SourceUnavailable,
+    SparkReadRequired,
     SqlFailed,
     TransactionTimedOut,
 )
@@ -171,6 +172,7 @@ __all__ = [
     "SourceOwned",
     "SourceRejected",
     "SourceUnavailable",
+    "SparkReadRequired",
     "SparkJobFailed",
     "SparkUnavailable",
     "TimestampsInFuture",

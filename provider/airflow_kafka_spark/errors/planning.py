@@ -450,7 +450,7 @@ class NotYetStable(PlanError):
         super().__init__(
             f"{partition} can be read up to offset {stable} only: an open transaction begins there",
             expected=f"the published records, up to {end}",
-            action="The task may simply be retried once that transaction has ended",
+            action="Run the task again when that transaction has ended",
         )
 
 

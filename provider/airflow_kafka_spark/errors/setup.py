@@ -182,7 +182,7 @@ class KafkaUnavailable(KafkaSparkError):
         super().__init__(
             f"Kafka (connection `{conn_id}`) failed while {doing}: {detail}",
             expected="an answer from the brokers",
-            action="Check the brokers, `bootstrap.servers` and the credentials; the task may simply be retried",
+            action="Check the brokers, `bootstrap.servers` and the credentials, and then run the task again",
         )
 
 

@@ -36,6 +36,18 @@ class SourceRejected(KafkaSparkError):
         super().__init__(f"Source {source}: {detail}", action=action)
 
 
+class SparkReadRequired(SourceRejected):
+    """Raised with ``read_with="task"`` when a task cannot read rows of a source as Spark does. With ``"auto"`` Spark reads the
+    window then. Nothing of the task's split was committed.
+
+    :param source: URI of the source.
+    :param detail: what was found.
+    """
+
+    def __init__(self, source: str, detail: str) -> None:
+        super().__init__(source, f"only Spark reads this as it was written: {detail}", 'Use `read_with="auto"`')
+
+
 class LogLost(SourceRejected):
     """Raised when a database no longer has the log after the last window, so that changes may be missing."""
 
@@ -184,7 +196,7 @@ class RegistryUnavailable(KafkaSparkError):
         super().__init__(
             f"The schema registry at {url} (connection `{conn_id}`) did not answer while {doing}: {detail}",
             expected="an answer of its REST API",
-            action="Check that it runs and that the address is right; the task may simply be retried",
+            action="Check that it runs and that the address is right, and then run the task again",
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import Problem, SparkJobFailed, ValidationError
+from airflow_kafka_spark.errors import Problem, SparkJobFailed, SparkReadRequired, ValidationError
 from airflow_kafka_spark.formats.base import (
     END,
     HEADERS,
@@ -468,6 +468,17 @@ class SourceJob(PublishJob):
     def count(self) -> list[SplitResult]:
         can_be_bad = self.chain is not None or self.sink.may_refuse or self.source.may_be_unreadable
         return super().count() if can_be_bad else []
+
+    def _collect_results(self, publisher: Publisher | None) -> list[dict[str, Any]]:
+        try:
+            return super()._collect_results(publisher)
+        except SparkReadRequired as required:
+            if self.read_with == "task":
+                raise
+            # Splits that were published meanwhile are found by their markers.
+            log.info("Spark reads window %s, not each task by itself. %s", self.window, required.detail)
+            self.read_with = "spark"
+            return super()._collect_results(publisher)
 
     def _open_session(self) -> AbstractContextManager[SparkSession]:
         return open_session_for(self.spark, self.source)

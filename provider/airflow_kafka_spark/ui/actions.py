@@ -184,8 +184,8 @@ def _add_skip_remedy(error: WindowOpen) -> KafkaSparkError:
     return KafkaSparkError(
         error.found,
         expected=error.expected,
-        action="Run the task again, which completes the window, and then repeat this. Or give the window up with *Skip*: if its "
-        "sink has committed it already, its records stay there",
+        action="Run the task again, which completes the window, and then repeat this. Or give the window up with the button "
+        '"Skip": if its sink has committed it already, its records stay there',
     )
 
 

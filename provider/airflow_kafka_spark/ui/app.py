@@ -325,7 +325,7 @@ def handle_action(
             409,
             "A task works on the open window of this pipeline",
             action="Wait until the task has ended, or end it. Then run it again to complete the window, or give the window up "
-            "with *Skip*",
+            'with the button "Skip"',
         )
     context = ActionContext(watch.name.topic, user.get_name(), group, running)
 

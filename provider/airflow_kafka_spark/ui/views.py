@@ -938,6 +938,7 @@ class UserView:
         airflow = self.read_airflow_state({*item.running_tasks, *(w.task for w in shown if w.task)})
         now = time.time()
         total, complete = snapshot.intervals if snapshot else (0, 0)
+        is_unread = watch.compute_age(now) is None
         holes = find_missing_intervals(memory.intervals.spans) if memory else ()
         missing = [[format_instant(hole.start_ms), format_instant(hole.end_ms)] for hole in holes]
         return {
@@ -946,11 +947,11 @@ class UserView:
             "partitions": describe_partitions(item.measured, item.summary.read_position.offsets if item.summary else {}),
             "partitions_age": round(now - item.measured.at, 1) if item.measured else None,
             "windows": [describe_window(w, airflow) for w in shown],
-            "windows_total": snapshot.windows_total if snapshot else 0,
+            "windows_total": snapshot.windows_total if snapshot else None if is_unread else 0,
             "windows_kept": len(windows),
             "changes": [describe_change(found) for found in memory.history] if memory else [],
             "intervals": {"total": total, "complete": complete, "missing": missing},
-            "dead_letters": count_dead_letters(windows),
+            "dead_letters": None if is_unread else count_dead_letters(windows),
             "series": make_series(windows, samples),
             "configuration": find_task_configuration(item),
             "topics": list(reversed(find_browsable_topics(item))),

@@ -1,6 +1,7 @@
 """Files in a directory, or below a prefix of an object store, as frozen windows of rows.
 
-Spark reads the splits as a DataFrame with one partition for each; its errors about files are explained.
+Tasks read Parquet files of a directory by themselves if they give the values that Spark gives (``tasks/read.py``). Spark reads
+all others, as a DataFrame with one partition for each split; its errors about files are explained.
 
 Bytes that are no text in a file's encoding make the row bad. Spark's readers hide such bytes: that of CSV replaces them by U+FFFD
 without an error, those of text, Parquet and ORC keep them in a string that is not UTF-8, and that of JSON takes the line for
@@ -20,11 +21,19 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, is_utf8, make_spark_column
+from airflow_kafka_spark.formats.base import ERROR, UNREADABLE, Kind, is_utf8, make_spark_column
 from airflow_kafka_spark.formats.types import parse_ddl
-from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, SplitReader
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
-from airflow_kafka_spark.sources.files.store import FileStore, ListedFile, LocalStore, join_names, open_store, read_footers
+from airflow_kafka_spark.sources.files.store import (
+    FileStore,
+    ListedFile,
+    LocalStore,
+    join_names,
+    open_store,
+    read_footers,
+    translate_footer_errors,
+)
 from airflow_kafka_spark.sources.files.windows import (
     FileSplit,
     WindowPlanner,
@@ -381,12 +390,29 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
     return SourceRejected(source, f"`{name}` cannot be read: {detail}", action)
 
 
+def _find_task_columns(store: FileStore, file: ListedFile, names: Sequence[str] | None) -> tuple[tuple[str, Kind], ...] | str:
+    """Return names and kinds of the columns of a Parquet file that tasks read, or the reason why only Spark can read them.
+
+    :param names: the needed columns; None for all.
+    :raises SourceRejected: it is not a Parquet file, or is damaged.
+    :raises SourceUnavailable: it is gone, or cannot be opened.
+    """
+    import pyarrow.parquet as pq
+
+    from airflow_kafka_spark.sources.files.tasks.read import find_column_kinds
+
+    with translate_footer_errors(store, "parquet", file), store.open(file.name) as opened, pq.ParquetFile(opened) as found:
+        return find_column_kinds(found, names)
+
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FilesSource(FilesSourceOptions, RowSource):
-    """Reads the new files of a directory with Spark's file readers. Each window takes the files that arrived since the last one.
+    """Reads the new files of a directory. Each window takes the files that arrived since the last one.
+
+    Spark's readers read the files, except Parquet files that tasks can read as Spark does: see :meth:`make_reader`.
 
     Guarantee: every file is in exactly one window, and the window's splits give the same rows at every attempt, *as long as the
     directory keeps to three rules*:
@@ -495,6 +521,31 @@ class FilesSource(FilesSourceOptions, RowSource):
             directory's; more files would have to be remembered than fit.
         """
         return WindowPlanner(self, self._store).freeze(position)
+
+    def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
+        """Return the reader with which tasks read these splits, or the reason why only Spark can.
+
+        See :meth:`RowSource.make_reader`.
+
+        Tasks read Parquet files of a directory, without ``schema`` and ``options``, if no needed column is nested, binary, or
+        of a type that Arrow and Spark read in two ways.
+
+        :raises SourceUnavailable: the files cannot be listed or opened.
+        :raises SourceRejected: a file is gone, has changed or is damaged.
+        """
+        store = self._store
+        if self.format != "parquet":
+            return f"its files are {self.format}"
+        if not isinstance(store, LocalStore):
+            return "its files are in an object store"
+        if self.schema is not None or self.options:
+            return "`schema` and `options` are those of Spark's reader"
+        from airflow_kafka_spark.sources.files.tasks.read import ParquetSplitReader
+
+        decoded = tuple(decode_split(split) for split in splits)
+        require_unchanged(store, {part.file.name: part.file for split in decoded for part in split})
+        found = _find_task_columns(store, decoded[0][0].file, columns)
+        return found if isinstance(found, str) else ParquetSplitReader(self.uri, store.directory, found, decoded)
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits. See :meth:`RowSource.read_frame`.

@@ -443,9 +443,15 @@ def read_footers(store: FileStore, format: str, files: Sequence[ListedFile]) -> 
 
 
 def _read_footer(store: FileStore, format: str, file: ListedFile) -> FileFooter:
+    with translate_footer_errors(store, format, file), store.open(file.name) as opened:
+        return _read_parquet_footer(opened) if format == "parquet" else _read_orc_footer(opened)
+
+
+@contextlib.contextmanager
+def translate_footer_errors(store: FileStore, format: str, file: ListedFile) -> Iterator[None]:
+    """Raise errors about the footer of a file as those of the source."""
     try:
-        with store.open(file.name) as opened:
-            return _read_parquet_footer(opened) if format == "parquet" else _read_orc_footer(opened)
+        yield
     except Exception as error:  # an object store's client has errors of its own
         if not _is_of_content(error):
             detail = f"{type(error).__name__}: {error}"
@@ -475,10 +481,14 @@ def _read_parquet_footer(opened: object) -> FileFooter:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(opened) as file:
-        return FileFooter(_list_columns(file.schema_arrow), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
+        of_parquet = {file.schema.column(at).path: file.schema.column(at).physical_type for at in range(len(file.schema))}
+        # Spark reads an INT96 as an instant, Arrow as a time without a zone.
+        columns = ((n, _INSTANT if of_parquet.get(n) == "INT96" else kind) for n, kind in _list_columns(file.schema_arrow))
+        return FileFooter(tuple(columns), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
 
 
 _MOST_DIGITS = 38
+_INSTANT = "timestamp[UTC]"
 
 
 def _list_unreadable(schema: pq.ParquetSchema) -> Iterator[tuple[str, str]]:
@@ -535,7 +545,7 @@ def _format_type(kind: pa.DataType) -> str:
     if types.is_struct(kind):
         return f"struct<{','.join(f'{field.name}:{_format_type(field.type)}' for field in kind)}>"
     if types.is_timestamp(kind):
-        return f"timestamp[{'UTC' if kind.tz else 'no zone'}]"
+        return _INSTANT if kind.tz else "timestamp[no zone]"
     if types.is_large_string(kind) or types.is_string(kind):
         return "string"
     if types.is_large_binary(kind) or types.is_fixed_size_binary(kind):

@@ -133,8 +133,8 @@ function Pipeline({ ledger, pipeline, where, alone }) {
     // Only its source, or its DAG's timetable, knows what comes next.
     ...(row.reads_rows ? [] : [{ key: "partitions", label: "Partitions", count: data.partitions.length }, ...(row.intervals ? [] : [{ key: "next", label: "Next window" }])]),
     { key: "records", label: "Records" },
-    { key: "dead", label: "Dead letters", count: data.dead_letters?.total || 0 },
-    { key: "changes", label: "Changes", count: data.changes.length },
+    { key: "dead", label: "Dead letters", count: data.dead_letters?.total },
+    { key: "changes", label: "Changes", count: known(data.windows_total) ? data.changes.length : null },
     { key: "configuration", label: "Configuration" },
   ];
   const views = {

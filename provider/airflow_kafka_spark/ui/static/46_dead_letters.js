@@ -36,8 +36,8 @@ function DeadLetters({ ledger, pipeline, summary, row, changes, onAction }) {
   const [chosen, setChosen] = useState(null);
   const question = useCallback((window) => get("dead-letters", { ledger, pipeline, window, limit: 20 }), [ledger, pipeline]);
   const asked = useAsked(question);
-  const total = summary?.total || 0;
-  if (!total) return h(Empty, { title: "No dead letters" }, "With errors_tolerance=\"all\", bad records go to the dead letter topic and are shown here.");
+  if (!summary) return h(Waiting, { label: "The ledger is being read" });
+  if (!summary.total) return h(Empty, { title: "No dead letters" }, "With errors_tolerance=\"all\", bad records go to the dead letter topic and are shown here.");
   const look = (window) => {
     setChosen(window);
     asked.go(windowId(window));

@@ -1,0 +1,1 @@
+"""Code of file sources that runs in Spark's tasks."""
