@@ -1,14 +1,18 @@
 """SIGTERM raises nothing in an Airflow task, it only calls ``on_kill``. ``execution_timeout`` raises first, then calls it.
 
-Both cancel the Spark job."""
+Both cancel the Spark job. Without them, an attempt waits for a task that hangs, and the log names it."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 
 import pytest
 
+from airflow_kafka_spark.jobs import stalls, watch
+from tests.support import workers
 from tests.support.pipelines import make
 from tests.support.victim import TIMEOUT
 
@@ -44,3 +48,43 @@ def test_an_attempt_that_is_ended_cancels_its_spark_job_and_the_retry_finishes_t
 
 def test_without_a_running_job_on_kill_does_nothing(files):
     make(**files.arguments).on_kill()
+
+
+def test_an_attempt_whose_spark_driver_is_stopped_ends_at_its_timeout_and_the_retry_finishes_the_window(files, monkeypatch):
+    monkeypatch.setenv(TIMEOUT, "600")
+    files.produce(100)
+    attempt = files.victim("run1", fault="split.mid:stop", jvm=True)
+    attempt.wait_stopped()
+    worker = workers.wait_stopped(attempt.once, above=attempt.process.pid)
+    jvm = next(pid for pid in workers.ancestors(worker) if "java" in os.path.basename(os.readlink(f"/proc/{pid}/exe")))
+    os.kill(jvm, signal.SIGSTOP)
+    os.kill(attempt.process.pid, signal.SIGALRM)
+    assert attempt.wait(90) == 1, attempt.tail()
+    log = attempt.log.read_text()
+    assert "the job was not cancelled" in log and "AirflowTaskTimeout" in log
+    files.run("run1")
+    assert files.check() == 100
+
+
+def test_a_worker_that_is_stopped_is_named_with_its_split_and_the_window_ends_once_it_continues(files, monkeypatch, caplog):
+    monkeypatch.setattr(stalls, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.1)
+    files.produce(100)
+
+    class Waker(logging.Handler):
+        def emit(self, record):
+            if found := re.search(r"`kill -CONT (\d+)`", record.getMessage()):
+                workers.wake(int(found[1]))
+
+    waker = Waker()
+    logging.getLogger(stalls.__name__).addHandler(waker)
+    try:
+        with workers.fault_in_tasks("split.mid:stop", files.directory / "fault"):
+            files.run("run1")
+    finally:
+        logging.getLogger(stalls.__name__).removeHandler(waker)
+    assert files.check() == 100
+    line = next(line for line in caplog.messages if "Stopped processes" in line)
+    split = re.escape(f"({files.topic}-")
+    assert re.search(rf"\d of \d+ tasks of its Spark job have ended, and none for [01] s. Running: split \d {split}", line), line
+    assert "(executor driver)" in line and "`execution_timeout`" in line

@@ -74,7 +74,7 @@ class PublishJob(ABC):
     _doing: str = field(default="published", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.spark, self.window, self._describe_progress)
+        self._watch = Watch(self.spark, self.window, self._describe_progress, self._name_task)
 
     def run(self) -> tuple[list[Marker], list[SplitResult]]:
         """Publish the splits that are left: one Spark job, one task a split.
@@ -125,6 +125,10 @@ class PublishJob(ABC):
         """Return the number of splits that are left."""
 
     @abstractmethod
+    def _name_task(self, number: int) -> str:
+        """Return the name of a task of the job for users."""
+
+    @abstractmethod
     def _make_reading_task(self, publisher: Publisher | None) -> PublishTask | None:
         """Return the task that reads a split by itself; None if Spark's SQL has to take part. This is decided only here."""
 
@@ -163,6 +167,9 @@ class TopicJob(PublishJob):
     @property
     def split_count(self) -> int:
         return len(self.left)
+
+    def _name_task(self, number: int) -> str:
+        return f"split {self.left[number].index} ({self.left[number].range})"
 
     @contextmanager
     def _open_session(self) -> Iterator[SparkSession]:
@@ -459,6 +466,9 @@ class SourceJob(PublishJob):
     @property
     def split_count(self) -> int:
         return len(self.left)
+
+    def _name_task(self, number: int) -> str:
+        return f"split {self.left[number]}"
 
     @property
     def _bounds(self) -> list[Mapping[str, Any]]:

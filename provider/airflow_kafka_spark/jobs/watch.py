@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from airflow_kafka_spark import errors
@@ -21,6 +22,7 @@ from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client import find_missing_right_in_java
 from airflow_kafka_spark.hooks.spark.health import get_context
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
+from airflow_kafka_spark.jobs.stalls import SilenceReporter, StallReporter, find_stopped_processes, list_running_tasks
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ PROGRESS_SECONDS = 10.0
 
 POLL_SECONDS = 2.0
 """Seconds between two polls of a job; its follower is called after each of them."""
+
+ANSWER_SECONDS = 10.0
+"""Maximum number of seconds to wait for an answer of Spark's driver while an attempt ends. A stopped one never answers."""
 
 
 class Follower(Protocol):
@@ -77,11 +82,13 @@ class Watch:
     :param spark: the hook that made the session.
     :param window: the window.
     :param line: returns the line for the log, of the number of finished tasks and the seconds since the job began.
+    :param name_task: returns the name of a task of the job for users, by its number.
     """
 
     spark: SparkHook
     window: Window
     line: Callable[[int, float], str]
+    name_task: Callable[[int], str]
     _spark: SparkContext | SparkSession | None = field(default=None, repr=False)
     _is_cancelled: bool = field(default=False, repr=False)
 
@@ -121,22 +128,27 @@ class Watch:
     @contextmanager
     def _follow_by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
         self.spark.begin_jobs(context, self._group, f"window {self.window}")
-        done = threading.Event()
-        watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter), daemon=True)
+        done, driver = threading.Event(), SilenceReporter(self.window)
+        watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter, driver), daemon=True)
         watcher.start()
+        threading.Thread(target=self._report_silence, args=(done, driver), daemon=True).start()
         try:
             yield
         finally:
             done.set()
-            watcher.join()
+            watcher.join(ANSWER_SECONDS)
 
     @contextmanager
     def _follow_by_handler(self, session: SparkSession, reporter: _ProgressReporter) -> Iterator[None]:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
+        stalls = StallReporter(self.window, self.name_task)
 
         def handler(stages: Any, **_: Any) -> None:
             known = list(stages or ())
-            reporter(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
+            finished, tasks = sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known)
+            reporter(finished, tasks)
+            # Only the server's own pages name the tasks that are running.
+            stalls.check(finished, tasks, list, list)
 
         session.registerProgressHandler(handler)
         try:
@@ -145,12 +157,22 @@ class Watch:
             session.removeProgressHandler(handler)
 
     def cancel(self) -> None:
-        """Make a running job fail, from another thread or a signal handler; without one, nothing happens."""
+        """Make a running job fail, from another thread or a signal handler; without one, nothing happens.
+
+        The caller does not wait for a driver of Spark that does not answer: then nothing is cancelled.
+        """
         spark = self._spark
         if spark is None or self._is_cancelled:
             return
         self._is_cancelled = True
         log.warning("Cancelling the Spark job of window %s", self.window)
+        canceller = threading.Thread(target=self._cancel, args=(spark,), daemon=True)
+        canceller.start()
+        canceller.join(ANSWER_SECONDS)
+        if canceller.is_alive():
+            log.warning("Spark's driver has not answered for %.0f s: the job was not cancelled", ANSWER_SECONDS)
+
+    def _cancel(self, spark: SparkContext | SparkSession) -> None:
         try:
             if (context := get_context(spark)) is None:
                 cast("SparkSession", spark).interruptAll()
@@ -164,19 +186,32 @@ class Watch:
     def _group(self) -> str:
         return f"airflow-kafka-spark {self.window}"
 
-    def _report_progress(self, context: SparkContext, done: threading.Event, reporter: _ProgressReporter) -> None:
+    def _report_silence(self, done: threading.Event, driver: SilenceReporter) -> None:
+        while not done.wait(POLL_SECONDS):
+            driver.check()
+
+    def _report_progress(
+        self, context: SparkContext, done: threading.Event, reporter: _ProgressReporter, driver: SilenceReporter
+    ) -> None:
         try:
-            self._poll_until(done, context, reporter)
+            self._poll_until(done, context, reporter, driver)
         except Exception as error:
             # The thread of the job reports what happened.
             log.debug("The job is no longer watched: %s", error)
+            done.set()
 
-    def _poll_until(self, done: threading.Event, context: SparkContext, reporter: _ProgressReporter) -> None:
-        tracker = context.statusTracker()
+    def _poll_until(
+        self, done: threading.Event, context: SparkContext, reporter: _ProgressReporter, driver: SilenceReporter
+    ) -> None:
+        tracker, stalls = context.statusTracker(), StallReporter(self.window, self.name_task)
         while not done.wait(min(POLL_SECONDS, PROGRESS_SECONDS)):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
             stages = [info for job in jobs for stage in job.stageIds if (info := tracker.getStageInfo(stage))]
-            reporter(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+            finished, tasks = sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+            reporter(finished, tasks)
+            running = [stage for stage in stages if stage.numActiveTasks]
+            stalls.check(finished, tasks, partial(list_running_tasks, context, running), partial(find_stopped_processes, context))
+            driver.note_answer()
 
 
 class _ProgressReporter:

@@ -63,9 +63,14 @@ class SinkJob(ABC):
     _watch: Watch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(
-            self.spark, self.window, lambda tasks, seconds: format_job_progress(self.window, self.splits, tasks, seconds)
-        )
+        self._watch = Watch(self.spark, self.window, self._describe_progress, self._name_task)
+
+    def _describe_progress(self, tasks: int, seconds: float) -> str:
+        return format_job_progress(self.window, self.splits, tasks, seconds)
+
+    def _name_task(self, number: int) -> str:
+        """Return the name of a task of the job for users."""
+        return f"split {self.splits[number].index} ({self.splits[number].range})"
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:
@@ -99,6 +104,10 @@ class RowJob(SinkJob):
     def reads_with_spark(self) -> bool:
         """Return True if Spark's Kafka source reads. This is decided only here."""
         return self.read_with == "spark"
+
+    def _name_task(self, number: int) -> str:
+        # Spark's source makes partitions of its own.
+        return f"task {number}" if self.reads_with_spark else super()._name_task(number)
 
     def run(self, writer: SplitWriter) -> list[SplitResult]:
         from airflow_kafka_spark.jobs.tasks.read import ReadTask
