@@ -383,7 +383,7 @@ _OF_READING = (
     Mutant(
         name="reading-deleted-records-unnoticed",
         path="sources/kafka/tasks/read.py",
-        old="        if not self.skip_lost:\n            raise DataLoss(topic, partition, position, low)\n",
+        old="        if not self.skip_lost:\n            raise DataLoss(topic, partition, position, low, self.remedy)\n",
         new="",
         breaks="Records that are deleted while a window is read fail it.",
         tests=(f"{_READER}::test_records_deleted_before_they_are_read_are_an_error",),

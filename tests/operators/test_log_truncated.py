@@ -22,7 +22,7 @@ from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.hooks.kafka.log import compare_epochs, read_log
 from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.operators import KafkaToKafkaOperator
-from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.transforms import Sql
@@ -33,6 +33,7 @@ from tests.support.compacting import alter_config
 from tests.support.control import replay, reset
 from tests.support.intervals import BEGIN, Intervals, hour
 from tests.support.kafka_sinks import OF_RECORDS, with_sink
+from tests.support.late import LateFilesSink, LatePostgresSink
 from tests.support.oracle import wait_stable
 from tests.support.pipelines import order, pipeline, row_of
 from tests.support.relay import relay
@@ -246,26 +247,6 @@ def test_between_topics_what_is_published_is_not_published_again_where_the_ledge
 
 
 # --- a log that is cut off, and grows again, after the driver has looked at it and before a task reads it ---
-
-
-@dataclass(frozen=True, kw_only=True)
-class LateFilesSink(FilesSink):
-    """A sink that calls a function before its first split: when the sink begins, the driver has already compared the log."""
-
-    before: Callable[[], None]
-
-    def begin(self, window, splits, shape):
-        self.before()
-        return super().begin(window, splits, shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatePostgresSink(PostgresSink):
-    before: Callable[[], None]
-
-    def begin(self, window, splits, shape):
-        self.before()
-        return super().begin(window, splits, shape)
 
 
 class LateOperator(KafkaToKafkaOperator):

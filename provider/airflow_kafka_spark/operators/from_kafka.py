@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from airflow_kafka_spark.formats.base import Format, NullValues
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.operators.base import WindowOperator, find_first_cause
 from airflow_kafka_spark.operators.binding import Run, refuse_other_group
+from airflow_kafka_spark.operators.clock_changes import warn_of_clock_changes
 from airflow_kafka_spark.operators.intervals import (
     IntervalPlan,
     find_interval,
@@ -58,6 +59,7 @@ from airflow_kafka_spark.windows.model import (
 )
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, SpecificOffsets, Written, parse_start, parse_stop
 from airflow_kafka_spark.windows.plan import (
+    KEPT_ROWS,
     Log,
     Position,
     check_readable,
@@ -179,8 +181,10 @@ class FromKafkaOperator(WindowOperator):
         if self.ledger_topic in self.subscription.topics:
             what = "the pipeline reads this topic, and its records would be read as the state of pipelines"
             problems.append(Problem("ledger_topic", what, "Name a topic of its own, or leave it out (default `airflow-windows`)"))
-        if window.by_interval and window.on_missing_interval == "fail" and find_interval(run) is None:
-            problems.append(make_interval_problem(run))
+        if window.by_interval:
+            warn_of_clock_changes(self.get_dag(), datetime.now(timezone.utc))
+            if window.on_missing_interval == "fail" and find_interval(run) is None:
+                problems.append(make_interval_problem(run))
         return problems
 
     @property
@@ -766,9 +770,10 @@ class FromKafkaOperator(WindowOperator):
         return RowLayout.of(*self.formats, self.record_options.metadata, self.null_values)
 
     def make_reading(
-        self, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})
+        self, window: Window, tolerance: Tolerance | None, sent: Mapping[TopicPartition, Set[int]] = MappingProxyType({})
     ) -> Reading:
-        """Return the options with which tasks read the records of a window.
+        """Return the options with which tasks read the records of a window. A replay never leaves out lost records, because it
+        would remove their rows.
 
         :param tolerance: the tasks' handling of bad records; None if these fail the window.
         :param sent: offsets of records that earlier attempts at the window have sent elsewhere. Default: none.
@@ -776,7 +781,8 @@ class FromKafkaOperator(WindowOperator):
         from airflow_kafka_spark.jobs.tasks.read import Reading
 
         options = self.read_options
-        return Reading(self.kafka.make_consumer_config(), options.skips_lost, options.read_timeout, tolerance, dict(sent))
+        skips, remedy = (False, KEPT_ROWS) if window.replay else (options.skips_lost, "")
+        return Reading(self.kafka.make_consumer_config(), skips, options.read_timeout, tolerance, dict(sent), remedy)
 
     def list_error_classes(self) -> dict[str, str]:
         """Return the class of the format or transform that refuses a bad record, by stage."""

@@ -519,7 +519,7 @@ class KafkaToKafkaOperator(FromKafkaOperator):
             left=left,
             change=replace(self._chain, pipeline=ledger.parent_pipeline) if self.transforms else self._projection,
             plan=self._plan,
-            reading=self.make_reading(tolerance),
+            reading=self.make_reading(window, tolerance),
         )
         with self.register_job(job):
             can_be_bad = bool(self.transforms) or not self._projection.is_identity or self.null_values == "fail"

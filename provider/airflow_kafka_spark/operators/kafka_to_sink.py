@@ -493,7 +493,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
         """
         from airflow_kafka_spark.jobs.write import ChainJob, RowJob
 
-        reading = self.make_reading(tolerance, left_out)
+        reading = self.make_reading(window, tolerance, left_out)
         if self.transforms:
             return ChainJob(
                 spark=self.spark,

@@ -45,6 +45,7 @@ class Reading:
     :param tolerance: handling of bad records; None: with one of them nothing of the split is written.
     :param routed: the records that earlier attempts at the window have sent to other topics. They stay routed, even if a filter
         would let them pass now.
+    :param remedy: the action of the error if records are lost, for a window that is replayed; "" for other windows.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -52,6 +53,7 @@ class Reading:
     patience: float = 300.0
     tolerance: Tolerance | None = None
     routed: Mapping[TopicPartition, Set[int]] = field(default_factory=dict)
+    remedy: str = ""
 
     @property
     def keeps(self) -> bool:
@@ -105,6 +107,7 @@ class ReadTask(CheckedOnExecutors):
             self.layout.wants_keys,
             with_messages=self.reading.keeps,
             epoch=split.epoch,
+            remedy=self.reading.remedy,
         )
         return SplitRows(self, split, reader, reader.gaps)
 

@@ -116,6 +116,7 @@ class KafkaSplitReader:
     :param with_messages: True if the records themselves are kept, for :meth:`KafkaRecords.get_originals`.
     :param patience: seconds without any progress after which reading fails.
     :param epoch: the leader epoch of the partition when the range was planned; -1 (not known) compares nothing.
+    :param remedy: the action of the error if records are lost, for a window that is replayed; "" for other windows.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -126,6 +127,7 @@ class KafkaSplitReader:
     with_keys: bool = True
     with_messages: bool = False
     epoch: int = -1
+    remedy: str = ""
     gaps: list[Gap] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[KafkaRecords]:
@@ -222,7 +224,7 @@ class KafkaSplitReader:
             if cut is None:
                 said = f"offset {messages[count].offset()} held a record of leader epoch {found}, which the log has lost again"
                 raise KafkaUnavailable(servers, f"reading {self.range}", said)
-            raise LogTruncated(*tp, end, self.epoch, cut, found, is_open=True)
+            raise LogTruncated(*tp, end, self.epoch, cut, found, is_open=True, action=self.remedy)
         kept = list(messages[:count])
         self.gaps.append(Gap(*tp, kept[-1].offset() + 1 if kept else position, end))
         return kept
@@ -237,7 +239,7 @@ class KafkaSplitReader:
             consumer.assign([KafkaTopicPartition(topic, partition, position)])
             return position
         if not self.skip_lost:
-            raise DataLoss(topic, partition, position, low)
+            raise DataLoss(topic, partition, position, low, self.remedy)
         self.gaps.append(Gap(topic, partition, position, min(low, end)))
         if low < end:
             consumer.assign([KafkaTopicPartition(topic, partition, low)])
