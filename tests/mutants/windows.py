@@ -338,6 +338,28 @@ _OF_INTERVALS = (
         ),
     ),
     Mutant(
+        name="intervals-replayed-without-leader-epochs",
+        path="windows/interval.py",
+        old="            epochs=self.epochs,\n",
+        new="",
+        breaks="The window of an old interval has the leader epochs with which it was planned, which a replay compares.",
+        tests=(
+            "tests/windows/test_interval_archive.py"
+            "::test_the_window_of_an_interval_has_its_leader_epochs_from_its_record_and_from_an_archive",
+        ),
+    ),
+    Mutant(
+        name="intervals-recorded-without-leader-epochs",
+        path="ledger/interval.py",
+        old=", epochs=window.epochs,\n",
+        new=",\n",
+        breaks="The record of an interval keeps the leader epochs of its window, whose own records are removed some day.",
+        tests=(
+            "tests/operators/test_log_truncated.py"
+            "::test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused_until_a_user_decides",
+        ),
+    ),
+    Mutant(
         name="intervals-archive-over-a-hole",
         path="windows/interval_archive.py",
         old="and all(ends.get(tp, 0) == start for tp, (start, _) in outer.items())",

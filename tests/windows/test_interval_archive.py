@@ -52,6 +52,17 @@ def at_once(monkeypatch):
     monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", 0)
 
 
+def test_the_window_of_an_interval_has_its_leader_epochs_from_its_record_and_from_an_archive():
+    """A replay compares them: without them, it would write records that took the place of those that were moved."""
+    epochs = {TopicPartition("t", 0): 7}
+    states = [replace(state, epochs=epochs) for state in chain(0, 4)]
+    for kept in (states, [replace(state, epochs={}) for state in states]):
+        single = fold_records("p", [make_interval_record("p", kept[0])]).intervals.get(hour(0).name)
+        archived = split(kept).get(hour(0).name)
+        for found in (single, archived):
+            assert found is not None and found.make_window("p").epochs == kept[0].epochs
+
+
 def test_old_intervals_are_archived_once_there_are_many(monkeypatch):
     monkeypatch.setattr(interval_archive, "ARCHIVE_AFTER", ARCHIVE_AFTER)
     assert group_into_archives(chain(0, ARCHIVE_AFTER)) == []
