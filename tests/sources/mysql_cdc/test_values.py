@@ -168,6 +168,19 @@ def test_a_zero_date_is_refused_by_name_or_null_if_the_options_say_so(shop: Binl
             strict.read(window)
         assert 'zero_date_handling_mode="null"' in refused.value.action
     assert [list(r["value"]["after"].values())[1:] for r in lenient.next()] == [[None, None, None]] * 4
+    # In a key, two dates would become one null; other columns of the table may still be null.
+    shop.execute(
+        "CREATE TABLE days (day date, at datetime, PRIMARY KEY (day))", "INSERT INTO days VALUES ('2026-01-01', '0000-00-00')"
+    )
+    assert lenient.next()[0]["value"]["after"] == {"day": 20454, "at": None}
+    shop.execute("INSERT INTO days VALUES ('0000-00-00', NULL), ('2026-00-00', NULL)")
+    snapshot = shop.windows(tables=["shop.days"], snapshot="initial", zero_date_handling_mode="null")
+    for windows in (lenient, snapshot):
+        with pytest.raises(
+            SourceRejected, match="column `day` cannot be written: .* is no day, and it belongs to the key"
+        ) as refused:
+            windows.next()
+        assert "`message_key_columns`" in refused.value.action
 
 
 def test_large_unsigned_numbers_are_refused_by_name_or_exact_if_the_options_say_so(shop: Binlog):

@@ -71,7 +71,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param bigint_unsigned_handling_mode: ``long`` (default): numbers, of which those from 2^63 on are refused; ``precise``:
         Connect's Decimal.
     :param zero_date_handling_mode: the treatment of a date that is no day, as ``0000-00-00``: ``fail`` (default) fails the window
-        and names the column; ``null`` writes null.
+        and names the column; ``null`` writes null, except in a key, where two keys could become one: there, such a date fails
+        the window, too.
     :param ignore_cascades: True accepts tables whose rows are changed by the cascades of foreign keys, which the log does not
         contain; False (default) refuses them.
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,

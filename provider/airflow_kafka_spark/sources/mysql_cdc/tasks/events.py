@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -130,11 +130,12 @@ class MySqlTableWriter(TableWriter):
         self._columns: list[ReadColumn] = []
         columns = []
         unreadable = form.unreadable.get(name, {})
+        key = form.keys.get(name, tuple(table.columns[at].name for at in table.key))
         for column in table.columns:
             try:
                 if column.kind == binlog.STRING and (kind := unreadable.get(column.name)):
                     raise ColumnRefused(f"values of type {kind} cannot be read")
-                found = read_column(column, form.values)
+                found = read_column(column, replace(form.values, is_key=column.name in key))
             except ColumnRefused as error:
                 shown = f"column `{column.name}` cannot be read: {error}"
                 action = "Change the column's type, or leave the table out. The log after this change needs a new pipeline"

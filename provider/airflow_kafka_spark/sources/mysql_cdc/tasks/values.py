@@ -54,6 +54,7 @@ class ValueForm:
     """The form of values; options have Debezium's names.
 
     :param charsets: the character set of each collation, by its number.
+    :param is_key: True for a column of the key, whose values must not become null.
     """
 
     decimals: DecimalHandling = "precise"
@@ -61,6 +62,7 @@ class ValueForm:
     unsigned: UnsignedHandling = "long"
     zero_dates: ZeroDateHandling = "fail"
     charsets: Mapping[int, str] = field(default_factory=dict, repr=False)
+    is_key: bool = False
 
 
 class ColumnRefused(ValueError):
@@ -435,7 +437,7 @@ def _make_date_column(form: ValueForm) -> ReadColumn:
     name = "org.apache.kafka.connect.data.Date" if form.times == "connect" else "io.debezium.time.Date"
 
     def format_days(year: int, month: int, day: int) -> str:
-        days = _count_days(year, month, day, form.zero_dates)
+        days = _count_days(year, month, day, form)
         return "null" if days is None else str(days)
 
     return ReadColumn(
@@ -462,7 +464,7 @@ def _make_datetime_column(precision: int, form: ValueForm) -> ReadColumn:
 
     def format_instant(numbers: list[int], part: int) -> str:
         year, month, day, hours, minutes, seconds = numbers
-        days = _count_days(year, month, day, form.zero_dates)
+        days = _count_days(year, month, day, form)
         if days is None:
             return "null"
         value = (days * DAY_SECONDS + hours * 3600 + minutes * 60 + seconds) * MICROS + part
@@ -496,17 +498,20 @@ def _make_duration_reader(fraction: int, unit: int) -> Callable[[bytes, int], in
     return micros
 
 
-def _count_days(year: int, month: int, day: int, zero_dates: ZeroDateHandling) -> int | None:
+def _count_days(year: int, month: int, day: int, form: ValueForm) -> int | None:
     """Return the number of a day; None for an invalid date, such as 0000-00-00."""
     is_day = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1]
     if is_day and month == 2 and day == 29:
         is_day = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if is_day:
         return count_days(year, month, day)
-    if zero_dates == "null":
-        return None
-    action = 'Set `zero_date_handling_mode="null"`, which writes null for it'
-    raise ValueRefused(f"{year:04}-{month:02}-{day:02} is no day", action)
+    found = f"{year:04}-{month:02}-{day:02} is no day"
+    if form.zero_dates == "null":
+        if not form.is_key:
+            return None
+        action = "Name other columns in `message_key_columns`, or leave the table out"
+        raise ValueRefused(f"{found}, and it belongs to the key: as null, two keys would become one", action)
+    raise ValueRefused(found, 'Set `zero_date_handling_mode="null"`, which writes null for it')
 
 
 def _read_date_parts(data: bytes, at: int) -> tuple[int, int, int]:
@@ -525,7 +530,7 @@ def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
         return _format_instant(seconds, part, precision) if seconds or part else ""
 
     def shown(text: str) -> str:
-        return f'"{text}"' if text else ("null" if _count_days(0, 0, 0, form.zero_dates) is None else "")
+        return f'"{text}"' if text else ("null" if _count_days(0, 0, 0, form) is None else "")
 
     def of_text(raw: bytes) -> str:
         text = raw.decode()
