@@ -162,8 +162,13 @@ def test_what_cannot_be_renamed_is_refused_and_nothing_changes(moved, unique):
     before = moved.everything()
     with pytest.raises(ChangeRefused, match="already has a pipeline"):
         ask(moved, taken)
-    for wrong in ("", moved.name):
-        with pytest.raises(ChangeRefused, match="not a valid new name"):
+    of_interval = "x.20260101T000000Z-20260101T010000Z"
+    for wrong, why in (
+        ("", "cannot be a pipeline's name"),
+        (moved.name, "this name already"),
+        (of_interval, "interval of pipeline `x`"),
+    ):
+        with pytest.raises(ChangeRefused, match=why):
             ask(moved, wrong)
     with pytest.raises(ChangeRefused, match="no reason"):
         ask(moved, "x", why="")

@@ -123,6 +123,8 @@ def test_a_misspelt_tolerance_hides_no_other_mistake_of_bad_records(files):
 def test_a_template_that_renders_to_nothing_gives_no_pipeline_another_name(files):
     assert problems(files, pipeline=" ")["pipeline"] == "it is empty"
     assert problems(files, pipeline="")["pipeline"] == "it is empty"
+    of_interval = "orders.20260101T000000Z-20260101T010000Z"
+    assert problems(files, pipeline=of_interval)["pipeline"].endswith("of a data interval of pipeline `orders` in the ledger")
     given = {"topics": ["{{ x }}"], "group_id": "{{ x }}", "pipeline": "{{ x }}", "max_records": "{{ x }}", "max_errors": 2}
     made = make(**{**files.arguments, **given, "place": "/lake/{{ x }}", "topics_pattern": None})
     made.render_template_fields({"x": None})

@@ -43,6 +43,7 @@ from airflow_kafka_spark.ledger.topic import (
     find_first_open_transaction,
 )
 from airflow_kafka_spark.windows.changes import Change
+from airflow_kafka_spark.windows.interval import find_name_problem
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     INTERVAL,
@@ -345,10 +346,10 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     :raises ChangeRefused: the new name is taken; or the pipeline moves data intervals or reads rows, or is paused.
     """
     pipeline = request.pipeline
-    if not to.strip() or to == pipeline:
-        raise ChangeRefused(
-            f"`{to}` is not a valid new name for pipeline `{pipeline}`", expected="another name", action="Give one"
-        )
+    if to == pipeline:
+        raise ChangeRefused(f"Pipeline `{pipeline}` has this name already", expected="another name", action="Give one")
+    if wrong := find_name_problem(to):
+        raise ChangeRefused(wrong[0], expected="a name for a pipeline", action=wrong[1])
 
     def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
         group = _check_rename(hook, memory, other, to, request.ledger_topic, group_id)

@@ -16,7 +16,6 @@ closed window is only reported.
 
 from __future__ import annotations
 
-import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,6 +60,7 @@ from airflow_kafka_spark.operators.visibility.operator import VisibleOperator
 from airflow_kafka_spark.operators.visibility.progress import emit
 from airflow_kafka_spark.sinks.base import Sink, find_unknown_window_problems
 from airflow_kafka_spark.windows.binding import Binding, Endpoint, add_details
+from airflow_kafka_spark.windows.interval import find_name_problem
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, SplitResult, Window, select_first_bad_records
 from airflow_kafka_spark.windows.report import Report, describe_window, sum_up_applied
 
@@ -709,9 +709,8 @@ class WindowOperator(VisibleOperator):
         elif self.pipeline is not None and not self.pipeline.strip():
             action = "Give it a name, or leave it out (default: DAG and task). A template has to render to a name"
             problems.append(Problem("pipeline", "it is empty", action))
-        elif len(name) > 200 or not name.strip() or re.search(r"[\x00-\x1f]", name):
-            what, action = f"`{name[:60]}` cannot be a pipeline's name", "Use 1 to 200 printable characters"
-            problems.append(Problem("pipeline", what, action))
+        elif wrong := find_name_problem(name):
+            problems.append(Problem("pipeline", *wrong))
         return problems
 
     def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:

@@ -25,6 +25,8 @@ NUMBER = 1
 """Number of an interval's window. Each interval has one window, which keeps its number when it is replayed."""
 ROUTED = ".to."
 """Separates a pipeline's name from the name of a sink that a filter routes to, in the records of that sink."""
+LONGEST_NAME = 200
+"""Maximum length of a pipeline's name, in characters."""
 _INTERVAL_NAME = re.compile(
     rf"^(?P<pipeline>.+)\.(?P<interval>{_INSTANT}-{_INSTANT})(?P<route>{re.escape(ROUTED)}.+)?$", re.DOTALL
 )
@@ -171,6 +173,17 @@ class IntervalState:
         """Return True if its offsets of a topic refer to the present topic of this name. An unknown id matches any."""
         known, found = self.topic_ids.get(topic), topic_ids.get(topic)
         return not (known and found and known != found)
+
+
+def find_name_problem(name: str) -> tuple[str, str] | None:
+    """Return what is wrong with the name of a pipeline, and what to do; None if it is a valid name."""
+    if len(name) > LONGEST_NAME or not name.strip() or re.search(r"[\x00-\x1f]", name):
+        return f"`{name[:60]}` cannot be a pipeline's name", f"Use 1 to {LONGEST_NAME} printable characters"
+    parent, interval = parse_ledger_name(name)
+    if interval is not None:
+        found = f"`{name}` is the name of a data interval of pipeline `{parent}` in the ledger"
+        return found, "Use a name that does not end with two instants"
+    return None
 
 
 def parse_ledger_name(name: str) -> tuple[str, str | None]:
