@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from airflow_kafka_spark.control.pipelines import show
 from airflow_kafka_spark.errors import ClusterChanged, KafkaUnavailable, PipelineUnknown, TopicMissing, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger
@@ -273,6 +274,16 @@ def test_a_pipeline_of_data_intervals_stands_where_its_group_does(kafka, hook, t
     assert LagMeter((), topic, pipeline, name).measure(hook)[0].count_records() == 7
     with pytest.raises(ValidationError, match="Name its consumer group"):
         LagMeter((), None, pipeline, name).measure(hook)
+    # A run without an interval has moved three records, and the interval continues it: neither counts by itself.
+    following = IntervalState(day, State.COMPLETE, (OffsetRange(topic, 0, 3, 7),), "dag/run/task")
+    done = make_interval_record(pipeline, following)
+    producer.produce(name, done.value, done.key, partition=ledger.find_partition(pipeline))
+    assert producer.flush(60) == 0
+    complete(hook, pipeline, name, window(pipeline, topic, 1, 0, 3, hook))
+    lag, _ = LagMeter((), None, pipeline, name).measure(hook)
+    assert (lag.count_records(), lag.committed) == (3, {f"{topic}-0": 7})
+    (shown,) = show(hook, pipeline, ledger_topic=name).partitions
+    assert (shown.offset, shown.lag) == (7, 3)
 
 
 def test_a_nightly_pipeline_is_not_called_dead_until_it_has_missed_a_night(kafka, hook, topic, unique):

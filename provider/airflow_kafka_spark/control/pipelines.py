@@ -108,7 +108,7 @@ def show(hook: KafkaHook, pipeline: str, *, ledger_topic: str = TOPIC, group_id:
     :raises PipelineUnknown: the ledger has no record of it.
     """
     memory = read_pipeline(hook, pipeline, ledger_topic).memory
-    offsets = memory.position.offsets
+    offsets = memory.read_offsets
     group = group_id or find_group(memory)
     log = read_log(hook, {tp.topic for tp in offsets})
     committed = hook.read_committed_offsets(group, log.partitions, stable=False) if group else {}

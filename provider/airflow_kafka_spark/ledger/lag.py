@@ -208,8 +208,8 @@ class LagMeter:
     """Measures the lag and the status of one consumer repeatedly.
 
     The position of a group is its committed offsets. The position of a pipeline is that in its ledger, which the group's offsets
-    mirror. So the group's offsets are used for a pipeline only if the ledger does not know it and a group is named, too. For a
-    consumer without a known position all records in the log are lag.
+    mirror; data intervals that continue it without a hole belong to it. So the group's offsets are used for a pipeline only if
+    the ledger does not know it and a group is named, too. For a consumer without a known position all records in the log are lag.
 
     Lag ends at the last stable offset. Transaction markers, aborted and compacted records are no lag: if there is nothing else
     between the committed offset and the end, the consumer is 0 records and 0 seconds behind. Seconds are the age of the first
@@ -271,7 +271,7 @@ class LagMeter:
             position = memory.position
             if position.cluster_id and position.cluster_id != (found := hook.read_cluster_id()):
                 raise ClusterChanged(position.cluster_id, found)
-            at, ids_then = dict(position.offsets), position.topic_ids
+            at, ids_then = dict(memory.read_offsets), position.topic_ids
         elif self.group_id:
             # Not stable: an offset in an open transaction is not committed yet, and its end is not awaited.
             at = {

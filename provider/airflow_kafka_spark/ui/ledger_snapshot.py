@@ -416,7 +416,7 @@ def _make_summary(pipeline: str, memory: Memory, intervals: Sequence[Memory]) ->
     group = next((str(e.report["group_id"]) for _, _, e in reversed(complete) if e.report and e.report.get("group_id")), None)
     ids = memory.position.topic_ids or (newest.window.topic_ids if newest else {})
     open_entry = max(unfinished, key=lambda e: e.attempt.started_at, default=None)
-    offsets = {} if has_source else memory.position.offsets
+    offsets = {} if has_source else memory.read_offsets
     if not (offsets or has_source or memory.intervals) and open_entry is not None:
         # Only the first window is planned: the pipeline has read up to where it begins.
         offsets = {r.topic_partition: r.start for r in open_entry.window.ranges}

@@ -59,7 +59,7 @@ from airflow_kafka_spark.windows.dead_letters import (
     list_run_offsets,
     unite_offsets,
 )
-from airflow_kafka_spark.windows.interval import NUMBER, Interval, IntervalState
+from airflow_kafka_spark.windows.interval import NUMBER, Interval, IntervalState, find_contiguous_offsets
 from airflow_kafka_spark.windows.interval_archive import IntervalArchive, Intervals, archive_from_json, archive_to_json
 from airflow_kafka_spark.windows.model import (
     Landed,
@@ -361,6 +361,15 @@ class Memory:
         """The pipeline's position after its open window. Offsets before it belong to windows that are planned already."""
         entry = self.open_entry
         return self.position if entry is None or entry.window.replay else find_next_position(self.position, entry.window)
+
+    @property
+    def read_offsets(self) -> Mapping[TopicPartition, int]:
+        """The offsets up to which the pipeline has read: its position, and beyond it the data intervals that are complete without
+        a hole, if it has moved both. Empty without a position."""
+        position = self.position
+        if not position.offsets or not self.intervals:
+            return position.offsets
+        return find_contiguous_offsets(self.intervals.spans, position.offsets, None, position.topic_ids)
 
     @property
     def next_change(self) -> int:
