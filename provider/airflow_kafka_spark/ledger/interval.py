@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -23,7 +23,7 @@ from airflow_kafka_spark.windows.interval import (
     find_overlapping,
     find_sharing_intervals,
 )
-from airflow_kafka_spark.windows.interval_archive import group_into_archives
+from airflow_kafka_spark.windows.interval_archive import Intervals, group_into_archives
 from airflow_kafka_spark.windows.memory import (
     BINDING,
     Attempt,
@@ -323,6 +323,7 @@ class IntervalLedger(Ledger):
     ) -> dict[TopicPartition, int]:
         producer = self._fence_as(make_transactional_id(self.topic.name, self.parent_pipeline, "group"))
         faults.reached("group.fenced")
+        removers = self._fence_old_intervals()
         self.read()
         if self._get_exclusive_object(self._parent.binding) not in ("", group_id):
             log.info("Pipeline %s has another group by now: group %s is not moved", self.parent_pipeline, group_id)
@@ -333,7 +334,7 @@ class IntervalLedger(Ledger):
         # Ranges of a topic that was deleted or recreated since do not apply to the present partitions.
         reached = find_contiguous_offsets(intervals, {**lows, **committed}, first, current.topic_ids)
         moved = {tp: offset for tp, offset in reached.items() if tp in lows and offset > committed.get(tp, lows[tp])}
-        self._remove_old_windows()
+        self._remove_old_windows(removers)
         forgotten = self._make_archive_records()
         if not moved and not forgotten:
             return {}
@@ -350,30 +351,41 @@ class IntervalLedger(Ledger):
         return moved
 
     def _list_old_intervals(self) -> list[IntervalState]:
-        """Return the complete intervals before the newest ``keep_windows``, among those with records of their own."""
-        complete = (state for state in self._parent.intervals.recent.values() if state.state is State.COMPLETE)
+        """Return the complete intervals before the newest ``keep_windows``, among those with records of their own.
+
+        The interval of this attempt counts as complete: it is, once the ledger is read again.
+        """
+        recent = self._parent.intervals.recent.values()
+        complete = (state for state in recent if state.state is State.COMPLETE or state.is_of(self.interval))
         return sorted(complete, key=lambda state: state.interval)[: -self.keep_windows]
 
-    def _remove_old_windows(self) -> None:
-        """Remove the records of old intervals' windows, at most :data:`MAX_REMOVED` of them. The rest is removed later.
+    def _fence_old_intervals(self) -> list[tuple[IntervalState, Producer]]:
+        """Return the old intervals whose windows can be removed, at most :data:`MAX_REMOVED`. Each has a producer that has fenced
+        the plans of the interval. Read the ledger afterwards."""
+        old = [state for state in self._list_old_intervals() if not state.forgotten][:MAX_REMOVED]
+        names = [state.interval.make_ledger_name(self.parent_pipeline) for state in old]
+        producers = [self._fence_as(make_transactional_id(self.topic.name, name, "plan")) for name in names]
+        if old:
+            faults.reached("old.fenced")
+        return list(zip(old, producers, strict=True))
+
+    def _remove_old_windows(self, removers: Sequence[tuple[IntervalState, Producer]]) -> None:
+        """Remove the records of old intervals' windows.
 
         Each is removed under the transactional id of the interval's own plans, which an attempt that replays the interval fences:
         either it reads that the records are gone, or they stay. Otherwise its claim and the record of its dead letters could be
         removed after it has written them, and the next attempt would send the letters again.
-        """
-        old = [state for state in self._list_old_intervals() if not state.forgotten][:MAX_REMOVED]
-        if not old:
-            return
-        names = [state.interval.make_ledger_name(self.parent_pipeline) for state in old]
-        producers = [self._fence_as(make_transactional_id(self.topic.name, name, "plan")) for name in names]
-        faults.reached("old.fenced")
-        self.read()
-        for state, name, producer in zip(old, names, producers, strict=True):
-            if self._parent.intervals.recent.get(state.interval.name) == state:
-                self._remove_old_window(state, name, producer)
-        self.read()
 
-    def _remove_old_window(self, state: IntervalState, name: str, producer: Producer) -> None:
+        :param removers: the intervals as they were before the ledger was read, with the producers of
+            :meth:`_fence_old_intervals`. Those that have changed since stay.
+        """
+        old = self._list_old_intervals()
+        for state, producer in removers:
+            if state in old and state.state is State.COMPLETE:
+                self._remove_old_window(state, producer)
+
+    def _remove_old_window(self, state: IntervalState, producer: Producer) -> None:
+        name = state.interval.make_ledger_name(self.parent_pipeline)
         keys = (make_window_key(name, NUMBER), make_position_key(name), make_dead_letters_key(name, NUMBER))
         kept = replace(self._parent.include_resends(state), forgotten=True)
         records = [*(LedgerRecord(key, None) for key in keys), make_interval_record(self.parent_pipeline, kept)]
@@ -386,6 +398,10 @@ class IntervalLedger(Ledger):
             if not isinstance(failure, Fenced):
                 raise failure from error
             log.info("Interval %s is being moved again: its records stay", state.interval)
+            return
+        intervals = self._parent.intervals
+        recent = {**intervals.recent, state.interval.name: kept}
+        self._parent = replace(self._parent, intervals=Intervals(recent, intervals.archives))
 
     def _make_archive_records(self) -> list[LedgerRecord]:
         """Return the records that archive old intervals whose windows were removed."""
