@@ -41,13 +41,6 @@ NEXT_PORTS = 4
 
 
 @pytest.fixture(scope="module")
-def local_cluster(tmp_path_factory):
-    """The driver of two executors of one core."""
-    with Driver(connection("local-cluster[2,1,1024]"), tmp_path_factory.mktemp("local-cluster")) as driver:
-        yield driver
-
-
-@pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """The directory of a standalone cluster."""
     return tmp_path_factory.mktemp("standalone")
@@ -107,27 +100,6 @@ def check(orders, report):
     assert orders.check() == ORDERS
 
 
-@pytest.mark.faults
-def test_a_python_worker_killed_on_an_executor_costs_nothing(orders, local_cluster, tmp_path):
-    once = tmp_path / "fired"
-    local_cluster.start(make, orders.arguments, "run1", ("publish.committed", once))
-    report = local_cluster.result()
-    assert once.exists()
-    check(orders, report)
-
-
-@pytest.mark.faults
-def test_an_executor_killed_in_the_middle_of_a_split_costs_nothing(orders, local_cluster, tmp_path):
-    once = tmp_path / "fired"
-    local_cluster.start(make, orders.arguments, "run1", ("publish.mid:stop", once))
-    worker = wait_stopped(once, os.getpid())
-    os.kill(executor_of(worker), signal.SIGKILL)
-    report = local_cluster.result()
-    # Its Python worker may outlive it: a zombie.
-    wake(worker)
-    check(orders, report)
-
-
 @pytest.fixture
 def table(request, kafka, postgres, unique, tmp_path):
     """A pipeline from a topic into a table, of the kind of the test's parameter."""
@@ -145,9 +117,11 @@ def check_table(table, report, *, attempts=1):
 
 
 @pytest.mark.faults
-def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_two_ports(orders, driver, master, tmp_path):
-    """Speculation, and a firewall before the driver: executors and master connect to two ports that are known beforehand, or
-    to one of the next few."""
+def test_a_killed_worker_and_a_split_that_spark_runs_twice_at_once_cost_nothing_with_a_driver_of_two_ports(
+    orders, driver, master, tmp_path
+):
+    """One split sleeps in its middle; the worker of the other one is killed when that split is published. Then speculation, and a
+    firewall before the driver: executors and master connect to two ports that are known beforehand, or to one of the next few."""
     once = tmp_path / "fired"
     port, blocks = find_free_ports(2)
     eager = {
@@ -164,11 +138,13 @@ def test_a_split_that_spark_runs_twice_at_once_is_published_once_by_a_driver_of_
         # The copy that lost lives on.
         "spark.python.task.killTimeout": "600s",
     }
-    driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once), spark=connection(master, **eager))
-    stopped = wait_stopped(once, os.getpid())
+    faults = "publish.mid:stop,publish.committed"
+    driver.start(make, orders.arguments, "run1", (faults, once), spark=connection(master, **eager))
+    stopped = wait_stopped(tmp_path / "fired.publish.mid", os.getpid())
     heard = set().union(*(listening(pid) for pid in session(driver.process.pid) if driver.process.pid in ancestors(pid)))
     # It sleeps in the middle of its split, so the other copy completes the window.
     report = driver.result()
+    assert (tmp_path / "fired.publish.committed").exists()
     wake(stopped)
     # The third port is the JVM's port for the Python of its own task. Another process may have taken a port since it was chosen.
     assert all(heard & set(range(first, first + NEXT_PORTS + 1)) for first in (port, blocks)) and len(heard) == 3, heard
@@ -227,14 +203,13 @@ def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_s
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
-def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(table, driver, master, places, tmp_path):
+def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(orders, driver, master, places, tmp_path):
     """The worker's machine is taken away before its split has ended. This is the last test of the cluster, which then has one
     worker.
     """
     once = tmp_path / "fired"
     leaving = {**OURS, **SMALL, "spark.decommission.enabled": "true"}
-    driver.start(pipelines.make, table.arguments, "run1", ("split.mid:stop", once), spark=connection(master, **leaving))
+    driver.start(make, orders.arguments, "run1", ("publish.mid:stop", once), spark=connection(master, **leaving))
     stopped = wait_stopped(once, os.getpid())
     executor = executor_of(stopped)
     worker = ancestors(executor)[0]
@@ -244,8 +219,9 @@ def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_n
     for process in (worker, executor):
         os.kill(process, signal.SIGKILL)
     report = driver.result()
+    # The Python worker outlives its executor: a zombie.
     wake(stopped)
-    check_table(table, report)
+    check(orders, report)
 
 
 COPIES, SPLITS = 3, 8

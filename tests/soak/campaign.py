@@ -59,24 +59,29 @@ class Campaign:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self._own = [self.stack.enter_context(ExitStack()) for _ in self.kinds]
-        self._subjects = [kind.make(own) for kind, own in zip(self.kinds, self._own, strict=True)]
+        self._subjects: list[Subject | None] = [None for _ in self.kinds]
 
     def _next_subject(self) -> Subject:
         """Return a pipeline, now and then a new one of its kind, so that the trouble of the step meets its first window."""
         at = self.chance.randrange(len(self.kinds))
-        if self._subjects[at].number and self.kinds[at].renews and self.chance.random() < ANEW:
+        subject = self._subjects[at]
+        if subject is not None and self.kinds[at].renews and self.chance.random() < ANEW:
             self._own[at].close()
-            self._subjects[at] = self.kinds[at].make(self._own[at])
+            subject = None
             self.counts["new pipeline"] += 1
-        return self._subjects[at]
+        # A short run does not come to most kinds: their topics and tables are made when they are needed.
+        if subject is None:
+            subject = self._subjects[at] = self.kinds[at].make(self._own[at])
+        return subject
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, least: int) -> None:
         """Go on until so many seconds have passed; each step is finished.
 
+        :param least: the number of steps after which it may end.
         :raises RecordsDiffer: records are lost, doubled, or other ones.
         """
         deadline, step = time.monotonic() + seconds, 0
-        while time.monotonic() < deadline:
+        while step < least or time.monotonic() < deadline:
             step += 1
             subject = self._next_subject()
             self.last = f"step {step}, {subject}, its records"

@@ -42,7 +42,7 @@ def spark_connect(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",
-        "spark.python.daemon.module": "tests.support.connect_daemon",
+        "spark.python.daemon.module": connect_daemon.__name__,
         **(settings or {}),
     }
     submit = [home / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
@@ -53,11 +53,17 @@ def spark_connect(
     socket = directory / "connect.socket"
     environment[connect_daemon.SOCKET] = str(socket)
     supervisor, log = SupervisorClient("Spark Connect"), directory / "connect.log"
+    forks = conf["spark.python.daemon.module"] == connect_daemon.__name__
     try:
-        daemon = [sys.executable, "-m", "tests.support.connect_daemon", "--serve"]
-        supervisor.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
+        if forks:
+            daemon = [sys.executable, "-m", connect_daemon.__name__, "--serve"]
+            supervisor.spawn(daemon, log=directory / "connect-daemon.log", env=environment)
         supervisor.spawn([*submit, "--master", master, *jars, *options, "spark-internal"], log=log, env=environment)
-        assert wait_until(lambda: socket.exists() and "Spark Connect server started" in log.read_text(), 300), read_tail(log)
+
+        def is_started() -> bool:
+            return (socket.exists() or not forks) and "Spark Connect server started" in log.read_text()
+
+        assert wait_until(is_started, 300), read_tail(log)
         yield port
     finally:
         supervisor.close()

@@ -35,32 +35,45 @@ LONG = (
 
 # Directories and files whose tests share a server, an Airflow or a venv of their own. One test process runs all of each.
 TOGETHER = {
-    "tests/with_airflow", "tests/transforms", "tests/soak",
+    "tests/with_airflow", "tests/transforms",
     "tests/test_package.py", "tests/testing/test_embedded_kafka.py",
     "tests/triggers/test_base.py",
-    "tests/faults/test_broker.py", "tests/faults/test_publish_broker.py", "tests/faults/test_cluster.py",
+    "tests/faults/test_broker.py", "tests/faults/test_cluster.py",
     "tests/faults/test_three_brokers.py", "tests/faults/test_warm_spark.py",
     "tests/formats/avro/test_avro_write.py", "tests/formats/json/test_json_spark.py",
-    "tests/hooks/test_connections.py", "tests/hooks/test_schema_registry.py",
+    "tests/hooks/test_connections.py",
     "tests/hooks/kafka/test_hook.py", "tests/hooks/kafka/test_security.py",
-    "tests/operators/test_avro_write.py", "tests/operators/test_log_truncated.py", "tests/operators/test_rights.py",
-    "tests/operators/test_source_tolerance.py",
-    "tests/operators/test_spark_connect.py", "tests/operators/test_wire_formats.py",
+    "tests/operators/test_log_truncated.py", "tests/operators/test_rights.py",
+    "tests/operators/test_spark_connect.py",
     "tests/operators/visibility/test_operator.py",
     "tests/sinks/files/test_readers.py", "tests/sinks/lake/test_readers.py",
     "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
-    "tests/sources/mysql_cdc", "tests/verification",
+    "tests/verification",
 }  # fmt: skip
 
 # Tests with an attempt that sleeps while another one works: each needs a second engine (tests/support/engine.py), which is a JVM.
 # One test process runs all of them.
 TWO_ENGINES = (
+    "tests/soak/",
     "tests/faults/test_zombie.py",
     "tests/faults/test_dead_letters.py::test_a_zombie_",
     "tests/faults/test_kafka_to_kafka.py::test_a_zombie_",
     "tests/faults/test_publish.py::test_a_zombie_",
     "tests/faults/test_publish.py::test_a_late_task_",
     "tests/sources/postgres_cdc/test_faults.py::test_a_copy_of_a_table_equals_it_after_every_drain_",
+)
+
+# Tests with a schema registry, which takes more than four seconds of CPU time to start, and the others of a directory that starts
+# MariaDB for one of them.
+WITH_REGISTRY = (
+    "tests/operators/test_avro_write.py",
+    "tests/operators/test_formats.py",
+    "tests/operators/test_source_tolerance.py",
+    "tests/operators/test_wire_formats.py",
+    "tests/sources/mysql_cdc/",
+    "tests/sources/postgres_cdc/test_registry_formats.py",
+    "tests/sources/postgres_cdc/test_topics.py",
+    "tests/hooks/test_schema_registry.py",
 )
 
 # Tests that use neither the broker nor the Spark of their test process: pure functions, databases, and servers that a test starts
@@ -103,7 +116,6 @@ WAITING = (
     "tests/faults/test_three_brokers.py",
     "tests/triggers/",
     "tests/hooks/kafka/",
-    "tests/faults/test_publish_broker.py",
     "tests/faults/test_broker.py",
     "tests/operators/visibility/test_operator.py",
     "tests/ledger/",
@@ -136,7 +148,8 @@ def order(items: list[pytest.Item]) -> None:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Give each test to the next free process, and keep those tests together that :data:`TOGETHER` and :data:`TWO_ENGINES` name.
+    """Give each test to the next free process, and keep those tests together that :data:`TOGETHER`, :data:`TWO_ENGINES` and
+    :data:`WITH_REGISTRY` name.
 
     Of :data:`SEVERAL` processes or more, the last one runs :data:`WITHOUT_BROKER`: its tests keep the cores busy while others
     wait, and it starts neither a broker nor Spark. The process before it runs :data:`WAITING`. A process that has finished its
@@ -144,7 +157,7 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *TWO_ENGINES, *WITHOUT_BROKER, *WAITING)
+        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *TWO_ENGINES, *WITH_REGISTRY, *WITHOUT_BROKER, *WAITING)
         moved = [name for name in lists if not (config.rootpath / name.partition("::")[0]).exists()]
         assert not moved, f"{Path(__file__).name} names what is not there (any more): {moved}"
         config.option.loadscopereorder = False  # in the order of `order`
@@ -152,8 +165,9 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
         self._queues: dict[str, deque[str]] = {}
 
     def _split_scope(self, nodeid: str) -> str:
-        if place(nodeid, TWO_ENGINES) < len(TWO_ENGINES):
-            return TWO_ENGINES[0]
+        for group in (TWO_ENGINES, WITH_REGISTRY):
+            if place(nodeid, group) < len(group):
+                return group[0]
         file = nodeid.partition("::")[0]
         directory = file.rpartition("/")[0]
         return directory if directory in TOGETHER else file if file in TOGETHER else nodeid

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kafka_spark import faults
+from tests.support import engine
 
 
 def history() -> list[dict[str, Any]]:
@@ -79,6 +80,7 @@ def main(options: dict[str, Any], result: Path) -> None:
     from tests.support.pipelines import make
 
     watch.POLL_SECONDS = 0.05
+    engine.take()
     with DAG(options["dag_id"], schedule=None, start_date=datetime(2026, 1, 1, tzinfo=timezone.utc)) as dag:
         make(**options["arguments"])
     with create_session() as session:

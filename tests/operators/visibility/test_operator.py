@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from airflow_kafka_spark.testing.airflow import SqliteDatabase
+from tests.support import engine
 from tests.support.pipelines import pipeline
 from tests.support.runs import ROOT
 
@@ -76,7 +77,12 @@ def seen(kafka, postgres, tmp_path_factory):
         metadata.migrate(env, lambda: subprocess.run(migration, env=env, capture_output=True, timeout=550, check=True))
         given = json.dumps({"dag_id": DAG, "arguments": options, "fault": "job.done", "broker": kafka.connection_extra()})
         command = [sys.executable, "-m", "tests.support.visible", given, str(result)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)
+        spark = engine.lend()
+        assert spark is not None
+        try:
+            done = subprocess.run(command, env=env | spark.environment, capture_output=True, text=True, timeout=550, check=False)
+        finally:
+            spark.give_back()
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         found = json.loads(result.read_text())
         assert found["ended_with"] == -signal.SIGKILL, done.stdout[-6000:]
