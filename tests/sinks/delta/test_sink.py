@@ -7,7 +7,7 @@ import json
 import shutil
 import urllib.parse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +17,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from airflow_kafka_spark.errors import BadRecords, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Shape
@@ -27,9 +28,9 @@ from airflow_kafka_spark.sinks.delta.tasks.data_files import LONGEST_TEXT, list_
 from airflow_kafka_spark.sinks.delta.validation import _FEATURES
 from airflow_kafka_spark.sinks.storage.store import TableLocation
 from airflow_kafka_spark.windows.codec import ranges_to_json
-from tests.sinks.attempt import apply
+from tests.sinks.attempt import apply, write_all
 from tests.sinks.delta.cases import MAPPED, DeltaCase, create_mapped_table, mapped_row, read_mapped_table
-from tests.sinks.feed import SCHEMA, Feed, replayed, row
+from tests.sinks.feed import SCHEMA, Feed, replayed, row, rows_of
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
 
@@ -250,10 +251,58 @@ def test_constraints_and_other_partitions_are_refused(lake, feed):
     assert wheres == [f"sink.path table {lake.sink.uri}", "sink.partition_by"]
 
 
+def _overwrite(path: Path, partition_by: str | None = None, **columns: Any) -> None:
+    write_deltalake(path, pa.table(columns), mode="overwrite", schema_mode="overwrite", partition_by=partition_by)
+
+
+CHANGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: DeltaTable(path).alter.add_constraint({"positive": "id >= 0"}), "constraints .*positive"),
+    (lambda path: DeltaTable(path).alter.add_feature(TableFeatures.DeletionVectors, True), "`deletionVectors`"),
+    (lambda path: _overwrite(path, "name", id=pa.array([1]), name=pa.array(["a"]), ratio=pa.array([1.0])), "by name"),
+    (lambda path: _overwrite(path, id=pa.array([1]), name=pa.array([1.0]), ratio=pa.array([1.0])), "`name` is ano"),
+    (lambda path: _overwrite(path, id=pa.array([1]), ratio=pa.array([1.0])), "`name` is another one"),
+    (lambda path: DeltaTable(path).alter.add_columns([Field("more", PrimitiveType("string"))]), ""),
+    (lambda path: DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 3 days"}), ""),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES, ids=range(len(CHANGES)))
+def test_files_that_were_written_for_a_table_that_others_have_changed_meanwhile_are_not_committed(lake, feed, change, said):
+    """A file without the partition value that the table has now would have a null there, and rows that break a constraint."""
+    first, job = feed.next(2, 0, 0), feed.next(3, 0, 0)
+    apply(lake.sink, first)
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        change(lake.path)
+        if not said:
+            assert writer.commit(results).number == 2
+            return
+        with pytest.raises(SinkUnavailable, match=f"others have changed the table while the window was written: .*{said}"):
+            writer.commit(results)
+    assert lake.sink.find_last_applied(feed.pipeline).number == 1 and lake.leftovers() == []
+    assert lake.sink.validate(feed.shape), "the next attempt is refused before it begins"
+
+
+def test_an_upsert_of_a_shallow_clone_is_refused_and_an_append_is_not(lake, feed, tmp_path):
+    """Its log names files of another table by their URIs."""
+    write_deltalake(tmp_path / "origin", rows_of(SMALL, [row(1)], (0,)).batch)
+    (found,) = (tmp_path / "origin").glob("*.parquet")
+    create_table(lake.path, [("id", "long", ""), ("name", "string", ""), ("ratio", "double", "")])
+    add = {"path": found.as_uri(), "partitionValues": {}, "size": found.stat().st_size, "modificationTime": 1, "dataChange": True}
+    (lake.path / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"add": add}))
+    (problem,) = replace(lake.sink, mode="upsert", key=["id"]).find_target_problems()
+    assert "shallow clone" in problem.what and lake.sink.validate(feed.shape) == []
+    apply(replace(lake.sink, optimize=1), job := feed.next(3, 0, 0))
+    # deltalake itself does not read it; Spark does.
+    paths = pa.table(DeltaTable(lake.path).get_add_actions())["path"].to_pylist()
+    assert sum(path == found.as_uri() for path in paths) == 1 and len(paths) == 1 + sum(rows != [] for rows in job.rows.values())
+
+
 def test_paths_that_are_no_table_are_refused(tmp_path, feed):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("x")
-    for path in ("relative", "gs://bucket/table", "s3://bucket", "s3://user@bucket/table", "/", str(tmp_path / "full")):
+    misread = ("/lake/a%41", "s3://bucket/a%20b", "/lake/a[1]", "/lake/a\\b", "/lake/a\tb")
+    for path in ("relative", "gs://bucket/table", "s3://bucket", "s3://user@bucket/table", "/", str(tmp_path / "full"), *misread):
         (problem,) = DeltaSink(path).validate(feed.shape)
         assert problem.where == "sink.path", path
     (problem,) = DeltaSink(str(tmp_path / "none"), auto_create=False).validate(feed.shape)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from airflow_kafka_spark.errors import ConnectionInvalid, SinkUnavailable
 from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, open_store
+
+_MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
+"""What deltalake 1.6 takes for something else in a path: an escape, another separator, or no path at all."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,13 @@ class DeltaSinkOptions(LakeSinkOptions):
     def location(self) -> TableLocation:
         """The table's location.
 
-        :raises ValueError: ``path`` is neither an absolute local path, a ``file://`` nor an ``s3://`` URI.
+        :raises ValueError: ``path`` is neither an absolute local path, a ``file://`` nor an ``s3://`` URI, or one that deltalake
+            cannot open.
         """
-        return TableLocation.parse(self.path)
+        found = TableLocation.parse(self.path)
+        if misread := _MISREAD.search(found.path):
+            raise ValueError(f"`{found.path}` has {misread[0]!r} in it, which deltalake reads as something else")
+        return found
 
     @property
     def uri(self) -> str:

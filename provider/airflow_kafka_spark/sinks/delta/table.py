@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_kafka_spark.errors import SinkUnavailable
@@ -173,6 +173,23 @@ def read_columns(table: DeltaTable) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema(table.schema().to_arrow())
+
+
+def find_changed_column(before: pa.Schema, now: pa.Schema, names: Sequence[str]) -> str:
+    """Return the name of a column for which files that tasks have written no longer fit; "" if all files do. Columns that were
+    only renamed fit, and so do tables with further columns, unless these take no null or are computed.
+
+    :param before: the table's columns when the tasks began.
+    :param names: the columns of the files, computed ones and those of partitions included.
+    """
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import find_physical_name, is_generated
+
+    there = {find_physical_name(field): field for field in now}
+    for field in before:
+        found = there.pop(find_physical_name(field), None)
+        if field.name in names and (found is None or not field.equals(found.with_name(field.name), check_metadata=True)):
+            return str(field.name)
+    return next((field.name for field in there.values() if not field.nullable or is_generated(field)), "")
 
 
 _DECLARED = b"__CHAR_VARCHAR_TYPE_STRING"

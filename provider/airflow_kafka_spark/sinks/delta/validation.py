@@ -64,7 +64,7 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
         *_find_property_problems(sink, is_new=table is None),
     ]
     if table is not None:
-        found += [*_find_table_problems(sink, table), *_find_type_problems(sink, table, schema)]
+        found += [*find_problems_of(sink, table), *_find_type_problems(sink, table, schema)]
     elif not found and not sink.auto_create:
         found.append(Problem("sink.path", f"there is no Delta table at {sink.uri}", "Create it, or set `auto_create=True`"))
     return [*found, *options]
@@ -73,7 +73,7 @@ def find_delta_sink_problems(sink: DeltaSinkOptions, shape: Shape) -> list[Probl
 def find_table_problems(sink: DeltaSinkOptions) -> list[Problem]:
     """Return the problems of location, connection, table and options. See :meth:`.DeltaSink.find_target_problems`."""
     table, found = _open(sink)
-    found += _find_table_problems(sink, table) if table is not None else ()
+    found += find_problems_of(sink, table) if table is not None else ()
     return [*found, *sink.find_problems(), *_find_property_problems(sink, is_new=table is None)]
 
 
@@ -163,7 +163,12 @@ def _is_known_property(name: str, value: str) -> bool:
 # --- table --------------------------------------------------------------------------------------------------------------
 
 
-def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
+def find_problems_of(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[Problem]:
+    """Yield the problems of a table, without those of the rows' columns."""
+    import pyarrow as pa
+
+    from airflow_kafka_spark.sinks.delta.tasks.data_files import names_other_tables
+
     where, metadata, protocol = f"sink.path table {sink.uri}", table.metadata(), table.protocol()
     used = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     used |= {"identityColumns"} if protocol.min_writer_version == _WITH_IDENTITIES else set()
@@ -185,6 +190,9 @@ def _find_table_problems(sink: DeltaSinkOptions, table: DeltaTable) -> Iterator[
         there = ", ".join(metadata.partition_columns) or "nothing"
         what = f"the table is partitioned by {there}; found {', '.join(sink.partition_by) or 'nothing'}"
         yield Problem("sink.partition_by", what, f"Set `partition_by={list(metadata.partition_columns)}`")
+    if sink.upserts and names_other_tables(pa.table(table.get_add_actions(flatten=True))):
+        what = "it has files of another table (a shallow clone), which an upsert cannot rewrite"
+        yield Problem(where, what, "Copy it (`CREATE TABLE ... AS SELECT`), or append")
     if not sink.location.is_local:
         yield from _find_unsafe_writer_problems(where, table)
 

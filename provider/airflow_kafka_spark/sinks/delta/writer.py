@@ -13,7 +13,13 @@ from airflow_kafka_spark.hooks.object_stores import describe_store_error
 from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Shape
 from airflow_kafka_spark.sinks.delta.log import DataFile, DeltaLog, PipelineVersion
 from airflow_kafka_spark.sinks.delta.records import RECORD, LoadedDelta, Records
-from airflow_kafka_spark.sinks.delta.table import find_text_length, make_file_schema, open_table, read_columns
+from airflow_kafka_spark.sinks.delta.table import (
+    find_changed_column,
+    find_text_length,
+    make_file_schema,
+    open_table,
+    read_columns,
+)
 from airflow_kafka_spark.sinks.lake.writer import LakeWindowWriter, TryCommit
 from airflow_kafka_spark.sinks.storage.attempts import ATTEMPTS, TableAttempt, make_marker_name
 from airflow_kafka_spark.sinks.storage.window_record import TableChange, WindowRecord, make_commit_metadata
@@ -61,11 +67,12 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     ) -> None:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_generated_columns
 
-        self.uri = sink.uri
+        self.sink, self.uri = sink, sink.uri
         self.version, self.records, self.base = base.make_next(window.number), records, base
         self.partition_by = tuple(sink.partition_by)
         self.properties = dict(table.metadata().configuration)
         self.columns = read_columns(table)
+        self.layout = _read_layout(table)
         try:
             self.generated = tuple(list_generated_columns(self.columns))
         except ValueError as error:
@@ -143,6 +150,24 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
     def refuse_overtaken(self, table: LoadedDelta) -> None:
         if table.read_version(self.window.pipeline) != self.base:
             raise Fenced(self.window.pipeline, self.committing)
+        self._refuse_changed(table.table)
+
+    def _refuse_changed(self, table: DeltaTable) -> None:
+        """Refuse a commit to a table that others have changed so that the files of this attempt do not fit.
+
+        Delta's own writers refuse any change of the table's metadata between their read and their commit.
+        """
+        from airflow_kafka_spark.sinks.delta.validation import find_problems_of
+
+        if _read_layout(table) == self.layout:
+            return
+        written = [*self.make_row_schema().names, *(column.field.name for column in self.generated)]
+        changed = find_changed_column(self.columns, read_columns(table), written)
+        found = [problem.what for problem in find_problems_of(self.sink, table)]
+        found += [f"its column `{changed}` is another one"] if changed else []
+        if found:
+            what = f"others have changed the table while the window was written: {'; '.join(found)}"
+            raise self.make_unavailable_error(self.committing, what)
 
     def merge(self, table: LoadedDelta, upsert: Upsert) -> Merged:
         from airflow_kafka_spark.sinks.delta.tasks.data_files import list_table_files
@@ -197,6 +222,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             return 0, 0
         if table.read_version(pipeline) != self.version:
             raise Fenced(pipeline, "compacting")
+        self._refuse_changed(table.table)
         version = self.version.make_next()
         attempt = TableAttempt(self.window, make_marker_name(pipeline, int(version)), store, store)
         with rewrite.run_compaction(attempt):
@@ -213,3 +239,11 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
             if error is not None:
                 raise error
         return len(removed), len(added)
+
+
+def _read_layout(table: DeltaTable) -> tuple[object, ...]:
+    """Return what others may change of a table without its files: columns, partitions, properties and protocol."""
+    metadata, protocol = table.metadata(), table.protocol()
+    features = (protocol.writer_features or (), protocol.reader_features or ())
+    versions = (protocol.min_reader_version, protocol.min_writer_version)
+    return table.schema().to_json(), metadata.partition_columns, metadata.configuration, versions, *map(frozenset, features)

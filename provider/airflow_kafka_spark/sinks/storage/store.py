@@ -607,7 +607,8 @@ class _Upload:
 
     def write(self, data: bytes) -> int:
         with _raise_as_os_errors():
-            return self.writer.write(data)
+            # Arrow also writes buffers of its own, whose bytes are signed.
+            return self.writer.write(memoryview(data).cast("B"))
 
     def flush(self) -> None:
         """Do nothing: an object is there when it is closed."""

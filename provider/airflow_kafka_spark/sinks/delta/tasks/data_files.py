@@ -464,6 +464,14 @@ class DeltaFile(TableFile):
             yield rename_columns(batch, schema)
 
 
+def names_other_tables(actions: pa.Table) -> bool:
+    """Return True if a table has files by their full URIs, as a shallow clone has those of another table.
+
+    :param actions: the table's files, as deltalake returns them.
+    """
+    return bool(pc.any(pc.match_substring_regex(actions.column("path"), "^([A-Za-z][A-Za-z0-9+.-]*:)?/")).as_py())
+
+
 def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None) -> tuple[list[DeltaFile], pa.Schema]:
     """Return the files of a table that may hold a key of an upsert, by their partition values and statistics, and its columns.
 
@@ -471,7 +479,8 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None
 
     :param store: the table's files.
     :param upsert: the upsert; None: all files are returned.
-    :raises OSError: others have given the table deletion vectors since it was validated, so that its files have deleted rows.
+    :raises OSError: others have given the table deletion vectors since it was validated, so that its files have deleted rows; or
+        it names files of another table.
     """
     from pyarrow.dataset import ParquetFileFormat
 
@@ -481,6 +490,8 @@ def list_table_files(store: TableStore, table: DeltaTable, upsert: Upsert | None
     written = make_written_schema(schema, schema)
     parquet = ParquetFileFormat(**READ_PARQUET)
     actions = pa.table(table.get_add_actions(flatten=True))
+    if names_other_tables(actions):
+        raise OSError("the table names files of another table (a shallow clone)")
     columns = {name: actions.column(f"partition.{name}").combine_chunks() for name in table.metadata().partition_columns}
     texts = {name: format_partition_values(column) for name, column in columns.items()}
     paths, sizes, rows = (actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records"))
