@@ -147,7 +147,7 @@ def test_rows_in_columns_have_the_json_of_their_values_one_by_one(form, unusual)
     for rows in events:
         expected.append([read_one_by_one(table, values, row) for row in rows])
         assert not any(left for _, left in expected[-1])
-    found = writer.read_rows([RowImages(b"before" + b"".join(rows), 6) for rows in events])
+    found = writer.read_rows([RowImages(b"before" + b"".join(rows), 6) for rows in events]).list_rows()
     assert [list(map(writer.format_row, rows)) for rows in found] == [[text for text, _ in rows] for rows in expected]
     assert [writer.format_key(row) for rows in found for row in rows] == [
         text.partition(",")[0] + "}" for rows in expected for text, _ in rows
@@ -173,7 +173,7 @@ def test_a_value_that_cannot_be_written_and_a_row_that_is_cut_off_are_refused():
     sizes = [measure(column) for column in make_table([text]).columns]
     row = b"\0\1\0\0\0\2\0ab"
     assert find_rows([RowImages(row * 2, 0)], sizes).counts == [2]
-    assert writer.read_rows([RowImages(b"", 0)]) == [[]]
+    assert writer.read_rows([RowImages(b"", 0)]).list_rows() == [[]]
     for end in range(1, len(row)):
         with pytest.raises(LogUnreadable):
             find_rows([RowImages(row + row[:end], 0)], sizes)

@@ -64,6 +64,11 @@ def frame_objects(frame: tuple[str, str], members: Sequence[tuple[str, ValueText
     return join_objects(members, rows, nulls=True, start=before + "{", end="}" + after)
 
 
+def take_texts(texts: Sequence[str], which: np.ndarray) -> pa.Array | str:
+    """Return one text per index; a single one if all indexes are equal. There is at least one."""
+    return texts[which[0]] if (which == which[0]).all() else pa.array(texts, pa.string()).take(pa.array(which))
+
+
 def take_ranges(data: bytes | bytearray | np.ndarray, begins: np.ndarray, ends: np.ndarray, nulls: np.ndarray) -> pa.Array:
     """Return some ranges of bytes, in their order (binary).
 

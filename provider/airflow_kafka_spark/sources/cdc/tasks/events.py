@@ -365,6 +365,18 @@ class TableWriter(ABC):
         """Return a record's value."""
         return (f'{{"schema":{self._value_schema},"payload":{value}}}' if self._value_schema else value).encode()
 
+    def split_key_record(self) -> tuple[str, str]:
+        """Return the texts before and after the key in a record's key. The table has a key."""
+        before, _, after = (self.make_key_record(HOLE) or b"").decode().partition(HOLE)
+        return before, after
+
+    def split_value_record(self, has_old: bool, has_new: bool) -> list[str]:
+        """Return the texts before, between and after the parts of a record's value that is written now: the old row, the new row,
+        ``source`` and ``op``. A row that is not there is no part.
+        """
+        old, new = (HOLE if is_there else "null" for is_there in (has_old, has_new))
+        return self.make_value_record(format_envelope(old, new, HOLE, "null", HOLE)).decode().split(HOLE)
+
     def _make_schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
         fields = []
         for at in indexes:

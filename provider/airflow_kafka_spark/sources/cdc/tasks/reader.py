@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import KafkaSparkError
@@ -75,18 +76,71 @@ class EventReader(SplitReader):
         return self._tokens.get(split, {})
 
 
-def batch_events(events: Iterable[Event]) -> Iterator[pa.RecordBatch]:
-    """Yield events in batches of a few megabytes."""
-    batch: list[Event] = []
-    size = 0
-    for event in events:
-        batch.append(event)
-        size += len(event.value or b"") + len(event.key or b"")
-        if size > BATCH_BYTES or len(batch) >= BATCH_ROWS:
-            yield make_batch(batch)
-            batch, size = [], 0
-    if batch:
-        yield make_batch(batch)
+class EventRange(NamedTuple):
+    """Consecutive events of a batch.
+
+    :param batch: a batch with the columns of :data:`SCHEMA`.
+    :param start: the index of the first event.
+    :param stop: the index after the last one.
+    :param size: the average size of an event in bytes.
+    """
+
+    batch: pa.RecordBatch
+    start: int
+    stop: int
+    size: int
+
+    @property
+    def rows(self) -> int:
+        """The number of events."""
+        return self.stop - self.start
+
+
+def batch_events(events: Iterable[Event | EventRange]) -> Iterator[pa.RecordBatch]:
+    """Yield events in batches of a few megabytes, in their order."""
+    parts: list[Event | EventRange] = []
+    size = rows = 0
+    for part in events:
+        if isinstance(part, EventRange):
+            last = parts[-1] if parts else None
+            if isinstance(last, EventRange) and last.batch is part.batch and last.stop == part.start:
+                parts[-1] = last._replace(stop=part.stop)
+            else:
+                parts.append(part)
+            rows += part.rows
+            size += part.rows * part.size
+        else:
+            parts.append(part)
+            rows += 1
+            size += len(part.value or b"") + len(part.key or b"")
+        if size > BATCH_BYTES or rows >= BATCH_ROWS:
+            yield _join_parts(parts)
+            parts, size, rows = [], 0, 0
+    if rows:
+        yield _join_parts(parts)
+
+
+def _join_parts(parts: Sequence[Event | EventRange]) -> pa.RecordBatch:
+    """Return events as one batch."""
+    single = [part for part in parts if isinstance(part, Event)]
+    if len(single) == len(parts):
+        return make_batch(single)
+    if len(parts) == 1 and isinstance(parts[0], EventRange):
+        return parts[0].batch.slice(parts[0].start, parts[0].rows)
+    batches = [make_batch(single)] if single else []
+    begins, indexes, rows, at = dict[int, int](), list[np.ndarray](), len(single), 0
+    for part in parts:
+        if isinstance(part, Event):
+            indexes.append(np.arange(at, at + 1))
+            at += 1
+            continue
+        if (begin := begins.get(id(part.batch))) is None:
+            begin = begins[id(part.batch)] = rows
+            batches.append(part.batch)
+            rows += part.batch.num_rows
+        indexes.append(np.arange(begin + part.start, begin + part.stop))
+    order = pa.array(np.concatenate(indexes))
+    return pa.Table.from_batches(batches).take(order).combine_chunks().to_batches()[0]
 
 
 def make_batch(events: Sequence[Event]) -> pa.RecordBatch:

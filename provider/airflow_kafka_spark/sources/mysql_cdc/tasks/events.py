@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats.tasks.text import ValueTexts, join_objects
 from airflow_kafka_spark.sources.cdc.tasks.events import (
+    HOLE,
+    MICROS,
     ChangeWriter,
     ColumnForm,
     Event,
@@ -24,6 +28,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     format_json,
     make_source_schema,
 )
+from airflow_kafka_spark.sources.cdc.tasks.reader import EventRange
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
@@ -92,6 +97,33 @@ class RowPosition(NamedTuple):
     row: int
 
 
+class SourceParts(NamedTuple):
+    """The parts of ``source`` that all rows of an event of the log, or of a chunk, share.
+
+    :param timestamp: milliseconds since 1970.
+    :param before_database: the beginning, up to the name of the database.
+    :param before_table: the text between the names of database and table.
+    :param before_position: the text between the name of the table and the position.
+    """
+
+    timestamp: int = 0
+    before_database: str = ""
+    before_table: str = ""
+    before_position: str = ""
+
+    def format_source(self, table: MySqlTableWriter, position: int, row: int | str) -> str:
+        """Return the field ``source`` as JSON."""
+        database, name = table.name_parts
+        return (
+            f"{self.before_database}{database}{self.before_table}{name}{self.before_position}{position},"
+            f'"row":{row},"thread":null,"query":null}}'
+        )
+
+    def split_source(self, table: MySqlTableWriter, position: int) -> list[str]:
+        """Return the texts before and after the number of the row in the field ``source``."""
+        return self.format_source(table, position, HOLE).split(HOLE)
+
+
 class LogRow(NamedTuple):
     """A row of the log.
 
@@ -103,6 +135,26 @@ class LogRow(NamedTuple):
     text: str
     key: str
     cut: Key = ()
+
+
+class RowTexts(NamedTuple):
+    """The rows of some events of a table.
+
+    :param texts: their JSON.
+    :param keys: the JSON of their keys.
+    :param cuts: their values by which the chunks of a snapshot are cut, one after the other.
+    :param counts: the number of rows of each event.
+    """
+
+    texts: pa.Array
+    keys: pa.Array
+    cuts: Iterable[Key]
+    counts: Sequence[int]
+
+    def list_rows(self) -> list[list[LogRow]]:
+        """Return the rows of each event."""
+        left = map(LogRow, self.texts.to_pylist(), self.keys.to_pylist(), self.cuts)
+        return [list(islice(left, count)) for count in self.counts]
 
 
 class RowChange(NamedTuple):
@@ -199,8 +251,8 @@ class MySqlTableWriter(TableWriter):
         self._headers[event.kind] = body[binlog.ROWS_HEADER : at]
         return RowImages(body, at)
 
-    def read_rows(self, images: Sequence[RowImages]) -> list[list[LogRow]]:
-        """Return the rows of some events, per event.
+    def read_rows(self, images: Sequence[RowImages]) -> RowTexts:
+        """Return the rows of some events.
 
         :raises SourceRejected: a value cannot be written.
         :raises LogUnreadable: a row is cut off.
@@ -208,8 +260,8 @@ class MySqlTableWriter(TableWriter):
         columns, counts = find_rows(images, self._sizes)
         members = [(name, self._format(at, columns[at])) for at, name in enumerate(self.quoted_names)]
         count = sum(counts)
-        texts = join_objects(members, count, nulls=True).to_pylist()
-        keys = join_objects([members[at] for at in self.key_indexes], count, nulls=True).to_pylist()
+        texts = join_objects(members, count, nulls=True)
+        keys = join_objects([members[at] for at in self.key_indexes], count, nulls=True)
         cuts: Iterable[Key] = repeat(())
         if self._chunk_key:
             cuts = zip(
@@ -219,8 +271,7 @@ class MySqlTableWriter(TableWriter):
                 ),
                 strict=True,
             )
-        left = map(LogRow, texts, keys, cuts)
-        return [list(islice(left, count)) for count in counts]
+        return RowTexts(texts, keys, cuts, counts)
 
     def _format(self, at: int, values: ColumnImages) -> ValueTexts:
         try:
@@ -261,8 +312,6 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
     Events of a transaction are held until its end is read, up to :data:`HELD_BYTES`, because a transaction that the server has
     not finished after a crash is left out.
 
-    Some events of the log are passed to :meth:`parse` together, and then each to :meth:`write`.
-
     :param server: for messages.
     :param form: their form.
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
@@ -272,46 +321,23 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         super().__init__(form, "mariadb" if form.is_mariadb else "mysql")
         self._server, self._form, self._filter = server, form, filter
         self._transactions = Transactions()
-        self._tables: dict[int, MySqlTableWriter | None] = {}
-        self._maps: dict[int, bytes] = {}
         self._gtid = ""
-        self._held: list[Event] = []
+        self._held: list[Event | EventRange] = []
         self._held_bytes = 0
         self._released = 0
         self._savepoints: dict[str, _Savepoint] = {}
         self._has_changes = self._is_released = False
-        self._before_database = self._before_table = self._before_position = ""
+        self._parts = SourceParts()
 
     @property
     def gtid(self) -> str:
         """The GTID of the last transaction; "" if there is none."""
         return self._gtid
 
-    def parse(self, piece: Sequence[Located]) -> list[ParsedRows | None]:
-        """Return the rows of each of some events of the log; None for an event without rows of a captured table.
-
-        :raises SourceRejected: the log, or a value in it, cannot be read or written.
-        """
-        found: list[ParsedRows | None] = [None] * len(piece)
-        of_tables: dict[MySqlTableWriter, list[int]] = {}
-        for number, located in enumerate(piece):
-            event = located.event
-            if event.kind == binlog.ROTATE:
-                self._tables.clear()
-                self._maps.clear()
-            elif event.kind == binlog.TABLE_MAP:
-                self._map(located)
-            elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
-                of_tables.setdefault(table, []).append(number)
-        for table, numbers in of_tables.items():
-            for number, rows in zip(numbers, self._read_changes([piece[number] for number in numbers], table), strict=True):
-                found[number] = ParsedRows(table, rows)
-        return found
-
-    def write(self, located: Located, parsed: ParsedRows | None) -> Iterator[Event]:
+    def write(self, located: Located, parsed: ParsedRows | EventRange | None) -> Iterator[Event | EventRange]:
         """Yield the events of changes that are committed once this event of the log is read.
 
-        :param parsed: the result of :meth:`parse` for the event.
+        :param parsed: the changes of rows of the event, or their events; None for an event without rows of a captured table.
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
         """
         event = located.event
@@ -324,6 +350,10 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             yield from self._close(step, located)
         if event.kind in binlog.GTIDS:
             self._begin(binlog.parse_gtid(event), located)
+        elif isinstance(parsed, EventRange):
+            self._has_changes = True
+            self._held.append(parsed)
+            self._held_bytes += _get_size(parsed)
         elif parsed is not None:
             self._hold(self.prepend_begin(self._make_events(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
@@ -354,7 +384,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             self._held.append(event)
             self._held_bytes += _get_size(event)
 
-    def _release(self) -> list[Event]:
+    def _release(self) -> list[Event | EventRange]:
         held, self._held, self._held_bytes = self._held, [], 0
         self._released += len(held)
         return held
@@ -373,7 +403,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         self._held_bytes = sum(map(_get_size, self._held))
         self.restore_transaction(savepoint.counts)
 
-    def _close(self, step: str, located: Located) -> list[Event]:
+    def _close(self, step: str, located: Located) -> list[Event | EventRange]:
         """Return the events of a transaction that has ended."""
         has_changes, self._has_changes = self._has_changes, False
         if step == "commit" or not has_changes:
@@ -388,40 +418,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         }[step]
         raise SourceRejected(self._server.where, f"the log at {located.start}: {found}", NOT_SUPPORTED)
 
-    # --- tables and rows ---
-
-    def _map(self, located: Located) -> None:
-        body = located.event.body
-        number, *name = binlog.parse_table_names(body)
-        if self._maps.get(number) == body:
-            return
-        self._maps[number] = body
-        self._tables[number] = None
-        if self._form.takes((name[0], name[1])):
-            try:
-                snapshot = self._filter.find_table((name[0], name[1])) if self._filter is not None else None
-                table = binlog.parse_table_map(body, self._form.is_mariadb)
-                if not table.is_sequence:
-                    self._tables[number] = MySqlTableWriter(table, self._form, snapshot)
-            except LogUnreadable as error:
-                raise self._server.make_unreadable_error(located.start, error) from None
-
-    def _read_changes(self, events: Sequence[Located], table: MySqlTableWriter) -> Iterator[list[RowChange]]:
-        """Yield the changes of each of some events of a table."""
-        try:
-            images = []
-            for located in events:
-                images.append(table.find_images(located.event))
-            rows = table.read_rows(images)
-        except LogUnreadable as error:
-            raise self._server.make_unreadable_error(located.start, error) from None
-        for located, found in zip(events, rows, strict=True):
-            if located.event.kind in binlog.UPDATE_ROWS:
-                yield list(map(RowChange, found[::2], found[1::2]))
-            elif located.event.kind in binlog.WRITE_ROWS:
-                yield [RowChange(None, row) for row in found]
-            else:
-                yield [RowChange(row, None) for row in found]
+    # --- rows ---
 
     def _make_events(self, located: Located, parsed: ParsedRows) -> Iterator[Event]:
         self._has_changes = True
@@ -442,27 +439,24 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         :param server_id: of the server.
         :param now_us: the time at which they are read, microseconds since 1970.
         """
-        self._describe(now_us, "incremental", server_id, coordinates.file)
+        self._parts = make_source_parts(self.of_server, now_us, "incremental", server_id, coordinates.file)
+        self.timestamp = self._parts.timestamp
         return MySqlTableWriter(table, self._form)
 
     def _describe_event(self, located: Located) -> None:
-        event = located.event
-        self._describe(event.seconds * 1_000_000, "false", event.server_id, located.start.file)
+        self._parts = self.make_event_parts(located, self._gtid)
+        self.timestamp = self._parts.timestamp
 
-    def _describe(self, at_us: int, snapshot: str, server_id: int, file: str) -> None:
-        """Prepare the parts of ``source`` that all rows of an event, or of a chunk, share."""
-        self.timestamp = at_us // 1000
-        gtid = f'"{self._gtid}"' if self._gtid else "null"
-        self._before_database = f'{{{self.of_server},"ts_ms":{self.timestamp},"snapshot":"{snapshot}",'
-        self._before_table = f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},'
-        self._before_position = f',"server_id":{server_id},"gtid":{gtid},"file":"{file}","pos":'
+    def make_event_parts(self, located: Located, gtid: str) -> SourceParts:
+        """Return the parts of ``source`` that all rows of an event of the log share.
+
+        :param gtid: of its transaction; "" if there is none.
+        """
+        event = located.event
+        return make_source_parts(self.of_server, event.seconds * MICROS, "false", event.server_id, located.start.file, gtid)
 
     def make_source(self, table: MySqlTableWriter, position: RowPosition) -> str:
-        database, name = table.name_parts
-        return (
-            f"{self._before_database}{database}{self._before_table}{name}{self._before_position}{position.position},"
-            f'"row":{position.row},"thread":null,"query":null}}'
-        )
+        return self._parts.format_source(table, *position)
 
     # --- statements ---
 
@@ -493,9 +487,26 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         return self.make_event(_Truncated(shown, self._form), RowPosition(located.start.position, 0), "t", "", "null", "null")
 
 
-def _get_size(event: Event) -> int:
-    """Return the approximate size of an event in bytes."""
-    return len(event.value or b"") + 100
+def make_source_parts(of_server: str, at_us: int, snapshot: str, server_id: int, file: str, gtid: str = "") -> SourceParts:
+    """Return the parts of ``source`` that all rows of an event of the log, or of a chunk, share.
+
+    :param of_server: the members that all sources share, as JSON.
+    :param at_us: the time of the event, microseconds since 1970.
+    :param file: the file of the log.
+    :param gtid: of the transaction; "" if there is none.
+    """
+    timestamp, shown = at_us // 1000, f'"{gtid}"' if gtid else "null"
+    return SourceParts(
+        timestamp,
+        before_database=f'{{{of_server},"ts_ms":{timestamp},"snapshot":"{snapshot}",',
+        before_table=f',"sequence":null,"ts_us":{at_us},"ts_ns":{at_us * 1000},',
+        before_position=f',"server_id":{server_id},"gtid":{shown},"file":"{file}","pos":',
+    )
+
+
+def _get_size(part: Event | EventRange) -> int:
+    """Return the approximate size of events in bytes."""
+    return part.rows * part.size if isinstance(part, EventRange) else len(part.value or b"") + 100
 
 
 class _Truncated(MySqlTableWriter):

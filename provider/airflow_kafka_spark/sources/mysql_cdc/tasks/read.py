@@ -18,13 +18,14 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import LogLost
 from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS, format_events, take_ranges
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
-from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader, batch_events
+from airflow_kafka_spark.sources.cdc.tasks.reader import EventRange, EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
+from airflow_kafka_spark.sources.mysql_cdc.tasks.batches import LogParser
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter, RowPosition
+from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter, ParsedRows, RowPosition
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import MySqlChunkFilter, format_literals, make_chunk_token, open_chunk
 
@@ -213,7 +214,7 @@ class MySqlLogReader(EventReader):
     def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         return batch_events(self._read_events(split, bounds))
 
-    def _read_events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event]:
+    def _read_events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event | EventRange]:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         with ExitStack() as stack:
             chunks = None
@@ -222,16 +223,18 @@ class MySqlLogReader(EventReader):
                 by_name, publishes = {table.table: table for table in tables}, "t" not in self.form.skipped
                 chunks = MySqlChunkFilter(tables=by_name, publishes_truncates=publishes, connection=connection)
             writer = MySqlEventWriter(self.server, self.form, chunks)
+            parser = LogParser(self.server, self.form, writer, chunks)
             for piece in self._read_pieces(split, bounds):
-                parsed = writer.parse(piece)
+                parsed = parser.parse(piece)
                 if chunks is not None:
-                    changes = ((rows.table.table, change) for rows in parsed if rows is not None for change in rows.rows)
+                    of_tables = (rows for rows in parsed if isinstance(rows, ParsedRows))
+                    changes = ((rows.table.table, change) for rows in of_tables for change in rows.rows)
                     chunks.look_ahead((name, row.cut) for name, change in changes for row in change if row is not None)
                 for located, rows in zip(piece, parsed, strict=True):
                     yield from writer.write(located, rows)
         noted = {"truncated": chunks.truncated, "renamed": chunks.renamed} if chunks is not None else {}
-        of_tables = {name: [list(table) for table in tables] for name, tables in noted.items() if tables}
-        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **of_tables}
+        changed = {name: [list(table) for table in tables] for name, tables in noted.items() if tables}
+        self._tokens[split] = {**self._tokens[split], "gtid": writer.gtid, **changed}
 
     def _read_pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, several at a time, and record the end of its last transaction."""

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges
-from airflow_kafka_spark.sources.cdc.tasks.events import HOLE, Event, format_envelope
+from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_objects, take_ranges, take_texts
+from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, Message, RelationMessage
@@ -107,7 +107,7 @@ class BatchWriter:
         if (rows := self._open.get((oid, kinds))) is None:
             if not self._writer.takes_rows(table, *kinds):
                 return None
-            around = (*_split_envelope(table, kinds), *_split_key(table), *self._writer.parts.split_source(table))
+            around = (*table.split_value_record(*kinds), *table.split_key_record(), *self._writer.parts.split_source(table))
             rows = self._open[oid, kinds] = ChangedRows(table, kinds, sum(map(len, around)))
             self._rows.append(rows)
         return rows
@@ -184,43 +184,26 @@ class BatchWriter:
         table, kinds, count = rows.table, rows.kinds, len(changes)
         _, lsns, of_transactions, messages = zip(*changes, strict=True)
         members = [format_members(table, columns) for columns in of_rows]
-        *before_rows, before_source, before_op, last = _split_envelope(table, kinds)
+        *before_rows, before_source, before_op, last = table.split_value_record(*kinds)
         operations: pa.Array | str = "u" if kinds.has_new else "d"
         if not kinds.has_old:
             is_insert = np.frombuffer(b"".join([data[:1] for data in messages]), np.uint8) == 73
-            operations = _take(("u", "c"), is_insert.astype(np.int64))
+            operations = take_texts(("u", "c"), is_insert.astype(np.int64))
         used, which = np.unique(np.array(of_transactions), return_inverse=True)
         transactions = [self._transactions[index] for index in used.tolist()]
         of_source = zip(*(parts.split_source(table) for parts in transactions), strict=True)
-        before_lsn, between, behind = (_take(texts, which) for texts in of_source)
+        before_lsn, between, behind = (take_texts(texts, which) for texts in of_source)
         at = pa.array(lsns, pa.int64()).cast(pa.string())
         values = pc.binary_join_element_wise(
             *(frame_objects((text, ""), row, count) for text, row in zip(before_rows, members, strict=True)),
             before_source, before_lsn, at, between, at, behind, before_op, operations, last, "",
         )  # fmt: skip
         topics = pa.repeat(pa.scalar(table.topic, pa.string()), count)
-        keys = frame_objects(_split_key(table), [members[-1][at] for at in table.key_indexes], count).cast(pa.binary())
+        keys = frame_objects(table.split_key_record(), [members[-1][at] for at in table.key_indexes], count).cast(pa.binary())
         timestamps = pa.array(np.array([parts.timestamp for parts in transactions], np.int64)[which])
         yield pa.RecordBatch.from_arrays([topics, keys, values.cast(pa.binary()), timestamps], schema=SCHEMA)
         if not kinds.has_new and self._writer.form.tombstones:
             yield pa.RecordBatch.from_arrays([topics, keys, pa.nulls(count, pa.binary()), timestamps], schema=SCHEMA)
-
-
-def _split_envelope(table: PostgresTableWriter, kinds: RowKinds) -> list[str]:
-    """Return the texts around rows, source and operation of an event."""
-    old, new = (HOLE if is_there else "null" for is_there in kinds)
-    return table.make_value_record(format_envelope(old, new, HOLE, "null", HOLE)).decode().split(HOLE)
-
-
-def _split_key(table: PostgresTableWriter) -> tuple[str, str]:
-    """Return the texts around the key of an event."""
-    before, _, after = (table.make_key_record(HOLE) or b"").decode().partition(HOLE)
-    return before, after
-
-
-def _take(texts: Sequence[str], which: np.ndarray) -> pa.Array | str:
-    """Return one text per index; a single one if all are equal."""
-    return texts[which[0]] if (which == which[0]).all() else pa.array(texts, pa.string()).take(pa.array(which))
 
 
 # --- rows, column by column ---------------------------------------------------------------------------------------------
