@@ -104,11 +104,12 @@ def batch_events(events: Iterable[Event | EventRange]) -> Iterator[pa.RecordBatc
         if isinstance(part, EventRange):
             last = parts[-1] if parts else None
             if isinstance(last, EventRange) and last.batch is part.batch and last.stop == part.start:
-                parts[-1] = last._replace(stop=part.stop)
+                parts[-1] = EventRange(last.batch, last.start, part.stop, last.size)
             else:
                 parts.append(part)
-            rows += part.rows
-            size += part.rows * part.size
+            count = part.stop - part.start
+            rows += count
+            size += count * part.size
         else:
             parts.append(part)
             rows += 1

@@ -6,6 +6,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 QUERY, STOP, ROTATE, FORMAT, XID, TABLE_MAP, INCIDENT, HEARTBEAT, XA_PREPARE = 2, 3, 4, 15, 16, 19, 26, 27, 38
 BEGIN_LOAD_QUERY, EXECUTE_LOAD_QUERY = 17, 18
@@ -35,8 +36,7 @@ class LogUnreadable(ValueError):
     """Raised for bytes of a log that cannot be decoded."""
 
 
-@dataclass(frozen=True)
-class LogEvent:
+class LogEvent(NamedTuple):
     """An event.
 
     :param kind: its type.

@@ -334,8 +334,8 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         """The GTID of the last transaction; "" if there is none."""
         return self._gtid
 
-    def write(self, located: Located, parsed: ParsedRows | EventRange | None) -> Iterator[Event | EventRange]:
-        """Yield the events of changes that are committed once this event of the log is read.
+    def write(self, located: Located, parsed: ParsedRows | EventRange | None) -> Sequence[Event | EventRange]:
+        """Return the events of changes that are committed once this event of the log is read.
 
         :param parsed: the changes of rows of the event, or their events; None for an event without rows of a captured table.
         :raises SourceRejected: the log, or a value in it, cannot be read or written.
@@ -345,9 +345,12 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             self._filter.enter(located.start)
         if (reason := binlog.UNREADABLE.get(event.kind)) is not None:
             raise self._server.make_unreadable_error(located.start, LogUnreadable(reason))
+        # Most events of the log have no result, so that this is no generator.
+        found: list[Event | EventRange] = []
         step = self._transactions.enter(event)
-        if step and step != "begin":
-            yield from self._close(step, located)
+        is_end = bool(step) and step != "begin"
+        if is_end:
+            found += self._close(step, located)
         if event.kind in binlog.GTIDS:
             self._begin(binlog.parse_gtid(event), located)
         elif isinstance(parsed, EventRange):
@@ -357,12 +360,13 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         elif parsed is not None:
             self._hold(self.prepend_begin(self._make_events(located, parsed)))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
-            yield from self._handle_statement(located)
+            found += self._handle_statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
             self._is_released = self._transactions.is_open
-            yield from self._release()
-        if step and step != "begin":
-            yield from self._write_end(step, event)
+            found += self._release()
+        if is_end:
+            found += self._write_end(step, event)
+        return found
 
     # --- transactions ---
 
@@ -373,11 +377,11 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         self._released = 0
         self._savepoints.clear()
 
-    def _write_end(self, step: str, event: LogEvent) -> Iterator[Event]:
-        """Yield the end of a transaction whose events are published."""
+    def _write_end(self, step: str, event: LogEvent) -> Sequence[Event]:
+        """Return the end of a transaction whose events are published."""
         self.timestamp = event.seconds * 1000
         found = list(self.end_transaction())
-        return iter(found if step == "commit" else ())
+        return found if step == "commit" else ()
 
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:

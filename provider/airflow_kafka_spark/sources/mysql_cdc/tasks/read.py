@@ -6,7 +6,6 @@ for many rows at once.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.batches import LogParser
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter, ParsedRows, RowPosition
+from airflow_kafka_spark.sources.mysql_cdc.tasks.packets import Packets, receive_packets
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import NEW_PIPELINE, Located, LogCoordinates, LogServer, ReplicaLag
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import MySqlChunkFilter, format_literals, make_chunk_token, open_chunk
 
@@ -33,19 +33,8 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
 
 
-_RECEIVED_BYTES = 1 << 18
-"""Bytes that are taken from the network at once."""
-
-_LONGEST = 0xFFFFFF
-"""The size of a packet behind which another one continues it."""
-
-_NULL, _LENGTHS, _ERROR = 0xFB, {0xFC: 2, 0xFD: 3, 0xFE: 8}, 0xFF
-"""First bytes of a value, which is its length if it is smaller: of NULL, and the bytes of the length that follows. First byte of
-the packet of an error."""
-_END, _END_BYTES = 0xFE, 9
-"""First byte of the packet that ends the rows, and the size that it does not have."""
-_SERVER_LOST = 2013
-"""The driver's error for a connection that ends."""
+_NULL, _LENGTHS = 0xFB, {0xFC: 2, 0xFD: 3, 0xFE: 8}
+"""First bytes of a value, which is its length if it is smaller: of NULL, and the bytes of the length that follows."""
 
 
 def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MySqlTableShape) -> Iterator[list[pa.Array]]:
@@ -66,89 +55,17 @@ def read_chunk_rows(connection: Connection, chunk: Mapping[str, Any], shape: MyS
         yield parse_rows(data, starts, len(shape.table.columns))
 
 
-def read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
-    """Yield the packets of the rows of an unbuffered query, some at a time: bytes, and where each row begins behind the header of
-    its packet; then where the packet of another row would begin it. The connection is closed if not all of them are read."""
+def read_packets(connection: Connection) -> Iterator[Packets]:
+    """Yield the packets of the rows of an unbuffered query, some at a time. The connection is closed if not all are read."""
     is_complete = False
     try:
-        yield from _read_packets(connection)
+        yield from receive_packets(connection, PIECE_BYTES, PIECE_ROWS)
         is_complete = True
     finally:
         # The driver would read the other rows.
         connection._result.unbuffered_active = False
         if not is_complete:
             connection._force_close()
-
-
-def _read_packets(connection: Connection) -> Iterator[tuple[bytearray, list[int]]]:
-    unpack, number = struct.Struct("<I").unpack_from, connection._next_seq_id
-    data, starts, at = bytearray(), list[int](), 0
-    while True:
-        data += _receive(connection)
-        while len(data) - at > 4:
-            (header,) = unpack(data, at)
-            size, packets = header & _LONGEST, 1
-            if at + 4 + size > len(data):
-                break
-            if size == _LONGEST:
-                size, packets = _join_packets(data, at)
-                if not packets:
-                    break
-            if (header >> 24 != number or data[at + 4] >= _END) and _is_end(bytes(data[at : at + 4 + size]), number):
-                if starts:
-                    yield data, [*starts, at + 4]
-                return
-            number = (number + packets) % 256
-            starts.append(at + 4)
-            at += 4 + size
-            if at >= PIECE_BYTES or len(starts) >= PIECE_ROWS:
-                yield data[:at], [*starts, at + 4]
-                del data[:at]
-                starts, at = [], 0
-
-
-def _receive(connection: Connection) -> bytes:
-    from pymysql import err
-
-    found: bytes = connection._rfile.read1(_RECEIVED_BYTES)
-    if not found:
-        raise err.OperationalError(_SERVER_LOST, "Lost connection to MySQL server during query")
-    return found
-
-
-def _is_end(packet: bytes, number: int) -> bool:
-    """Return True if a packet ends the rows.
-
-    :param number: the number that it should have.
-    :raises pymysql.Error: it is an error, or has another number.
-    """
-    from pymysql import err
-
-    if packet[4] == _ERROR:
-        err.raise_mysql_exception(packet[4:])
-    if packet[3] != number:
-        raise err.InternalError(f"Packet sequence number wrong - got {packet[3]} expected {number}")
-    return packet[4] == _END and len(packet) < 4 + _END_BYTES
-
-
-def _join_packets(data: bytearray, at: int) -> tuple[int, int]:
-    """Remove the headers within a row of several packets, and return its size and the number of packets; 0 and 0 if they have not
-    arrived.
-
-    :param at: where the header of the first one begins.
-    """
-    headers, end = [at], at
-    while True:
-        size = int.from_bytes(data[end : end + 3], "little")
-        end += 4 + size
-        if end > len(data):
-            return 0, 0
-        if size < _LONGEST:
-            break
-        headers.append(end)
-    for header in reversed(headers[1:]):
-        del data[header : header + 4]
-    return end - at - 4 * len(headers), len(headers)
 
 
 def parse_rows(data: bytes | bytearray, starts: Sequence[int], width: int) -> list[pa.Array]:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, MySqlServer, fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
+from airflow_kafka_spark.sources.mysql_cdc.tasks.packets import receive_packets
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -34,9 +36,12 @@ TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
 
 _DUMP, _NON_BLOCKING = 0x12, 1
-DRIVER_PARTS = ("_execute_command", "_force_close", "_next_seq_id", "_read_packet", "_result", "_rfile")
+DRIVER_PARTS = ("_execute_command", "_force_close", "_next_seq_id", "_result", "_rfile")
 """The attributes of PyMySQL's connections that its documentation does not name, and that the log and chunks are read with."""
 _CANNOT_READ = 1236
+
+_PIECE_BYTES, _PIECE_EVENTS = 1 << 20, 8192
+"""Maximum size in bytes, and number, of events that are received together."""
 
 NEW_PIPELINE = "To start over, use a new pipeline, and copy the tables again"
 
@@ -154,12 +159,9 @@ class LogServer:
         command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()
         connection._execute_command(_DUMP, command)
         coordinates, checked = start, False
-        while True:
-            packet = connection._read_packet()
-            if packet.is_eof_packet():
-                return
+        for data in _list_events(connection):
             try:
-                event = parse_event(packet.get_all_data()[1:], checked)
+                event = parse_event(data, checked)
             except LogUnreadable as error:
                 raise self.make_unreadable_error(coordinates, error) from None
             before = coordinates
@@ -282,6 +284,14 @@ class LogServer:
                 "another server",
                 f"Connect to the server of before. {NEW_PIPELINE}",
             )
+
+
+def _list_events(connection: Connection) -> Iterator[bytes]:
+    """Yield the events that the server sends, from their headers on."""
+    for data, starts in receive_packets(connection, _PIECE_BYTES, _PIECE_EVENTS, is_eager=True):
+        with memoryview(data) as view:
+            found = [bytes(view[start + 1 : end - 4]) for start, end in pairwise(starts)]
+        yield from found
 
 
 def is_mariadb(connection: Connection) -> bool:
