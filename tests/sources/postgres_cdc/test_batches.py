@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks.reader import make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks import batches
-from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, NotWhole, find_kinds, read_rows
+from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, LogMessages, NotWhole, find_kinds, read_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
 from tests.sources.postgres_cdc.test_pgoutput import values
@@ -70,6 +71,13 @@ def make_log(seed: int) -> Iterator[tuple[int, bytes]]:
         yield lsn, b"C" + bytes(25)
 
 
+def join(log: Sequence[tuple[int, bytes]]) -> LogMessages:
+    """Return messages with some bytes before each of them, and behind the last one."""
+    ends = np.cumsum([3 + len(data) for _, data in log])
+    data = b"".join(b"..." + data for _, data in log) + bytes(8)
+    return LogMessages(data, ends - [len(data) for _, data in log], ends, np.array([lsn for lsn, _ in log]))
+
+
 def normalize(event: dict[str, Any]) -> dict[str, Any]:
     value = event["value"] and re.sub(rb'"ts_ms":\d+,"ts_us":\d+,"ts_ns":\d+\}', b"}", event["value"])
     return {**event, "value": value}
@@ -101,7 +109,7 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, monkeyp
             try:
                 for start in range(0, len(log), 64):
                     if isinstance(write, BatchWriter):
-                        for batch in write.write(log[start : start + 64]):
+                        for batch in write.write(join(log[start : start + 64])):
                             out += batch.to_pylist()
                     else:
                         for lsn, data in log[start : start + 64]:
@@ -121,19 +129,28 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, monkeyp
 def test_rows_that_are_cut_off_or_not_whole_are_not_read_in_columns():
     head, row, other = struct.pack(">I", 1), values(b"1", None, b"xyz"), values(b"1", UNCHANGED, b"")
     full = b"I" + head + b"N" + row
-    assert [column.to_pylist() for column in read_rows([full, full], 3)[0]] == [[b"1"] * 2, [None] * 2, [b"xyz"] * 2]
+
+    def read(messages: Sequence[bytes], rows: int = 1) -> list[list[Any]]:
+        found = read_rows(join([(0, data) for data in messages]), np.arange(len(messages)), 3, rows)
+        return [[column.to_pylist() for column in columns] for columns in found]
+
+    def kinds(*messages: bytes) -> list[int]:
+        found: list[int] = find_kinds(join([(0, data) for data in messages])).tolist()
+        return found
+
+    assert read([full, full])[0] == [[b"1"] * 2, [None] * 2, [b"xyz"] * 2]
     both = b"U" + head + b"O" + values(b"1", b"2", b"xyz") + b"N"
-    assert [c.to_pylist() for c in read_rows([both + row, both + other], 3, 2)[1]] == [[b"1"] * 2, [None, b"2"], [b"xyz", b""]]
+    assert read([both + row, both + other], 2)[1] == [[b"1"] * 2, [None, b"2"], [b"xyz", b""]]
     for message, rows, first in ((full, 1, 7), (both + row, 2, len(both) - 10), (both + other, 2, len(both) + 1)):
         for end in range(first, len(message)):
-            assert find_kinds(message[:end]) == (rows == 2, True)
+            assert kinds(message[:end]) == [rows - 1]
             for messages in ([message[:end]], [message[:end], message], [message, message[:end]]):
                 with pytest.raises(NotWhole):
-                    read_rows(messages, 3, rows)
+                    read(messages, rows)
     for data in (b"I" + head + b"N" + other, b"I" + head + b"N" + values(b"1", None)):
         with pytest.raises(NotWhole):
-            read_rows([full, data], 3)
+            read([full, data])
     with pytest.raises(NotWhole):
-        read_rows([b"U" + head + b"O" + row + b"N" + other], 3, 2)
-    assert not any(map(find_kinds, (b"", b"I", b"U", full[:6], b"U" + head + b"K" + row, b"T" + full[1:])))
-    assert find_kinds(b"D" + head + b"K" + row) == (True, False)
+        read([b"U" + head + b"O" + row + b"N" + other], 2)
+    assert set(kinds(b"", b"I", b"U", full[:6], b"U" + head + b"K" + row, b"T" + full[1:])) == {-1}
+    assert kinds(b"D" + head + b"K" + row) == [2]

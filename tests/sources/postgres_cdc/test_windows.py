@@ -183,8 +183,7 @@ def test_a_transaction_larger_than_a_window_is_one_window_and_read_in_pieces(ord
     window = windows.freeze()
     assert window.remaining and window.position["bytes_behind"] > 0
     reader = windows.source.make_reader(window.splits, None)
-    for module in ("postgres_cdc.tasks.read", "postgres_cdc.tasks.batches"):
-        monkeypatch.setattr(f"airflow_kafka_spark.sources.{module}.BATCH_BYTES", 100_000)
+    monkeypatch.setattr("airflow_kafka_spark.sources.postgres_cdc.tasks.batches.BATCH_BYTES", 100_000)
     batches = [batch.num_rows for batch in reader.read(0)]
     assert sum(batches) == 3000 and max(batches) < 200
     windows.close(window)

@@ -8,8 +8,9 @@ of one kind of a table in a batch if one of their rows is not whole, for instanc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, Message, RelationMessage
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, Message
 
 
 class RowKinds(NamedTuple):
@@ -36,8 +37,30 @@ class RowKinds(NamedTuple):
         return self.has_old + self.has_new
 
 
-ChangeRow = tuple[int, int, int, bytes]
-"""The number of a change in its batch, its LSN, the index of its transaction, and its message."""
+class LogMessages(NamedTuple):
+    """Messages of the log, in their order.
+
+    :param data: their bytes, perhaps with other ones between them, and with some more behind the last one.
+    :param begins: the index of the first byte of each message.
+    :param ends: the index after its last byte.
+    :param lsns: their LSNs.
+    """
+
+    data: bytes
+    begins: np.ndarray
+    ends: np.ndarray
+    lsns: np.ndarray
+
+    @property
+    def raw(self) -> np.ndarray:
+        """The bytes as numbers."""
+        return np.frombuffer(self.data, np.uint8)
+
+    def list_messages(self, numbers: np.ndarray | slice = slice(None)) -> Iterator[tuple[int, bytes]]:
+        """Yield LSNs and bytes of some messages; of all by default."""
+        data, places = self.data, (column[numbers].tolist() for column in (self.lsns, self.begins, self.ends))
+        for lsn, begin, end in zip(*places, strict=True):
+            yield lsn, data[begin:end]
 
 
 @dataclass
@@ -46,13 +69,18 @@ class ChangedRows:
 
     :param table: the table.
     :param kinds: their rows.
-    :param frame_size: characters of an event beside its rows.
+    :param numbers: of their messages, ascending.
+    :param transactions: of each change, the number of its transaction.
     """
 
     table: PostgresTableWriter
     kinds: RowKinds
-    frame_size: int
-    changes: list[ChangeRow] = field(default_factory=list)
+    numbers: np.ndarray
+    transactions: np.ndarray
+
+    def select(self, which: np.ndarray | slice) -> ChangedRows:
+        """Return some of the changes."""
+        return replace(self, numbers=self.numbers[which], transactions=self.transactions[which])
 
 
 class BatchWriter:
@@ -64,136 +92,169 @@ class BatchWriter:
 
     def __init__(self, writer: PostgresEventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
         self._writer, self._decode = writer, decode
-        self._open: dict[tuple[int, RowKinds], ChangedRows] = {}
-        self._begin()
 
-    def _begin(self) -> None:
-        """Begin a batch."""
-        self._rows: list[ChangedRows] = []
-        self._single: list[tuple[int, Event]] = []
-        self._transactions = [self._writer.parts]
-        self._open.clear()
-        self._size = 0
-
-    def write(self, found: Sequence[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
+    def write(self, messages: LogMessages) -> Iterator[pa.RecordBatch]:
         """Yield the events of messages, in their order.
 
-        :param found: LSNs and messages.
         :raises SourceRejected: a value cannot be written.
         """
-        writer, is_inside = self._writer, self._writer.is_inside
-        for number, (lsn, data) in enumerate(found):
-            kinds = find_kinds(data) if is_inside else None
-            table = None if kinds is None else self._writer.find_table(int.from_bytes(data[1:5], "big"))
-            if table is not None and not table.is_taken:
-                continue
-            if table is not None and kinds is not None and (rows := self._find_rows(table, kinds)) is not None:
-                rows.changes.append((number, lsn, len(self._transactions) - 1, data))
-                self._size += len(data) + rows.frame_size
-            elif (message := self._decode(lsn, data)) is not None:
-                self._write_single(number, lsn, message)
-                if isinstance(message, BeginMessage):
-                    self._transactions.append(writer.parts)
-                    is_inside = writer.is_inside
-                elif isinstance(message, RelationMessage):
-                    self._open = {key: rows for key, rows in self._open.items() if key[0] != message.oid}
-            if self._size > BATCH_BYTES:
-                yield from self._flush()
-        yield from self._flush()
+        self._messages, self._transactions = messages, [self._writer.parts]
+        self._single: list[tuple[int, Event]] = []
+        kinds, rows = find_kinds(messages), list[ChangedRows]()
+        # The definition of a table is a message of its own, and holds for the changes behind it.
+        is_definition = (kinds < 0) & (messages.raw[messages.begins] == _RELATION)
+        begin = 0
+        for end in (*np.flatnonzero(is_definition).tolist(), len(kinds)):
+            rows += self._write_span(kinds, begin, end)
+            begin = end
+        yield from self._write_batches(rows)
 
-    def _find_rows(self, table: PostgresTableWriter, kinds: RowKinds) -> ChangedRows | None:
-        """Return the changes of a table to which a change is added; None if it has to be written by itself."""
-        oid = table.relation.oid
-        if (rows := self._open.get((oid, kinds))) is None:
-            if not self._writer.takes_rows(table, *kinds):
-                return None
-            around = (*table.split_value_record(*kinds), *table.split_key_record(), *self._writer.parts.split_source(table))
-            rows = self._open[oid, kinds] = ChangedRows(table, kinds, sum(map(len, around)))
-            self._rows.append(rows)
-        return rows
+    def _write_span(self, kinds: np.ndarray, begin: int, end: int) -> Iterator[ChangedRows]:
+        """Write the messages that are not read column by column, and yield the changes of the others.
+
+        :param kinds: as :func:`find_kinds` returns them.
+        :param begin: the number of the first message. Only this one may define a table.
+        """
+        begins, numbers, inside = [begin], [len(self._transactions) - 1], [self._writer.is_inside]
+        others = np.flatnonzero(kinds[begin:end] < 0) + begin
+        for number, (lsn, data) in zip(others.tolist(), self._messages.list_messages(others), strict=True):
+            if (message := self._decode(lsn, data)) is None:
+                continue
+            self._write_single(number, lsn, message)
+            if isinstance(message, BeginMessage):
+                self._transactions.append(self._writer.parts)
+                begins.append(number)
+                numbers.append(len(self._transactions) - 1)
+                inside.append(self._writer.is_inside)
+        changes = np.flatnonzero(kinds[begin:end] >= 0) + begin
+        owners = np.searchsorted(begins, changes, side="right") - 1
+        is_inside = np.array(inside)[owners]
+        changes, transactions = changes[is_inside], np.array(numbers)[owners[is_inside]]
+        groups = self._read_oids(changes) << 8 | kinds[changes]
+        for group in np.unique(groups).tolist():
+            which = groups == group
+            table, of_rows = self._writer.find_table(group >> 8), _ROW_KINDS[group & 255]
+            found = changes[which], transactions[which]
+            if table is None or (table.is_taken and not self._writer.takes_rows(table, *of_rows)):
+                self._write_one_by_one(table, *found)
+            elif table.is_taken:
+                yield ChangedRows(table, of_rows, *found)
+
+    def _read_oids(self, changes: np.ndarray) -> np.ndarray:
+        """Return the OIDs of the tables of changes."""
+        raw, at = self._messages.raw, self._messages.begins[changes]
+        oids = np.zeros(len(changes), np.int64)
+        for byte in range(1, 5):
+            oids = oids << 8 | raw[at + byte]
+        return oids
 
     def _write_single(self, number: int, lsn: int, message: Message) -> None:
-        for event in self._writer.write(lsn, message):
-            self._single.append((number, event))
-            self._size += len(event.value or b"") + len(event.key or b"")
+        self._single += [(number, event) for event in self._writer.write(lsn, message)]
 
-    def _flush(self) -> Iterator[pa.RecordBatch]:
-        """Yield the events so far, and begin a batch."""
-        parts, numbers = [], []
-        for rows in self._rows:
+    def _write_one_by_one(self, table: PostgresTableWriter | None, numbers: np.ndarray, transactions: np.ndarray) -> None:
+        """Write changes of a table.
+
+        :param table: as it was when they were made; None: as it is now.
+        """
+        found = zip(numbers.tolist(), self._messages.list_messages(numbers), transactions.tolist(), strict=True)
+        for number, (lsn, data), transaction in found:
+            message = self._decode(lsn, data)
+            assert message is not None
+            with self._writer.going_back(self._transactions[transaction], table):
+                self._write_single(number, lsn, message)
+
+    # --- batches ---
+
+    def _write_batches(self, rows: Sequence[ChangedRows]) -> Iterator[pa.RecordBatch]:
+        """Yield the events of changes, and those that are written by themselves, in batches of a few megabytes."""
+        sizes = np.zeros(len(self._messages.lsns) + 1, np.int64)
+        lengths = self._messages.ends - self._messages.begins
+        for changed in rows:
+            table = changed.table
+            around = (*table.split_value_record(*changed.kinds), *table.split_key_record())
+            source = self._writer.parts.split_source(table)
+            sizes[changed.numbers] = lengths[changed.numbers] + sum(map(len, (*around, *source)))
+        for number, event in self._single:
+            sizes[number] += len(event.value or b"") + len(event.key or b"")
+        size = np.cumsum(sizes)
+        first = 0
+        for last in (*np.searchsorted(size, np.arange(BATCH_BYTES, size[-1], BATCH_BYTES)).tolist(), len(lengths)):
+            if last > first:
+                parts = [changed.select(slice(*np.searchsorted(changed.numbers, (first, last)))) for changed in rows]
+                yield from self._write_batch([changed for changed in parts if len(changed.numbers)], last)
+                first = last
+
+    def _write_batch(self, rows: Sequence[ChangedRows], last: int) -> Iterator[pa.RecordBatch]:
+        """Yield a batch of changes, and of events that are written by themselves.
+
+        :param last: the number after the last message of the batch.
+        """
+        parts, numbers = list[pa.RecordBatch](), list[np.ndarray]()
+        for changed in rows:
             try:
-                of_rows = read_rows([data for *_, data in rows.changes], len(rows.table.columns), rows.kinds.rows)
-                changes = self._write_moved(rows, of_rows)
+                of_rows = read_rows(self._messages, changed.numbers, len(changed.table.columns), changed.kinds.rows)
+                changes = self._write_moved(changed, of_rows)
             except NotWhole:
-                self._write_one_by_one(rows.table, rows.changes)
+                self._write_one_by_one(changed.table, changed.numbers, changed.transactions)
                 continue
-            for batch in self._format(rows, changes, of_rows):
+            for batch in self._format(changes, of_rows):
                 parts.append(batch)
-                numbers += [number for number, *_ in changes]
-        if self._single:
-            self._single.sort(key=itemgetter(0))
-            parts.append(make_batch([event for _, event in self._single]))
-            numbers += [number for number, _ in self._single]
-        self._begin()
+                numbers.append(changes.numbers)
+        self._single.sort(key=itemgetter(0))
+        count = bisect_left(self._single, last, key=itemgetter(0))
+        single, self._single = self._single[:count], self._single[count:]
+        if single:
+            parts.append(make_batch([event for _, event in single]))
+            numbers.append(np.array([number for number, _ in single]))
         if len(parts) > 1:
             # A delete and its tombstone have one number, and stay in their order.
-            order = pa.array(np.argsort(np.array(numbers), kind="stable"))
+            order = pa.array(np.argsort(np.concatenate(numbers), kind="stable"))
             yield pa.Table.from_batches(parts).take(order).combine_chunks().to_batches()[0]
         else:
             yield from parts
 
-    def _write_moved(self, rows: ChangedRows, of_rows: list[list[pa.Array]]) -> Sequence[ChangeRow]:
+    def _write_moved(self, rows: ChangedRows, of_rows: list[list[pa.Array]]) -> ChangedRows:
         """Write changes of keys one by one, and return the other ones.
 
         :param of_rows: the columns of each row. Those of changes of keys are removed.
         :raises NotWhole: a value of an old key is null.
         """
         if not rows.kinds.has_old:
-            return rows.changes
+            return rows
         keys = rows.table.key_indexes
         if any(of_rows[0][at].null_count for at in keys):
             raise NotWhole
         if not rows.kinds.has_new:
-            return rows.changes
-        moved = np.zeros(len(rows.changes), bool)
+            return rows
+        moved = np.zeros(len(rows.numbers), bool)
         for at in keys:
             moved |= np.asarray(pc.fill_null(pc.not_equal(of_rows[0][at], of_rows[1][at]), True))
         if not moved.any():
-            return rows.changes
-        self._write_one_by_one(rows.table, [rows.changes[at] for at in np.flatnonzero(moved)])
+            return rows
+        self._write_one_by_one(rows.table, rows.numbers[moved], rows.transactions[moved])
         left = pa.array(~moved)
         of_rows[:] = [[column.filter(left) for column in columns] for columns in of_rows]
-        return [rows.changes[at] for at in np.flatnonzero(~moved)]
+        return rows.select(~moved)
 
-    def _write_one_by_one(self, table: PostgresTableWriter, changes: Sequence[ChangeRow]) -> None:
-        for number, lsn, transaction, data in changes:
-            message = self._decode(lsn, data)
-            assert message is not None
-            with self._writer.going_back(self._transactions[transaction], table):
-                self._write_single(number, lsn, message)
-
-    def _format(
-        self, rows: ChangedRows, changes: Sequence[ChangeRow], of_rows: Sequence[Sequence[pa.Array]]
-    ) -> Iterator[pa.RecordBatch]:
+    def _format(self, rows: ChangedRows, of_rows: Sequence[Sequence[pa.Array]]) -> Iterator[pa.RecordBatch]:
         """Yield the events of changes, and their tombstones.
 
         :param of_rows: the columns of each row as texts (binary).
         """
-        if not changes:
+        table, kinds, count = rows.table, rows.kinds, len(rows.numbers)
+        if not count:
             return
-        table, kinds, count = rows.table, rows.kinds, len(changes)
-        _, lsns, of_transactions, messages = zip(*changes, strict=True)
         members = [format_members(table, columns) for columns in of_rows]
         *before_rows, before_source, before_op, last = table.split_value_record(*kinds)
         operations: pa.Array | str = "u" if kinds.has_new else "d"
         if not kinds.has_old:
-            is_insert = np.frombuffer(b"".join([data[:1] for data in messages]), np.uint8) == 73
+            is_insert = self._messages.raw[self._messages.begins[rows.numbers]] == _INSERT
             operations = take_texts(("u", "c"), is_insert.astype(np.int64))
-        used, which = np.unique(np.array(of_transactions), return_inverse=True)
+        used, which = np.unique(rows.transactions, return_inverse=True)
         transactions = [self._transactions[index] for index in used.tolist()]
         of_source = zip(*(parts.split_source(table) for parts in transactions), strict=True)
         before_lsn, between, behind = (take_texts(texts, which) for texts in of_source)
-        at = pa.array(lsns, pa.int64()).cast(pa.string())
+        at = pa.array(self._messages.lsns[rows.numbers]).cast(pa.string())
         values = pc.binary_join_element_wise(
             *(frame_objects((text, ""), row, count) for text, row in zip(before_rows, members, strict=True)),
             before_source, before_lsn, at, between, at, behind, before_op, operations, last, "",
@@ -217,41 +278,55 @@ MOST_BYTES = 64 << 20
 """Maximum size in bytes of rows that are read column by column."""
 _FIRST_ROW = 6
 """Index of the first row in a message."""
-_KINDS = {
-    (73, 78): RowKinds(has_old=False, has_new=True), (85, 78): RowKinds(has_old=False, has_new=True),
-    (85, 79): RowKinds(has_old=True, has_new=True), (68, 75): RowKinds(has_old=True, has_new=False),
-    (68, 79): RowKinds(has_old=True, has_new=False),
-}  # fmt: skip
-"""The kinds of a message's rows, by its first byte and the byte before its first row."""
+_RELATION, _INSERT = 82, 73
+"""First bytes of the messages that define a table, and of inserts."""
+_ROW_KINDS = (
+    RowKinds(has_old=False, has_new=True), RowKinds(has_old=True, has_new=True), RowKinds(has_old=True, has_new=False),
+)  # fmt: skip
+_KINDS = {(73, 78): 0, (85, 78): 0, (85, 79): 1, (68, 75): 2, (68, 79): 2}
+"""The kinds of a message's rows, as an index of them, by its first byte and the byte before its first row."""
 
 
-def find_kinds(data: bytes) -> RowKinds | None:
-    """Return the rows of a message that can be read column by column; None for other messages, and for changes of a key."""
-    return _KINDS.get((data[0], data[5])) if len(data) > _FIRST_ROW else None
+def _make_lookup() -> np.ndarray:
+    found = np.full((256, 256), -1, np.int64)
+    for (first, before_row), kinds in _KINDS.items():
+        found[first, before_row] = kinds
+    return found
 
 
-def read_rows(messages: Sequence[bytes], width: int, rows: int = 1) -> list[list[pa.Array]]:
+_KINDS_OF_BYTES = _make_lookup()
+
+
+def find_kinds(messages: LogMessages) -> np.ndarray:
+    """Return the rows of each message that can be read column by column, as an index of the kinds of rows; -1 for other messages,
+    and for changes of a key.
+    """
+    raw, begins = messages.raw, messages.begins
+    found = _KINDS_OF_BYTES[raw[begins], raw[np.minimum(begins + _FIRST_ROW - 1, len(raw) - 1)]]
+    found[messages.ends - begins <= _FIRST_ROW] = -1
+    return found
+
+
+def read_rows(messages: LogMessages, numbers: np.ndarray, width: int, rows: int = 1) -> list[list[pa.Array]]:
     """Return the rows of messages: for each row of a message its columns (binary).
 
-    :param messages: at least one, of one table, whose :func:`find_kinds` are equal.
+    :param numbers: of messages of one table, at least one, whose :func:`find_kinds` are equal.
     :param width: the number of columns of the table.
     :param rows: the number of rows of a message: 1, or 2 for the old and the new one.
     :raises NotWhole: a row has another number of columns, or a value that the server has not sent, or cannot be read, or all of
         them are too large.
     """
-    ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
-    if ends[-1] > MOST_BYTES:
+    raw, begins, ends = messages.raw, messages.begins[numbers], messages.ends[numbers]
+    if (ends - begins).sum() > MOST_BYTES:
         raise NotWhole
-    # Behind the last row are some bytes, so that a row that is cut off is read, and then found to be too long.
-    data = np.frombuffer(b"".join((*messages, bytes(8))), np.uint8)
-    at = np.concatenate([[0], ends[:-1]]) + _FIRST_ROW
+    at = begins + _FIRST_ROW
     found: list[list[pa.Array]] = []
     for _ in range(rows):
         if found:
-            if (data[at] != 78).any():  # N
+            if (raw[at] != 78).any():  # N
                 raise NotWhole
             at = at + 1
-        columns, at = _read_row(data, at, ends, width, found[0] if found else None)
+        columns, at = _read_row(raw, at, ends, width, found[0] if found else None)
         found.append(columns)
     return found
 

@@ -229,15 +229,20 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
-    def going_back(self, parts: TransactionParts, table: PostgresTableWriter) -> Iterator[None]:
-        """Write changes of an earlier transaction, in which a table may have been another one."""
-        oid, now = table.relation.oid, self.parts
-        present = self._tables[oid]
-        self.parts, self.timestamp, self._tables[oid] = parts, parts.timestamp, table
+    def going_back(self, parts: TransactionParts, table: PostgresTableWriter | None) -> Iterator[None]:
+        """Write changes of an earlier transaction, in which a table may have been another one.
+
+        :param table: the table; None: all tables are as they are now.
+        """
+        now, tables = self.parts, {} if table is None else {table.relation.oid: table}
+        present = {oid: self._tables[oid] for oid in tables}
+        self.parts, self.timestamp = parts, parts.timestamp
+        self._tables |= tables
         try:
             yield
         finally:
-            self.parts, self.timestamp, self._tables[oid] = now, now.timestamp, present
+            self.parts, self.timestamp = now, now.timestamp
+            self._tables |= present
 
     def write(self, lsn: int, message: Message) -> Iterator[Event]:
         """Yield the events of a message.

@@ -75,6 +75,9 @@ class CommitMessage:
     """The end of a transaction."""
 
 
+_COMMIT = CommitMessage()
+
+
 class ChangeMessage(NamedTuple):
     """A change of a row.
 
@@ -136,7 +139,7 @@ def _decode(data: bytes) -> Message | None:
         lsn, clock, xid = _BEGIN.unpack_from(data, 1)
         return BeginMessage(lsn, clock + POSTGRES_EPOCH_US, xid)
     if kind == 67:  # C
-        return CommitMessage()
+        return _COMMIT
     if kind == 82:  # R
         return _parse_relation(data)
     if kind == 84:  # T

@@ -1,15 +1,14 @@
-"""Reading splits inside a Spark task: a window of the log through a cursor of the server, a chunk of a snapshot by COPY, as
-columns of texts.
-"""
+"""Reading splits inside a Spark task: a window of the log, and a chunk of a snapshot as columns of texts, both by COPY."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
@@ -17,9 +16,9 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.databases import fetch_rows, quote, wait_for_replicas
 from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS, format_events
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
-from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, BATCH_ROWS, EventReader, batch_events
+from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
-from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter
+from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, LogMessages
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, format_lsn, format_publication_names, parse_lsn
@@ -57,7 +56,7 @@ def read_chunk_rows(
         connection.cursor() as cursor,
         cursor.copy(f"COPY (SELECT {columns} FROM {shape.source}{where}) TO STDOUT WITH {options}".encode()) as copy,
     ):
-        for lines in _read_lines(copy, _make_header(len(shape.relation.columns))):
+        for lines, _ in _read_lines(copy, _make_header(len(shape.relation.columns))):
             yield parse_lines(lines)
 
 
@@ -66,8 +65,8 @@ def _make_header(width: int) -> bytes:
     return (_DELIMITER.join(map(str, range(width))) + "\n").encode()
 
 
-def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
-    """Yield the lines of a COPY, some at a time, each time behind a header."""
+def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[tuple[bytearray, list[int]]]:
+    """Yield the lines of a COPY, some at a time, each time behind a header, and their sizes in bytes."""
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
 
@@ -75,7 +74,7 @@ def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
     read = libpq.get_copy_data
     while not is_complete and (line := copy.read()):
         # The lines are copied at once: many objects that live for a while would keep Python's garbage collector busy.
-        lines, left = bytearray(header), PIECE_BYTES - len(line)
+        lines, sizes, left = bytearray(header), [len(line)], PIECE_BYTES - len(line)
         lines += line
         for _ in range(PIECE_ROWS - 1):
             # Copy.read() waits for the network before each line; libpq has many lines by then.
@@ -86,10 +85,11 @@ def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[bytearray]:
                     break
                 count = len(line)
             lines += line
+            sizes.append(count)
             left -= count
             if left <= 0:
                 break
-        yield lines
+        yield lines, sizes
     if is_complete:
         for result in list(iter(libpq.get_result, None)):
             if result.status != ExecStatus.COMMAND_OK:
@@ -118,9 +118,31 @@ def parse_lines(lines: bytearray) -> list[pa.Array]:
 
 
 PEEK = (
-    "SELECT (lsn - '0/0')::bigint, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
-    "'proto_version', '1', 'publication_names', %s)"
+    "COPY (SELECT (lsn - '0/0')::bigint, data FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
+    "'proto_version', '1', 'publication_names', %s)) TO STDOUT (FORMAT binary)"
 )
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""Before the first row of a binary COPY."""
+_LSN_AT, _MESSAGE_AT = 6, 18
+"""Where LSN and message begin in a row: the number of values comes first, and before each value its size."""
+
+
+def parse_messages(lines: bytearray, sizes: Sequence[int]) -> LogMessages:
+    """Return the messages of some rows of :data:`PEEK`.
+
+    :param lines: the rows.
+    :param sizes: of the rows, in bytes. The first one may have the header before it, and the last one may be the end.
+    """
+    begins = np.cumsum([0, *sizes])
+    if lines.startswith(_COPY_HEADER):
+        begins[0] = len(_COPY_HEADER)
+    if begins[-1] - begins[-2] < _MESSAGE_AT:
+        begins = begins[:-1]
+    # Some bytes behind the last message.
+    data, begins, ends = bytes(lines) + bytes(8), begins[:-1], begins[1:]
+    places = (begins + _LSN_AT)[:, None] + np.arange(8)
+    lsns = np.frombuffer(data, np.uint8)[places].view(">i8").reshape(-1).astype(np.int64)
+    return LogMessages(data, begins + _MESSAGE_AT, ends, lsns)
 
 
 @dataclass(frozen=True)
@@ -151,14 +173,17 @@ class PostgresLogReader(EventReader):
 
     def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         start, end = parse_lsn(bounds["start"]), parse_lsn(bounds["end"])
-        with self.server.open_session(f"reading the log from {bounds['start']} to {bounds['end']}") as connection:
+        with ExitStack() as stack:
+            chunks = self._make_filter(stack, bounds)
+            doing = f"reading the log from {bounds['start']} to {bounds['end']}"
+            connection = stack.enter_context(self.server.open_session(doing))
             self.server.refuse_other(connection, start, dict(bounds["log"]))
             self.server.release(connection)
-            chunks = self._make_filter(connection, bounds)
             writer = PostgresEventWriter(
                 self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection)
             )
-            found = self._find_messages(connection, bounds["end"])
+            # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
+            found = stack.enter_context(closing(self._find_messages(connection, bounds["end"])))
             if chunks is None and not self.options.transactions:
                 batches = BatchWriter(writer, self._decode_message)
                 for messages in found:
@@ -172,11 +197,12 @@ class PostgresLogReader(EventReader):
         self._tokens[split] = {**last, **again}
 
     def _list_events(
-        self, writer: PostgresEventWriter, chunks: PostgresChunkFilter | None, found: Iterable[Sequence[tuple[int, bytes]]]
+        self, writer: PostgresEventWriter, chunks: PostgresChunkFilter | None, found: Iterable[LogMessages]
     ) -> Iterator[Event]:
         """Yield the events of messages that are looked at one by one."""
         for some in found:
-            messages = [(lsn, message) for lsn, data in some if (message := self._decode_message(lsn, data)) is not None]
+            read = ((lsn, self._decode_message(lsn, data)) for lsn, data in some.list_messages())
+            messages = [(lsn, message) for lsn, message in read if message is not None]
             if chunks is not None:
                 chunks.look_ahead(message for _, message in messages)
             for lsn, message in messages:
@@ -184,10 +210,15 @@ class PostgresLogReader(EventReader):
             if writer.is_past:
                 break
 
-    def _make_filter(self, connection: psycopg.Connection[Any], bounds: Mapping[str, Any]) -> PostgresChunkFilter | None:
+    def _make_filter(self, stack: ExitStack, bounds: Mapping[str, Any]) -> PostgresChunkFilter | None:
+        """Return the filter of events that chunks of a snapshot include; None without a snapshot.
+
+        :param stack: to which its session is added. The session of the log is busy while messages are read.
+        """
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]
         if not tables:
             return None
+        connection = stack.enter_context(self.server.open_session("comparing keys with the chunks of a snapshot"))
         return PostgresChunkFilter(
             tables={table.table: table for table in tables},
             publishes_truncates="t" not in self.options.skipped,
@@ -196,20 +227,15 @@ class PostgresLogReader(EventReader):
             publication=self.publication,
         )
 
-    def _find_messages(self, connection: psycopg.Connection[Any], end: str) -> Iterator[Sequence[tuple[int, bytes]]]:
-        """Yield LSNs and messages, several at a time. The server keeps the result, in a file if it is large, and sends it in
-        parts.
-        """
+    def _find_messages(self, connection: psycopg.Connection[Any], end: str) -> Generator[LogMessages, None, None]:
+        """Yield messages, several at a time. The server keeps the result, in a file if it is large."""
         refuse_missing_publication = self.server.watch_publication(connection, self.publication)
-        with connection.transaction(), connection.cursor(name="changes", binary=True) as cursor:
-            cursor.execute(PEEK, [self.server.slot, end, format_publication_names(self.publication)])
-            count = 500
-            while found := cursor.fetchmany(count):
+        given = [self.server.slot, end, format_publication_names(self.publication)]
+        with connection.cursor() as cursor, cursor.copy(PEEK, given) as copy:
+            for lines, sizes in _read_lines(copy, b""):
                 refuse_missing_publication()
-                yield found
-                average = sum(len(data) for _, data in found) / len(found)
-                # The size grows slowly, because large messages may follow small ones.
-                count = max(1, min(BATCH_ROWS, count * 2, int(BATCH_BYTES / max(average, 1))))
+                if len((found := parse_messages(lines, sizes)).lsns):
+                    yield found
             refuse_missing_publication()
 
     def _decode_message(self, lsn: int, data: bytes) -> Message | None:
