@@ -120,8 +120,10 @@ class BatchWriter:
         for number, (lsn, data) in zip(others.tolist(), self._messages.list_messages(others), strict=True):
             if (message := self._decode(lsn, data)) is None:
                 continue
-            self._write_single(number, lsn, message)
-            if isinstance(message, BeginMessage):
+            # A writer that publishes no transactions has no events for their beginnings and ends.
+            if not self._writer.note(message):
+                self._write_single(number, lsn, message)
+            elif isinstance(message, BeginMessage):
                 self._transactions.append(self._writer.parts)
                 begins.append(number)
                 numbers.append(len(self._transactions) - 1)

@@ -249,16 +249,24 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
 
         :raises SourceRejected: a value cannot be written.
         """
-        if isinstance(message, RelationMessage):
-            self._tables[message.oid] = PostgresTableWriter(message, self._options, self._types)
-        elif isinstance(message, BeginMessage):
+        if self.note(message):
+            if isinstance(message, CommitMessage):
+                yield from self.end_transaction()
+        elif self.is_inside and isinstance(message, (ChangeMessage, TruncateMessage)):
+            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._make_events(lsn, message)
+            yield from self.prepend_begin(events) if self.form.transactions else events
+
+    def note(self, message: Message) -> bool:
+        """Record the beginning or the end of a transaction, or the definition of a table. Return False for another message."""
+        if isinstance(message, BeginMessage):
             self._enter(message)
         elif isinstance(message, CommitMessage):
             self._last = self.parts.begin.commit_lsn if self.parts.begin else 0
-            yield from self.end_transaction()
-        elif self.is_inside:
-            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._make_events(lsn, message)
-            yield from self.prepend_begin(events) if self.form.transactions else events
+        elif isinstance(message, RelationMessage):
+            self._tables[message.oid] = PostgresTableWriter(message, self._options, self._types)
+        else:
+            return False
+        return True
 
     def begin_rows(self, relation: RelationMessage, now_us: int) -> PostgresTableWriter:
         """Return the writer of a table whose rows are read, not their changes.
