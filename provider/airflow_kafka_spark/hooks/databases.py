@@ -140,6 +140,18 @@ def fetch_rows(connection: psycopg.Connection, statement: str) -> list[tuple]:
     return connection.execute(statement.encode()).fetchall()
 
 
+def prefer_indexes(*, is_local: bool) -> str:
+    """Return the query after which PostgreSQL steps along an index rather than sorting rows.
+
+    Without statistics the planner expects few rows in a range, and would read and sort the whole table for each step.
+
+    :param is_local: True: until the end of the transaction; False: until the end of the session.
+    """
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_sort")
+    settings = ", ".join(f"set_config('{name}', 'off', {is_local})" for name in names)
+    return f"SELECT {settings}"
+
+
 def make_settings(
     settings: str, run: Callable[[str], object], rows: Callable[[str], object], recover: Callable[[], object] = lambda: None
 ) -> None:

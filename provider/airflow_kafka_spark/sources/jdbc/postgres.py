@@ -30,6 +30,7 @@ from airflow_kafka_spark.hooks.databases import (
     hint_at_similar_table,
     is_login_refused,
     make_settings,
+    prefer_indexes,
     quote,
     quote_literal,
     read_system_identifier,
@@ -167,11 +168,7 @@ class PostgresSession(DatabaseSession):
             yield from cursor
 
     def prefer_indexes(self) -> None:
-        # Without statistics the planner expects few rows in a range, and would read and sort the whole table for each step.
-        settings = ", ".join(
-            f"set_config('{name}', 'off', false)" for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort")
-        )
-        self.fetch_rows(f"SELECT {settings}")
+        self.fetch_rows(prefer_indexes(is_local=False))
 
     def estimate_rows(self, relation: str) -> int:
         plan = self.fetch_rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceUnavailable
-from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, quote
+from airflow_kafka_spark.hooks.databases import PostgresServer, fetch_rows, prefer_indexes, quote
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import (
@@ -143,15 +143,19 @@ class PostgresChunkPlanner(ChunkPlanner):
         shape.refuse_other_key(table.key, table.types)
         if not table.key:
             return []
-        rows, columns = self.options.snapshot_chunk_rows, shape.ordering
         texts = ", ".join(f"{quote(name)}::text" for name in table.key)
-        where = f"WHERE {shape.compare_key('>', table.upto)} " if table.upto is not None else ""
-        found = self.connection.execute(
-            f"SELECT {texts} FROM (SELECT {columns}, row_number() OVER (ORDER BY {columns}) AS row_of_chunk FROM "
-            f"(SELECT {columns} FROM {shape.source} {where}ORDER BY {columns} LIMIT {rows * most}) AS k) AS n "
-            f"WHERE row_of_chunk % {rows} = 0 ORDER BY row_of_chunk".encode()
-        ).fetchall()
-        return [tuple(key) for key in found]
+        after, found = table.upto, list[Key]()
+        with self.connection.transaction():
+            fetch_rows(self.connection, prefer_indexes(is_local=True))
+            while len(found) < most:
+                where = f"WHERE {shape.compare_key('>', after)} " if after is not None else ""
+                row = f"SELECT {shape.ordering} FROM {shape.source} {where}ORDER BY {shape.ordering}"
+                last = fetch_rows(self.connection, f"SELECT {texts} FROM ({row} LIMIT 1 OFFSET {self.chunk_rows - 1}) AS k")
+                if not last:
+                    break
+                after = tuple(last[0])
+                found.append(after)
+        return found
 
 
 log = logging.getLogger(__name__)
