@@ -118,7 +118,7 @@ class Job:
 
     @property
     def ids(self) -> list[int]:
-        return [line["id"] for line in self.expected]
+        return [i for batches in self.rows.values() for rows in batches for i in rows.batch["id"].to_pylist()]
 
 
 def recut(job: Job, *cuts: float) -> Job:

@@ -1,6 +1,7 @@
-"""Read tables with a separate Spark: ``python -m tests.sinks.spark_reader <file with requests> <file for answers>``.
+"""Read tables with Spark: with this process's (:func:`read_here`), or with a separate one (:func:`read`).
 
-Spark runs in a separate process, because its JVM gets time zones, jars and extensions that other tests must not have.
+``python -m tests.sinks.spark_reader <file with requests> <file for answers>`` is the separate process, whose JVM gets jars and
+extensions that other tests must not have.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.sources.contract import INTERPRETED, applied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+ZONE = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True)
@@ -116,28 +121,47 @@ class Meeting:
             time.sleep(0.02)
 
 
-def read(
-    requests: Sequence[Request | Partitions | Statement | EqualityDelete | Zone | Meeting],
-    scratch: Path,
-    settings: Mapping[str, str] | None = None,
-) -> list[Any]:
-    """The result of reading with Spark: the rows of each table, or the error's text. The time zone is UTC at first.
+AnyRequest = Request | Partitions | Statement | EqualityDelete | Zone | Meeting
+
+
+def read_here(spark: SparkSession, requests: Sequence[AnyRequest]) -> list[Any]:
+    """Return the answers of this process's Spark: the rows of each table, or the error's text. The time zone is UTC at first."""
+    with applied(spark, INTERPRETED), _kept_zones(spark):
+        return [_answer(spark, request) for request in (Zone("UTC"), *requests)][1:]
+
+
+@contextmanager
+def _kept_zones(spark: SparkSession) -> Iterator[None]:
+    """Give Spark's session, its JVM and this process the time zones back that they have now."""
+    zones, own = spark.sparkContext._jvm.java.util.TimeZone, os.environ.get("TZ")  # type: ignore[union-attr]
+    before = zones.getDefault()
+    try:
+        with applied(spark, {ZONE: "UTC"}):
+            yield
+    finally:
+        zones.setDefault(before)
+        os.environ.pop("TZ", None)
+        os.environ |= {} if own is None else {"TZ": own}
+        time.tzset()
+
+
+def read(requests: Sequence[AnyRequest], scratch: Path, settings: Mapping[str, str]) -> list[Any]:
+    """Return the answers of a separate Spark: the rows of each table, or the error's text. The time zone is UTC at first.
 
     :param settings: of Spark's session.
     """
-    (scratch / "requests").write_bytes(pickle.dumps((list(requests), dict(settings or {}))))
+    (scratch / "requests").write_bytes(pickle.dumps((list(requests), dict(settings))))
     command = [sys.executable, "-m", "tests.sinks.spark_reader", str(scratch / "requests"), str(scratch / "answers")]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "TZ": "UTC", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    if "spark.jars" in (settings or {}):
-        # Its jars would replace these.
-        env.pop("PYSPARK_SUBMIT_ARGS", None)
+    # Its jars would replace those of the settings.
+    env.pop("PYSPARK_SUBMIT_ARGS", None)
     done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-30000:]
     return pickle.loads((scratch / "answers").read_bytes())
 
 
-def _answer(spark: SparkSession, request: Request | Partitions | Statement | EqualityDelete | Zone | Meeting) -> Any:
+def _answer(spark: SparkSession, request: AnyRequest) -> Any:
     if isinstance(request, Partitions):
         rows = [(n, value) for n, value in enumerate(request.values)]
         frame = spark.createDataFrame(rows, f"n int, `{request.column}` {request.type}")
@@ -146,7 +170,7 @@ def _answer(spark: SparkSession, request: Request | Partitions | Statement | Equ
     if isinstance(request, Zone):
         zones = spark.sparkContext._jvm.java.util.TimeZone  # type: ignore[union-attr]
         zones.setDefault(zones.getTimeZone(request.name))
-        spark.conf.set("spark.sql.session.timeZone", request.name)
+        spark.conf.set(ZONE, request.name)
         os.environ["TZ"] = request.name
         time.tzset()
         return None
@@ -169,10 +193,8 @@ def main() -> None:
 
     requests, settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    # A plan of some hundred rows is interpreted sooner than it is compiled.
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     java = {"spark.driver.extraJavaOptions": f"-Duser.timezone={os.environ['TZ']}"}
-    for name, value in {**interpreted, **java, **settings}.items():
+    for name, value in {**INTERPRETED, **java, **settings}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

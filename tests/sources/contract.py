@@ -51,6 +51,10 @@ class RowSourceCase(ABC):
         """Return the identity of a row: hashable, and different for each value that matters."""
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings of a session: a plan of some hundred rows is interpreted sooner than it is compiled."""
+
+
 def spark_session(packages: Sequence[str] = ()) -> SparkSession:
     """The process's Spark. ``packages`` has an effect for the first caller only."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -47,9 +47,11 @@ TOGETHER = {
     "tests/operators/test_spark_connect.py",
     "tests/operators/visibility/test_operator.py",
     "tests/sinks/files/test_readers.py", "tests/sinks/lake/test_readers.py",
-    "tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py",
     "tests/verification",
 }  # fmt: skip
+
+# Files of one directory that share a Spark with another time zone (`jdbc_spark`). One test process runs both.
+OTHER_ZONE = ("tests/sources/jdbc/test_mysql.py", "tests/sources/jdbc/test_reading.py")
 
 # Tests with an attempt that sleeps while another one works: each needs a second engine (tests/support/engine.py), which is a JVM.
 # One test process runs all of them.
@@ -148,8 +150,8 @@ def order(items: list[pytest.Item]) -> None:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Give each test to the next free process, and keep those tests together that :data:`TOGETHER`, :data:`TWO_ENGINES` and
-    :data:`WITH_REGISTRY` name.
+    """Give each test to the next free process, and keep those tests together that :data:`TOGETHER`, :data:`TWO_ENGINES`,
+    :data:`WITH_REGISTRY` and :data:`OTHER_ZONE` name.
 
     Of :data:`SEVERAL` processes or more, the last one runs :data:`WITHOUT_BROKER`: its tests keep the cores busy while others
     wait, and it starts neither a broker nor Spark. The process before it runs :data:`WAITING`. A process that has finished its
@@ -157,7 +159,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *TWO_ENGINES, *WITH_REGISTRY, *WITHOUT_BROKER, *WAITING)
+        groups = (*TWO_ENGINES, *WITH_REGISTRY, *OTHER_ZONE)
+        lists = (*SERVER_TESTS, *LONG, *TOGETHER, *groups, *WITHOUT_BROKER, *WAITING)
         moved = [name for name in lists if not (config.rootpath / name.partition("::")[0]).exists()]
         assert not moved, f"{Path(__file__).name} names what is not there (any more): {moved}"
         config.option.loadscopereorder = False  # in the order of `order`
@@ -165,7 +168,7 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
         self._queues: dict[str, deque[str]] = {}
 
     def _split_scope(self, nodeid: str) -> str:
-        for group in (TWO_ENGINES, WITH_REGISTRY):
+        for group in (TWO_ENGINES, WITH_REGISTRY, OTHER_ZONE):
             if place(nodeid, group) < len(group):
                 return group[0]
         file = nodeid.partition("::")[0]

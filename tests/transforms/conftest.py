@@ -7,11 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.sources.contract import applied, spark_session
+from tests.sources.contract import INTERPRETED, applied, spark_session
 from tests.transforms.cases import SETTINGS, Outcome, run
-
-# So many small expressions are evaluated sooner than they are compiled.
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
 @pytest.fixture(scope="package")

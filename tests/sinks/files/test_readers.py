@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+from pyspark.sql import SparkSession
 
 from airflow_kafka_spark.sinks.files.sink import FilesSink
 from airflow_kafka_spark.sinks.storage.store import make_partition_directory
@@ -22,8 +23,9 @@ from airflow_kafka_spark.sinks.storage.tasks.write import format_partition_value
 from tests.sinks import spark_reader
 from tests.sinks.attempt import apply
 from tests.sinks.cases import read_arrow
-from tests.sinks.feed import SCHEMA, Feed
+from tests.sinks.feed import SCHEMA, Feed, row
 from tests.sinks.oracle import same_multiset
+from tests.sources.contract import spark_session
 
 PARTITIONED = ("flag", "day_of_week", "day")
 WITH_WEEKDAY = SCHEMA.append(pa.field("day_of_week", pa.string()))
@@ -71,6 +73,11 @@ class Table:
         return table.select(self.schema.names).cast(self.schema).to_pylist()
 
 
+def of_few_days(i: int) -> dict[str, Any]:
+    """Return a row whose day is one of two, or none: a table that is partitioned by all days has a file for each row."""
+    return {**row(i), "day": (dt.date(1900, 1, 1), dt.date(2173, 10, 14), None)[i % 3]}
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
     here = tmp_path_factory.mktemp("lake")
@@ -81,7 +88,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
         schema = schema.append(pa.field("day_of_week", pa.string())) if "partitioned" in name else schema
         sink, feed = FilesSink(str(here / name), format=format, **options), Feed(schema)
         assert sink.validate(feed.shape) == []
-        jobs = [feed.next(40, 25, 33), feed.empty(), feed.next(0, 5, 0), feed.next(100, 1, 20)]
+        values = of_few_days if "partitioned" in name else row
+        counts = ((40, 25, 33), None, (0, 5, 0), (100, 1, 20))
+        jobs = [feed.empty() if count is None else feed.next(*count, values=values) for count in counts]
         for job in jobs:
             apply(sink, job)
         expected = [{**line, "day_of_week": line.get("day_of_week") or None} for job in jobs for line in job.expected]
@@ -105,7 +114,7 @@ ELSEWHERE = "America/New_York"
 
 @dataclass(frozen=True)
 class BySpark:
-    """The answers of one Spark.
+    """The answers of Spark.
 
     :param rows: of each table.
     :param directories: that Spark has made of :data:`PARTITIONS`.
@@ -118,8 +127,13 @@ class BySpark:
 
 
 @pytest.fixture(scope="module")
-def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> BySpark:
-    """Let one Spark read all tables, and write rows of its own."""
+def spark() -> SparkSession:
+    return spark_session()
+
+
+@pytest.fixture(scope="module")
+def by_spark(tables: dict[str, Table], spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> BySpark:
+    """Let Spark read all tables, and write rows of its own."""
 
     def request(name: str, table: Table) -> spark_reader.Request:
         format = table.sink.format
@@ -136,7 +150,7 @@ def by_spark(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory)
     ddl["csv"] = ", ".join(f"{n} {DDL[n]}" for n in tables["csv"].schema.names)
     elsewhere = [spark_reader.Request(str(tables[n].path), n, ddl[n], SPARK_CSV if n == "csv" else {}) for n in formats]
     first = [request(*item) for item in tables.items()]
-    answers = iter(spark_reader.read([*first, *partitions, spark_reader.Zone(ELSEWHERE), *elsewhere], here))
+    answers = iter(spark_reader.read_here(spark, [*first, *partitions, spark_reader.Zone(ELSEWHERE), *elsewhere]))
     rows, directories = dict(zip(tables, answers, strict=False)), dict(zip(PARTITIONS, answers, strict=False))
     assert next(answers) is None
     return BySpark(rows, directories, dict(zip(formats, answers, strict=True)))
