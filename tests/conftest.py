@@ -178,6 +178,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_unconfigure() -> None:
+    # pytest and Python look for garbage once more, in all that the tests have left: two seconds of each process.
+    gc.freeze()
     shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
 
