@@ -20,7 +20,7 @@ from airflow_kafka_spark.errors.base import RETRY
 from airflow_kafka_spark.errors.sinks import AFTER_REMEDY
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended
 from airflow_kafka_spark.hooks.kafka.client import find_missing_right_in_java
-from airflow_kafka_spark.hooks.spark.health import get_context
+from airflow_kafka_spark.hooks.spark.health import call_driver, get_context
 from airflow_kafka_spark.hooks.spark.tasks.executor_check import explain
 from airflow_kafka_spark.jobs.stalls import SilenceReporter, StallReporter, find_stopped_processes, list_running_tasks
 from airflow_kafka_spark.windows.model import Split, Window
@@ -166,10 +166,7 @@ class Watch:
             return
         self._is_cancelled = True
         log.warning("Cancelling the Spark job of window %s", self.window)
-        canceller = threading.Thread(target=self._cancel, args=(spark,), daemon=True)
-        canceller.start()
-        canceller.join(ANSWER_SECONDS)
-        if canceller.is_alive():
+        if not call_driver(partial(self._cancel, spark), ANSWER_SECONDS):
             log.warning("Spark's driver has not answered for %.0f s: the job was not cancelled", ANSWER_SECONDS)
 
     def _cancel(self, spark: SparkContext | SparkSession) -> None:

@@ -16,8 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from subprocess import TimeoutExpired
@@ -82,6 +84,28 @@ def discard() -> None:
         with suppress(Exception):
             gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def call_driver(function: Callable[[], object], seconds: float) -> bool:
+    """Call a function that needs an answer of Spark's driver. A driver that was stopped never answers.
+
+    :param function: the function; its errors are raised.
+    :param seconds: maximum time to wait for it.
+    :return: False if it has not returned by then. It then goes on in its thread.
+    """
+    outcome: Future[object] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # raised again by result()
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, name="spark driver", daemon=True).start()
+    if not wait([outcome], seconds).done:
+        return False
+    outcome.result()
+    return True
 
 
 def get_context(spark: SparkContext | SparkSession) -> SparkContext | None:

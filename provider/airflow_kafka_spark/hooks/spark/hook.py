@@ -22,6 +22,7 @@ from airflow_kafka_spark.hooks.connections import format_setting, look_up
 from airflow_kafka_spark.hooks.spark import python_daemon
 from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.spark.health import (
+    call_driver,
     discard,
     discard_ended,
     find_first_line,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+STOP_SECONDS = 60.0
+"""Maximum number of seconds to wait until a context is stopped."""
 
 _JAVA = "spark.driver.extraJavaOptions"
 _CLASS_PATH = "spark.driver.extraClassPath"
@@ -288,8 +292,8 @@ class SparkHook(BaseHook):
         finally:
             if not self.is_local:
                 # It may have been discarded.
-                if SparkContext._active_spark_context is not None:
-                    context.stop()
+                if SparkContext._active_spark_context is not None and not call_driver(context.stop, STOP_SECONDS):
+                    log.warning("Spark's driver has not answered for %.0f s: its context was not stopped", STOP_SECONDS)
             elif (archive := self._find_class_archive()) is not None:
                 archive.make_in_background()
 
