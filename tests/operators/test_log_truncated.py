@@ -179,6 +179,9 @@ def test_intervals_behind_a_log_that_was_cut_off_and_has_grown_again_are_refused
                     hours.run(number, cleared=1, keep_windows=1, data_loss=data_loss)
         assert len(flow.rows()) == 22, "no replay has replaced them"
         with pytest.raises(LogTruncated) as refused:
+            flow.run("manual", on_missing_interval="progress")
+        assert (refused.value.position, refused.value.end) == (22, 5), "a run without an interval begins behind them"
+        with pytest.raises(LogTruncated) as refused:
             hours.run(2)
         error = refused.value
         assert (error.topic, error.partition, error.position, error.end) == (flow.topic, 0, 22, 5)

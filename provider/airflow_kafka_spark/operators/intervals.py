@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -249,10 +249,20 @@ def find_position_after_intervals(
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
     read = list_known_topic_ids(memory)
     ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
-    return Position(
-        {**position.offsets, **reached},
-        {**position.topic_ids, **ids},
-        position.cluster_id or current.cluster_id,
-        position.source,
-        position.followed,
+    return replace(
+        position,
+        offsets={**position.offsets, **reached},
+        topic_ids={**position.topic_ids, **ids},
+        cluster_id=position.cluster_id or current.cluster_id,
+        epochs=_find_epochs(memory, reached),
     )
+
+
+def _find_epochs(memory: Memory, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Return the leader epochs under which progress windows and intervals have reached these offsets, if known."""
+    position = memory.position
+    epochs = {tp: epoch for tp, epoch in position.epochs.items() if position.offsets.get(tp) == reached.get(tp)}
+    for state in memory.intervals.spans:
+        ends = {r.topic_partition for r in state.ranges if r.span and r.end == reached.get(r.topic_partition)}
+        epochs.update({tp: epoch for tp, epoch in state.epochs.items() if tp in ends})
+    return epochs
