@@ -115,6 +115,10 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_until_a_user_deci
 
         yield ((file, size),)
         send(lone, flow.topic, range(100, 130))
+        lost = f"lost-{flow.name}"
+        lone.create_topic(lost, 1, config={"cleanup.policy": "compact"})
+        with pytest.raises(LogTruncated):
+            flow.run("run3", ledger_topic=lost)  # the ledger is gone, and the group has the leader epoch
         with pytest.raises(LogTruncated) as refused:
             flow.run("run3")
         error = refused.value

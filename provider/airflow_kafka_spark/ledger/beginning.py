@@ -110,7 +110,10 @@ def _make_position_behind(last: Applied, of_group: Position, windows: Mapping[To
     topics = {tp.topic for tp in ends}
     others = {tp: offset for tp, offset in of_group.offsets.items() if tp.topic not in topics}
     ids = {topic: found for topic, found in of_group.topic_ids.items() if topic not in topics}
-    return Position({**others, **ends}, {**ids, **last.topic_ids}, last.cluster_id)
+    # The sink's record has no leader epochs. Those of the group are known where both are at one offset.
+    offsets = {**others, **ends}
+    epochs = {tp: epoch for tp, epoch in of_group.epochs.items() if offsets.get(tp) == of_group.offsets[tp]}
+    return Position(offsets, {**ids, **last.topic_ids}, last.cluster_id, epochs=epochs)
 
 
 def _refuse_behind(

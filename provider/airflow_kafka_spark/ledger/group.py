@@ -106,7 +106,8 @@ def find_group_position(pipeline: str, committed: Mapping[TopicPartition, Commit
     offsets = {tp: there.offset for tp, there in committed.items() if there}
     topic_ids = {tp.topic: str(facts["topic_id"]) for tp, facts in own.items() if facts.get("topic_id")}
     numbers = [int(window) for facts in own.values() if (window := str(facts.get("window", ""))).isdecimal()]
-    return Position(offsets, topic_ids), max(numbers, default=0)
+    epochs = {tp: there.epoch for tp in own if (there := committed[tp]) and there.epoch >= 0}
+    return Position(offsets, topic_ids, epochs=epochs), max(numbers, default=0)
 
 
 def list_window_numbers(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:

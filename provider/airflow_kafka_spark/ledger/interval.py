@@ -20,6 +20,7 @@ from airflow_kafka_spark.windows.interval import (
     Interval,
     IntervalState,
     find_contiguous_offsets,
+    find_epochs_at,
     find_overlapping,
     find_sharing_intervals,
 )
@@ -343,7 +344,7 @@ class IntervalLedger(Ledger):
             if forgotten:
                 self.send(producer, forgotten)
             if moved:
-                self._send_offsets(producer, group_id, moved, self._make_metadata)
+                self._send_offsets(producer, group_id, moved, self._make_metadata, find_epochs_at(intervals, moved))
             faults.reached("group.in_transaction")
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:

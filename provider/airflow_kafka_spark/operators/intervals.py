@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_fore
 from airflow_kafka_spark.windows.interval import (
     Interval,
     find_contiguous_offsets,
+    find_epochs_at,
     find_missing_intervals,
     find_topic_start,
 )
@@ -249,20 +250,11 @@ def find_position_after_intervals(
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
     read = list_known_topic_ids(memory)
     ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
+    kept = {tp: epoch for tp, epoch in position.epochs.items() if position.offsets.get(tp) == reached.get(tp)}
     return replace(
         position,
         offsets={**position.offsets, **reached},
         topic_ids={**position.topic_ids, **ids},
         cluster_id=position.cluster_id or current.cluster_id,
-        epochs=_find_epochs(memory, reached),
+        epochs={**kept, **find_epochs_at(memory.intervals.spans, reached)},
     )
-
-
-def _find_epochs(memory: Memory, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Return the leader epochs under which progress windows and intervals have reached these offsets, if known."""
-    position = memory.position
-    epochs = {tp: epoch for tp, epoch in position.epochs.items() if position.offsets.get(tp) == reached.get(tp)}
-    for state in memory.intervals.spans:
-        ends = {r.topic_partition for r in state.ranges if r.span and r.end == reached.get(r.topic_partition)}
-        epochs.update({tp: epoch for tp, epoch in state.epochs.items() if tp in ends})
-    return epochs

@@ -175,6 +175,18 @@ class IntervalState:
         return not (known and found and known != found)
 
 
+def find_epochs_at(known: Iterable[IntervalState], offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Return the leader epochs under which intervals have ended at some offsets, if known.
+
+    :param known: the pipeline's intervals.
+    """
+    found: dict[TopicPartition, int] = {}
+    for state in known:
+        ends = {r.topic_partition for r in state.ranges if r.span and r.end == offsets.get(r.topic_partition)}
+        found.update({tp: epoch for tp, epoch in state.epochs.items() if tp in ends})
+    return found
+
+
 def find_name_problem(name: str) -> tuple[str, str] | None:
     """Return what is wrong with the name of a pipeline, and what to do; None if it is a valid name."""
     if len(name) > LONGEST_NAME or not name.strip() or re.search(r"[\x00-\x1f]", name):

@@ -152,13 +152,14 @@ def test_a_group_remembers_which_pipeline_moved_it():
         return json.dumps({"pipeline": "p", "window": f"{window:010d}", "topic_id": "id", **facts})
 
     committed = {
-        tps[0]: CommittedOffset(5, own(3)),
+        tps[0]: CommittedOffset(5, own(3), epoch=4),
         tps[1]: CommittedOffset(7, own(2)),
-        tps[2]: CommittedOffset(9, "somebody"),
+        tps[2]: CommittedOffset(9, "somebody", epoch=8),
         tps[3]: None,
     }
     position, number = find_group_position("p", committed)
     assert position.offsets == {tps[0]: 5, tps[1]: 7, tps[2]: 9}
     assert (position.topic_ids, number) == ({"t": "id"}, 3)
+    assert position.epochs == {tps[0]: 4}, "another client may have read another log"
     for foreign in ("", "[]", "text", own(3, pipeline="other")):
         assert find_group_position("p", {tps[0]: CommittedOffset(5, foreign)}) == find_group_position("p", {tps[0]: None})

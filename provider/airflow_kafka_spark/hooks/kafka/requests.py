@@ -123,10 +123,12 @@ class CommittedOffset:
 
     :param offset: the next offset to read.
     :param metadata: the text committed along with it.
+    :param epoch: the leader epoch committed along with it; -1 if it is unknown. It is not compared.
     """
 
     offset: int
     metadata: str = ""
+    epoch: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)
@@ -408,7 +410,7 @@ def read_committed_offsets(
     found: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
     for p in answer:
         if p.offset >= 0:
-            found[TopicPartition(p.topic, p.partition)] = CommittedOffset(p.offset, p.metadata or "")
+            found[TopicPartition(p.topic, p.partition)] = CommittedOffset(p.offset, p.metadata or "", _get_epoch(p.leader_epoch))
     return found
 
 
