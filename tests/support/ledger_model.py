@@ -619,6 +619,7 @@ def attempt(
     uri: str = "model://sink",
     publishes: bool = False,
     asks: bool = False,
+    keep_windows: int = 100,
 ) -> None:
     """One attempt of a task, from beginning to end.
 
@@ -630,13 +631,14 @@ def attempt(
     :param uri: of the sink.
     :param publishes: the window is published split by split.
     :param asks: the sink is asked whether it has the latest complete interval.
+    :param keep_windows: number of windows that the ledger keeps.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks)
+    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks, keep_windows)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
         made = (PublishingOperator if publishes else ModelOperator)(
             task_id="task", topics=TOPIC, group_id=group, pipeline=pipeline, value=String(), sink=ModelSink(uri),
-            on_rerun=on_rerun, ledger_topic=LEDGER, **window,
+            on_rerun=on_rerun, ledger_topic=LEDGER, keep_windows=keep_windows, **window,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
         made.takes, made.asks = takes, asks

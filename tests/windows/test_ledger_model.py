@@ -268,6 +268,20 @@ def test_an_interval_finds_the_record_of_the_one_before_while_that_one_is_moved_
         run_alone(lost._replace(taken=()), next_hour, "next-hour")
 
 
+def test_an_old_interval_is_moved_once_more_while_the_records_of_its_window_are_removed(model):
+    next_hour = partial(attempt, "next-hour", hour=1, keep_windows=1)
+    again = partial(attempt, "hour", hour=0, max_tries=1, on_rerun="replay", keep_windows=1)
+    found = explore(
+        one_hour(),
+        {"A": next_hour, "B": again},
+        [again, next_hour, LAST_BESIDE],
+        check=replayed_hour,
+        **BESIDE_COMMANDS,
+        switches=2,
+    )
+    assert found.ends["A"]["done"] and found.ends["B"]["done"]
+
+
 def finish_wherever() -> None:
     """Move the remaining offsets to the place that the pipeline is bound to."""
     for run in (ONE, ELSEWHERE, LAST, partial(attempt, "last", uri="model://elsewhere")):
