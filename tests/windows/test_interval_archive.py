@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows.interval import (
     IntervalState,
     exclude_other_intervals,
     find_contiguous_offsets,
+    find_epochs_at,
     find_overlapping,
     find_sharing_intervals,
     find_topic_start,
@@ -61,6 +62,12 @@ def test_the_window_of_an_interval_has_its_leader_epochs_from_its_record_and_fro
         archived = split(kept).get(hour(0).name)
         for found in (single, archived):
             assert found is not None and found.make_window("p").epochs == kept[0].epochs
+    # A window behind them compares that of their end.
+    states[-1] = replace(states[-1], epochs={TopicPartition("t", 0): 8})
+    ((archive, _),) = group_into_archives(states)
+    read = fold_records("p", [make_archive_record("p", archive)]).intervals.spans
+    assert find_epochs_at(read, {TopicPartition("t", 0): 40}) == {TopicPartition("t", 0): 8}
+    assert find_epochs_at(read, {TopicPartition("t", 0): 30}) == {}, "of its middle only the archive's members know"
 
 
 def test_old_intervals_are_archived_once_there_are_many(monkeypatch):

@@ -260,10 +260,14 @@ def _merge_intervals(chain: Sequence[IntervalState]) -> IntervalState:
         return chain[0]
     starts: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
+    epochs: dict[TopicPartition, int] = {}
     for state in chain:
         for tp, (start, end) in _find_outer_offsets(state).items():
             starts.setdefault(tp, start)
             ends[tp] = end
+        read = {r.topic_partition for r in state.ranges if r.span}
+        epochs = {tp: epoch for tp, epoch in epochs.items() if tp not in read}
+        epochs |= {tp: epoch for tp, epoch in state.epochs.items() if tp in read}
     first, last = chain[0].interval, chain[-1].interval
     return IntervalState(
         Interval(first.start, last.end),
@@ -273,6 +277,7 @@ def _merge_intervals(chain: Sequence[IntervalState]) -> IntervalState:
         forgotten=True,
         offset=min(state.offset for state in chain),
         leading=first.end - first.start,
+        epochs=epochs,
     )
 
 
