@@ -773,6 +773,14 @@ class WindowProbe:
         memory = self._ledger.read(hook)
         found = find_completed(memory, self.wanted)
         if found is None:
+            if (
+                memory.intervals
+                and not memory.entries
+                and (self.wanted.run is None or self.wanted != WindowCriteria(self.wanted.run))
+            ):
+                what = f"pipeline `{memory.pipeline}` moves data intervals, which have no numbers and no times of completion here"
+                action = "Wait for the window of a run: give `run` or `external_task_id` only"
+                raise ValidationError([Problem("after" if self.wanted.after is not None else "since", what, action)])
             unfinished = memory.open_entry
             state = f"its last complete window is {memory.last_number}" if memory.exists else "the ledger does not know it yet"
             state += f", window {unfinished.window.number} is open" if unfinished else ""

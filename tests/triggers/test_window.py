@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime, timezone
 
 import pytest
 
+from airflow_kafka_spark.errors import ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.ledger.attempt import Ledger, format_utc_now
+from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.triggers import KafkaWindowTrigger, WindowProbe
+from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import OffsetRange, Window
 from tests.support.triggers import again, fire, first
 
@@ -94,3 +98,17 @@ def test_only_windows_completed_since_count(upstream):
 def test_what_is_wrong_is_named(options, fragment):
     problems = WindowProbe(**{"pipeline": "p", "after": 1, **options}).find_problems()
     assert [fragment in str(problem) for problem in problems] == [True]
+
+
+def test_a_number_or_a_time_is_refused_for_a_pipeline_that_moves_data_intervals_only(hook, upstream):
+    """Its windows have neither, so that nothing would ever be found."""
+    hour = Interval(datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2026, 1, 1, 1, tzinfo=timezone.utc))
+    with IntervalLedger(hook, upstream.name, "dag/run1/task", hour, topic=upstream.ledger_topic) as ledger:
+        ledger.plan(Window(ledger.pipeline, 1, (), "dag/run1/task", format_utc_now(), interval=(hour.start_ms, hour.end_ms)))
+        ledger.close({"completed_at": format_utc_now()}, {})
+    place = {"pipeline": upstream.name, "ledger_topic": upstream.ledger_topic}
+    assert WindowProbe(**place, run="dag/run1/task").check(hook).done
+    assert not WindowProbe(**place, run="dag/run2/task").check(hook).done
+    for criteria in ({"after": 0}, {"since": 0.0}, {"run": "dag/run1/task", "after": 0}):
+        with pytest.raises(ValidationError, match="moves data intervals"):
+            WindowProbe(**place, **criteria).check(hook)
