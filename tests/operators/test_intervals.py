@@ -28,7 +28,7 @@ from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows import model
 from tests.support.clients import find_producer
-from tests.support.control import skip
+from tests.support.control import reset, skip
 from tests.support.dead_letters import BAD, letters
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
 from tests.support.oracle import same_multiset, wait_stable
@@ -371,6 +371,21 @@ def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_
     assert flow.run("manual3")["records_read"] == 4
     skipped = {3 + 6, 4 + 6, 5 + 6}
     same_multiset([row_of(v) for *_, v in flow.events() if row_of(v)[0] not in skipped], flow.rows())
+
+
+def test_a_position_that_was_moved_back_is_still_there_behind_an_empty_interval(intervals):
+    """Otherwise the sink would refuse each further window, as one that does not continue the last one."""
+    flow = intervals.pipeline
+    flow.options["on_missing_interval"] = "progress"
+    intervals.produce(*range(6))
+    assert flow.run("manual1")["records_read"] == 6
+    asked = {"why": "once more", "ledger_topic": f"ledger-{flow.name}", "group_id": flow.name}
+    wait_stable(flow.kafka.connection_extra(), asked["ledger_topic"])
+    with KafkaHook() as hook:
+        reset(hook, flow.name, "earliest", **asked)
+    assert intervals.run(3)["records_read"] == 0
+    assert flow.run("manual2")["records_read"] == 6
+    assert len(flow.rows()) == 12
 
 
 def delete_below(pipeline, offsets: dict[int, int]) -> None:
