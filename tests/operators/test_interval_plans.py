@@ -100,6 +100,25 @@ class TestBesideProgress:
         assert ranges(dry.run(between=dry.attempt(0))) == [("a", 2, 4)]
         assert dry.offsets() == {f"{dry.topic}-0": [0, 1, 2, 3]}
 
+    def test_a_group_that_another_client_has_moved_forward_does_not_move_the_first_progress_window(self, dry):
+        dry.produce(0, 10, 70, 80, 130, 140, 150)
+        for number in (0, 1):
+            dry.run(number)
+        with KafkaHook() as hook:
+            hook.alter_committed(dry.name, {TopicPartition(dry.topic, 0): 6})
+        assert ranges(dry.run()) == [("a", 4, 7)]
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
+
+    def test_a_progress_window_behind_intervals_of_a_topic_that_was_created_again(self, dry):
+        """The position belongs to the old topic, and the intervals to the new one."""
+        dry.produce(*range(9))
+        dry.run(run_id="before")
+        dry.kafka.delete_topic(dry.topic)
+        dry.kafka.create_topic(dry.topic, 1)
+        dry.produce(70, 80, *range(130, 140))
+        assert ranges(dry.run(1, data_loss="skip")) == [("a", 0, 2)]
+        assert ranges(dry.run(run_id="after", data_loss="skip")) == [("a", 2, 12)]
+
     def test_a_progress_window_is_not_planned_past_an_interval_that_is_open(self, dry):
         dry.produce(0, 10, 70, 130)
         dry.run(0)

@@ -110,6 +110,15 @@ def find_group_position(pipeline: str, committed: Mapping[TopicPartition, Commit
     return Position(offsets, topic_ids, epochs=epochs), max(numbers, default=0)
 
 
+def is_committed_by(pipeline: str, committed: CommittedOffset, topic_id: str) -> bool:
+    """Return True if a pipeline itself has committed an offset of its group, for the present topic.
+
+    :param topic_id: the present id of the topic; "" if it is unknown.
+    """
+    facts = _parse_facts(committed.metadata)
+    return facts.get("pipeline") == pipeline and (not topic_id or facts.get("topic_id") in ("", None, topic_id))
+
+
 def list_window_numbers(pipeline: str, committed: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, int]:
     """Return the numbers of a pipeline's windows in the metadata of a group's offsets, by partition. Offsets of data intervals
     and of other clients are left out.

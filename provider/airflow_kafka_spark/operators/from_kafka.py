@@ -329,8 +329,7 @@ class FromKafkaOperator(WindowOperator):
         if ledger.memory.position.offsets:
             return False
         of_group = self.kafka.read_committed_offsets(self.group_id, log.partitions)
-        committed = {tp: c.offset for tp, c in of_group.items() if c}
-        return self._find_beginning(ledger, log, of_group, committed).decided_by == "starting_offsets"
+        return self._find_beginning(ledger, log, of_group).decided_by == "starting_offsets"
 
     def is_rerun(self, done: WindowEntry, run: Run) -> bool:
         if self.on_rerun is not None or not self.window_options.by_interval:
@@ -415,7 +414,7 @@ class FromKafkaOperator(WindowOperator):
         of_group = self.kafka.read_committed_offsets(self.group_id, log.partitions)
         refuse_other_group(ledger, self.group_id, of_group)
         committed = {tp: c.offset for tp, c in of_group.items() if c}
-        found = self._find_confirmed_beginning(ledger, log, of_group, committed)
+        found = self._find_confirmed_beginning(ledger, log, of_group)
         position = found.position
         beginning = (
             {} if position.offsets else resolve_starting_offsets(self.kafka, self.starting_offsets, log, self.group_id, of_group)
@@ -466,16 +465,15 @@ class FromKafkaOperator(WindowOperator):
         ledger: Ledger,
         log: Log,
         of_group: Mapping[TopicPartition, CommittedOffset | None],
-        committed: Mapping[TopicPartition, int],
     ) -> Beginning:
         """Return the beginning of the next window. The ledger is read again if it has no position, but the group has."""
         from airflow_kafka_spark.hooks.kafka.log import warn_of_lost_transactions
 
-        found = self._find_beginning(ledger, log, of_group, committed)
+        found = self._find_beginning(ledger, log, of_group)
         if found.decided_by == "group":
             # Either the ledger is lost, or the pipeline got this name after the ledger was read.
             ledger.read()
-            found = self._find_beginning(ledger, log, of_group, committed)
+            found = self._find_beginning(ledger, log, of_group)
         warn_of_lost_transactions(self.kafka, log, found.position.offsets)
         if found.decided_by == "sink":
             what = "The ledger has no record of pipeline %s, but its sink has: continuing after window %d"
@@ -517,7 +515,6 @@ class FromKafkaOperator(WindowOperator):
         ledger: Ledger,
         log: Log,
         of_group: Mapping[TopicPartition, CommittedOffset | None],
-        committed: Mapping[TopicPartition, int],
     ) -> Beginning:
         """Return the beginning of the next window."""
         from airflow_kafka_spark.ledger.beginning import decide_beginning
@@ -530,7 +527,7 @@ class FromKafkaOperator(WindowOperator):
             ledger_topic=self.ledger_topic,
             last_applied=self.read_record_of_sink,
             data_loss=self.read_options.data_loss,
-            after_intervals=lambda: find_position_after_intervals(ledger.memory, log, committed, self._first),
+            after_intervals=lambda: find_position_after_intervals(ledger.memory, log, of_group, self._first),
         )
 
     def preview(self) -> Preview:

@@ -28,6 +28,7 @@ from airflow_kafka_spark.windows.times import to_milliseconds
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
     from airflow_kafka_spark.ledger.boundaries import Boundaries
     from airflow_kafka_spark.ledger.group import FollowedIntervals
     from airflow_kafka_spark.ledger.interval import IntervalLedger
@@ -232,25 +233,47 @@ class IntervalPlan:
 
 
 def find_position_after_intervals(
-    memory: Memory, current: Log, committed: Mapping[TopicPartition, int], first: datetime | None
+    memory: Memory, current: Log, of_group: Mapping[TopicPartition, CommittedOffset | None], first: datetime | None
 ) -> Position:
     """Return the start of a progress window in a pipeline that has moved intervals: their end, if they have no hole.
 
-    Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic.
+    Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic,
+    unless intervals have read the new one.
 
+    :param of_group: the committed offsets of the group. One that another client has committed counts as the position only where
+        that client has read before the intervals: it may have moved the group since.
     :raises IntervalsOpen: they have a hole, or one of them is not complete.
     """
-    position = memory.position
-    known = {tp: position.offsets.get(tp, committed.get(tp, p.low)) for tp, p in current.partitions.items()}
+    from airflow_kafka_spark.ledger.group import is_committed_by
+
+    position, read = memory.position, list_known_topic_ids(memory)
+    ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
+    offsets = {
+        tp: offset
+        for tp, offset in position.offsets.items()
+        if position.topic_ids.get(tp.topic, "") in ("", ids.get(tp.topic, position.topic_ids.get(tp.topic)))
+    }
+    begins: dict[TopicPartition, int] = {}
+    for state in memory.intervals.spans:
+        for r in state.list_ranges_of(current.topic_ids):
+            if r.span:
+                begins[r.topic_partition] = min(r.start, begins.get(r.topic_partition, r.start))
+    known = {}
+    for tp, partition in current.partitions.items():
+        there = of_group.get(tp)
+        if there is None or tp in offsets:
+            known[tp] = offsets.get(tp, partition.low)
+        elif is_committed_by(memory.pipeline, there, current.topic_ids.get(tp.topic, "")):
+            known[tp] = there.offset
+        else:
+            known[tp] = min(there.offset, begins.get(tp, there.offset))
     reached = find_contiguous_offsets(memory.intervals.spans, known, first, current.topic_ids)
     for state in sorted(memory.intervals.spans, key=lambda state: state.interval):
         ranges = state.list_ranges_of(current.topic_ids)
         beyond = any(r.end > reached.get(r.topic_partition, 0) for r in ranges if r.span)
         if beyond or (state.state is State.PLANNED and any(r.span for r in ranges)):
             raise IntervalsOpen(memory.pipeline, state.interval, state.state.value)
-    read = list_known_topic_ids(memory)
-    ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
-    kept = {tp: epoch for tp, epoch in position.epochs.items() if position.offsets.get(tp) == reached.get(tp)}
+    kept = {tp: epoch for tp, epoch in position.epochs.items() if offsets.get(tp) == reached.get(tp)}
     return replace(
         position,
         offsets={**position.offsets, **reached},
