@@ -42,3 +42,8 @@ def test_windows_that_have_gone_elsewhere_since_the_last_one_in_the_sink_are_not
         committed = {READ: CommittedOffset(offset, metadata)}
         found = decide_beginning(Memory("p"), log, committed, group_id="g", ledger_topic="ledger", last_applied=lambda name: last)
         assert (found.decided_by, found.last_number, found.position.offsets) == ("sink", window, {READ: begins})
+    # Data intervals that the pipeline has moved since have no number.
+    metadata = json.dumps({"pipeline": "p", "window": "20260101T000000Z-20260101T010000Z", "topic_id": "R"})
+    committed = {READ: CommittedOffset(30, metadata)}
+    found = decide_beginning(Memory("p"), log, committed, group_id="g", ledger_topic="ledger", last_applied=lambda name: last)
+    assert (found.last_number, found.position.offsets) == (1, {READ: 30})

@@ -109,6 +109,16 @@ class TestBesideProgress:
         assert ranges(dry.run()) == [("a", 4, 7)]
         assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
 
+    def test_an_interval_before_a_progress_window_that_only_the_group_knows_is_refused(self, dry):
+        dry.produce(0, 10, 70, 80, 130)
+        for number in (0, 1, None):
+            dry.run(number)
+        dry.produce(140, 190)
+        lost = f"lost-{dry.name}"
+        with pytest.raises(IntervalsLost, match="up to window 1, which its ledger does not know"):
+            dry.run(2, ledger_topic=lost)
+        assert ranges(dry.run(3, ledger_topic=lost)) == [("a", 6, 7)], "it begins behind the group's offset"
+
     def test_a_progress_window_behind_intervals_of_a_topic_that_was_created_again(self, dry):
         """The position belongs to the old topic, and the intervals to the new one."""
         dry.produce(*range(9))

@@ -246,19 +246,20 @@ class LedgerBehind(PlanError):
 
 
 class IntervalsLost(PlanError):
-    """Raised when the consumer group names an interval that the ledger does not know, and another interval begins before its
-    offsets.
+    """Raised when the consumer group names an interval, or a window without one, that the ledger does not know, and another
+    interval begins before its offsets.
 
-    The ledger has lost intervals, and that one may be among them: to move it could write its records twice.
+    The ledger has lost windows, and that interval may be among them: to move it could write its records twice.
 
     :param pipeline: name of the pipeline.
     :param group_id: the consumer group.
-    :param named: the interval that the group names.
+    :param named: the interval that the group names, or the number of the window.
     :param interval: the interval that was to be planned.
     :param place: topic and partition in which it begins before the group's offset.
     :param start: the offset at which it begins there.
     :param offset: the group's offset.
     :param ledger_topic: the ledger topic.
+    :param what: ``interval`` (default) or ``window``.
     """
 
     def __init__(
@@ -271,12 +272,13 @@ class IntervalsLost(PlanError):
         start: int,
         offset: int,
         ledger_topic: str,
+        what: str = "interval",
     ) -> None:
         self.pipeline, self.group_id, self.named, self.interval = pipeline, group_id, named, interval
         self.place, self.start, self.offset, self.ledger_topic = place, start, offset, ledger_topic
         options = ("--ledger-topic", ledger_topic, "--delete-group", "--group-id", group_id, "--why", "...")
         super().__init__(
-            f"Group `{group_id}` has followed pipeline `{pipeline}` up to interval {named}, which its ledger does not know. "
+            f"Group `{group_id}` has followed pipeline `{pipeline}` up to {what} {named}, which its ledger does not know. "
             f"Interval {interval} begins at offset {start} of {place}, and the group is at {offset}: it may have been moved",
             expected=f"the interval in ledger topic `{ledger_topic}`, or in the sink",
             action="Compare sink and topic. If its records are there, mark the task as successful. If they are not, remove what "

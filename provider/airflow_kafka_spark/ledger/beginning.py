@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import LedgerBehind
-from airflow_kafka_spark.ledger.group import find_group_position, list_window_numbers
+from airflow_kafka_spark.ledger.group import find_followed_intervals, find_group_position, list_window_numbers
 from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Applied, TopicPartition
@@ -82,7 +82,9 @@ def decide_beginning(
             refuse_elsewhere(last)
             refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
             committed_position, committed_number = find_group_position(memory.pipeline, committed)
-            position = _make_position_behind(last, committed_position, list_window_numbers(memory.pipeline, committed))
+            followed = find_followed_intervals(memory.pipeline, committed, log.topic_ids)
+            numbers, intervals = list_window_numbers(memory.pipeline, committed), followed.offsets if followed else {}
+            position = _make_position_behind(last, committed_position, numbers, intervals)
             number, decided_by = max(number, committed_number), "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
@@ -96,16 +98,19 @@ def decide_beginning(
     return Beginning(position, number, decided_by, sink_may_change)
 
 
-def _make_position_behind(last: Applied, of_group: Position, windows: Mapping[TopicPartition, int]) -> Position:
+def _make_position_behind(
+    last: Applied, of_group: Position, windows: Mapping[TopicPartition, int], intervals: Mapping[TopicPartition, int]
+) -> Position:
     """Return the position after the last window in a sink's record. A topic that this window does not have was left out of it;
     the group knows where the pipeline has left off in it. The group also knows of later windows that have gone elsewhere, or had
     no records.
 
     :param of_group: the position that the pipeline itself has committed for its group.
     :param windows: number of the window with which it has committed each offset.
+    :param intervals: the offsets that it has committed with data intervals, which the sink has under names of their own.
     """
     ends = {r.topic_partition: r.end for r in last.ranges}
-    later = {tp for tp, number in windows.items() if number > last.number and tp in ends}
+    later = {tp for tp, number in windows.items() if number > last.number and tp in ends} | (intervals.keys() & ends)
     ends |= {tp: max(ends[tp], of_group.offsets[tp]) for tp in later}
     topics = {tp.topic for tp in ends}
     others = {tp: offset for tp, offset in of_group.offsets.items() if tp.topic not in topics}

@@ -22,7 +22,7 @@ from airflow_kafka_spark.windows.interval import (
 )
 from airflow_kafka_spark.windows.interval_boundaries import Boundary, find_known_epochs, limit_start, plan_interval_ranges
 from airflow_kafka_spark.windows.memory import Memory, list_known_topic_ids
-from airflow_kafka_spark.windows.model import Applied, State, TopicPartition, Window
+from airflow_kafka_spark.windows.model import Applied, OffsetRange, State, TopicPartition, Window
 from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, Ranges, find_epochs, refuse_recreated
 from airflow_kafka_spark.windows.times import to_milliseconds
 
@@ -120,6 +120,7 @@ class IntervalPlan:
             ends = {topic: boundaries[topic][bounds[1]] for topic in self.topics}
             starts = {topic: self._start(ledger, topic, boundaries[topic][bounds[0]], current, deciding) for topic in self.topics}
             planned, current = self._plan_ranges(ledger, starts, ends, followed, current)
+            self._refuse_lost_windows(ledger, planned.ranges, of_group)
         return Window(
             pipeline=ledger.pipeline,
             number=1,
@@ -184,6 +185,25 @@ class IntervalPlan:
                 raise IntervalsLost(
                     ledger.parent_pipeline, self.group_id, followed.interval, ledger.interval, str(r.topic_partition), r.start,
                     offset, ledger.topic.name,
+                )  # fmt: skip
+
+    def _refuse_lost_windows(
+        self, ledger: IntervalLedger, ranges: Sequence[OffsetRange], of_group: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        """Refuse an interval before the group's offsets, if the ledger does not know the window that the group names.
+
+        :param of_group: the committed offsets of the group, which were read before the ledger.
+        :raises IntervalsLost: it begins before one of them, so that it may have been moved already.
+        """
+        from airflow_kafka_spark.ledger.group import list_window_numbers
+
+        numbers = list_window_numbers(ledger.parent_pipeline, of_group)
+        for r in ranges:
+            there, number = of_group.get(r.topic_partition), numbers.get(r.topic_partition, 0)
+            if r.span and there and r.start < there.offset and number > ledger.parent_memory.last_number:
+                raise IntervalsLost(
+                    ledger.parent_pipeline, self.group_id, number, ledger.interval, str(r.topic_partition), r.start,
+                    there.offset, ledger.topic.name, "window",
                 )  # fmt: skip
 
     def _start(self, ledger: IntervalLedger, topic: str, usual: Boundary, current: Log, deciding: Boundaries) -> Boundary:
