@@ -1,19 +1,25 @@
-"""The rows of a table -> Kafka, exactly once: snapshots of change data capture against a bulk JdbcSource."""
+"""The rows of a table -> Kafka, exactly once: snapshots of change data capture against a bulk JdbcSource.
+
+An event is several times as large as the record of a row. So a third candidate is a JdbcSource whose table has one more column,
+which makes its records as large as the events.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from benchmarks.capture import start_mariadb, start_servers
 from benchmarks.measure import SparkCpuMeter, Stopwatch, print_turn
 
-NAMES = ("JdbcSource", "snapshot")
+NAMES = ("JdbcSource", "JdbcSource, large records", "snapshot")
 DATABASES = {"MariaDB": "shop", "PostgreSQL": "public"}
 """The databases, and what tables' names are preceded by in topics."""
+PADDING = {"MariaDB": 412, "PostgreSQL": 413}
+"""Characters of the further column with which a record is as large as an event. The sizes are printed."""
 
 _COLUMNS = "n AS id, {customer} AS customer, CAST(n % 100000 / 100.0 AS decimal(12,2)) AS amount, now() AS at"
 
@@ -23,7 +29,7 @@ def run(records: int, rounds: int) -> None:
 
     :param records: rows of the table.
     """
-    sizes = {"few": min(records, 20_000), "orders": records}
+    sizes = {"few": min(records, 20_000), "orders": records, "large": records}
     with ExitStack() as stack:
         kafka, postgres = stack.enter_context(start_servers())
         kafka.create_topic("rows", 2)
@@ -32,13 +38,15 @@ def run(records: int, rounds: int) -> None:
             for table in sizes:
                 kafka.create_topic(f"log.{DATABASES[database]}.{table}", 2)
             for turn in range(rounds + 1):
-                table = "orders" if turn else "few"
                 for name in NAMES:
+                    table = "few" if not turn else "large" if name.endswith("large records") else "orders"
                     with Stopwatch(meter.seconds) as watch:
-                        assert _publish(database, name, table, turn) == sizes[table]
-                    rate, core = sizes[table] / watch.seconds / 1000, watch.cpu / sizes[table] * 1e6
-                    found = f"{watch.seconds:.2f} s, {rate:,.0f} k rows/s, {core:.1f} microseconds of a core a row"
-                    print_turn(f"{database}, {name}", found, warming_up=not turn)
+                        published = _publish(database, name, table, turn)
+                    count = sizes[table]
+                    assert published.rows == count
+                    rate, core, size = count / watch.seconds / 1000, watch.cpu / count * 1e6, published.bytes / count
+                    used = f"{watch.seconds:.2f} s, {rate:,.0f} k rows/s, {core:.1f} microseconds of a core a row"
+                    print_turn(f"{database}, {name}", f"{used}, {size:.0f} bytes a record", warming_up=not turn)
 
 
 def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -> Iterator[str]:
@@ -51,22 +59,32 @@ def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -
         columns = _COLUMNS.format(customer="CONCAT('customer-', n % 10000)")
         with server.connect() as connection, connection.cursor() as cursor:
             for table, size in sizes.items():
-                cursor.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM (SELECT seq AS n FROM seq_1_to_{size}) AS s")
+                more = f", REPEAT('x', {PADDING['MariaDB']}) AS padding" if table == "large" else ""
+                cursor.execute(f"CREATE TABLE {table} AS SELECT {columns}{more} FROM (SELECT seq AS n FROM seq_1_to_{size}) AS s")
                 cursor.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
                 cursor.execute(f"ANALYZE TABLE {table}")
         yield "MariaDB"
     columns = _COLUMNS.format(customer="'customer-' || n % 10000")
     with postgres.connect(autocommit=True) as connection:
         for table, size in sizes.items():
-            connection.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM generate_series(1, {size}::bigint) n".encode())
+            more = f", repeat('x', {PADDING['PostgreSQL']}) AS padding" if table == "large" else ""
+            rows = f"SELECT {columns}{more} FROM generate_series(1, {size}::bigint) n"
+            connection.execute(f"CREATE TABLE {table} AS {rows}".encode())
             connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)".encode())
             connection.execute(f"VACUUM ANALYZE {table}".encode())
         connection.execute("CREATE PUBLICATION orders FOR TABLE orders, few")
     yield "PostgreSQL"
 
 
-def _publish(database: str, name: str, table: str, turn: int) -> int:
-    """Publish all rows of a table by a new pipeline, and return their number."""
+class Published(NamedTuple):
+    """What a pipeline has published: the number of rows, and the bytes of their keys and values."""
+
+    rows: int
+    bytes: int
+
+
+def _publish(database: str, name: str, table: str, turn: int) -> Published:
+    """Publish all rows of a table by a new pipeline."""
     from airflow_kafka_spark.formats import Json, Raw, String
     from airflow_kafka_spark.operators import SourceToKafkaOperator
     from airflow_kafka_spark.sinks import KafkaSink
@@ -85,12 +103,13 @@ def _publish(database: str, name: str, table: str, turn: int) -> int:
     else:
         rows = KafkaSink("rows", value=Json(), key="id", key_format=String())
         options = {"source": JdbcSource("shop" if is_postgres else "mariadb", table, mode="bulk"), "sink": rows}
-    pipeline = f"{database}-{name}-{turn}"
-    count = 0
+    pipeline = f"{database}-{name}-{turn}".replace(", ", "-").replace(" ", "-")
+    count = size = 0
     for number in range(100):
         operator = SourceToKafkaOperator(task_id="bench", pipeline=pipeline, ledger_topic="ledger-snapshots", **options)
         report = operator.execute(context(f"run-{number}"))
         count += report["records_written"]
+        size += report["bytes"]
         if not report.get("source_remaining"):
-            return count
+            return Published(count, size)
     raise AssertionError("windows remain")

@@ -155,6 +155,9 @@ class PostgresChunkPlanner(ChunkPlanner):
                     break
                 after = tuple(last[0])
                 found.append(after)
+            behind = f"SELECT 1 FROM {shape.source} WHERE {shape.compare_key('>', after)} LIMIT 1" if after is not None else ""
+            if found and not fetch_rows(self.connection, behind):
+                found.pop()  # the last chunk has as many rows as the others, and no end
         return found
 
 
