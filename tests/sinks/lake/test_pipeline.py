@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+
 import pytest
 from deltalake import DeltaTable
 
@@ -64,3 +70,36 @@ def test_bad_records_go_to_a_dead_letter_topic_and_a_window_that_is_replayed_is_
     lake.produce(50)
     assert lake.run("run2", **options)["window"] == "0000000002"
     assert check_sorted_out(lake, dead) == (150, bad)
+
+
+def test_the_example_lands_a_topic_in_a_catalog_of_postgresql_and_prints_its_query(
+    kafka, postgres, unique, tmp_path, capsys, monkeypatch
+):
+    code = (Path(__file__).parents[3] / "examples" / "lake.py").read_text()
+    with postgres.connect(autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{(name := unique("catalog"))}"')
+    # As the page describes it: address, login and password in their own fields.
+    address = f"postgresql+psycopg://{postgres.host}:{postgres.port}/{name}"
+    extra = {"type": "sql", "name": "lake", "warehouse": f"file://{tmp_path}/warehouse"}
+    fields = {"conn_type": "iceberg", "host": address, "login": postgres.user, "password": postgres.password, "extra": extra}
+    with pipeline("iceberg", kafka, lambda: postgres, unique, tmp_path) as lake:
+        monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(fields))
+        code = code.replace('topics="orders"', f"topics={lake.topic!r}")
+        code = code.replace('group_id="orders-iceberg"', f"group_id={lake.name!r}, ledger_topic={f'ledger-{lake.name}'!r}")
+        exec(compile(code, "lake.py", "exec"), example := {"__name__": "example"})
+        lake.make = lambda **_: example["load"]
+        for run in ("run1", "run2"):
+            lake.produce(120)
+            lake.run(run, facts={"dag_id": "orders_to_iceberg", "task_id": "load"})
+        capsys.readouterr()
+        example["best_customers"].function()
+        printed = re.findall(r"│ *(customer-\d+) *│ *(\d+) *│ *([\d.]+) *│", capsys.readouterr().out)
+        uri = address.replace("://", f"://{postgres.user}:{postgres.password}@")
+        of_reader = {"type": "sql", "uri": uri, "warehouse": extra["warehouse"]}
+        monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "iceberg", "extra": of_reader}))
+        assert lake.check() == 240
+        orders = defaultdict(list)
+        for _, customer, amount, _ in lake.rows():
+            orders[customer].append(Decimal(amount))
+        best = sorted(((sum(amounts), len(amounts)) for amounts in orders.values()), reverse=True)[:5]
+        assert [(Decimal(amount), int(count)) for _, count, amount in printed] == best
