@@ -15,7 +15,7 @@ from tests.support import s3
 ROOT = Path(__file__).parents[1]
 CASES = {
     "tests/sources/files/s3_cases.py": 17,
-    "tests/sinks/delta/s3_cases.py": 12,
+    "tests/sinks/delta/s3_cases.py": 13,
     "tests/sinks/iceberg/s3_cases.py": 4,
     "tests/sinks/files/s3_cases.py": 15,
     "tests/sinks/s3_fault_cases.py": 4,

@@ -209,6 +209,17 @@ def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, fau
     assert sorted(lake.ids()) == [0, 1]
 
 
+def test_a_store_that_slows_its_clients_down_is_waited_for(lake, faulty):
+    (proxy, sink), feed = faulty, Feed(KEYED.remove(1))
+    jobs = [feed.next(1, 0, 0) for _ in range(2)]
+    apply(sink, jobs[0])
+    proxy.arm("slow down", 1, 1_000_000, every=6)
+    apply(sink, jobs[1])
+    assert len(proxy.failed) > 2
+    proxy.arm(None)
+    assert sorted(lake.ids()) == sorted(i for job in jobs for i in job.ids)
+
+
 def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
     (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
     monkeypatch.setattr(object_stores, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})

@@ -144,8 +144,12 @@ def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):
                 proxy.arm(None)
                 assert apply(lake.sink, jobs[-1]).ranges == jobs[-1].window.ranges
         assert errors and len(jobs) >= count // 30 > 0
+        proxy.arm("slow down", 1, ENDLESS, every=8)
         apply(lake.sink, feed.next(1, 0, 0))
-        assert Counter(lake.ids()) == Counter(range(len(jobs) + 3))
+        assert len(proxy.failed) > 2, "a store that slows its clients down is waited for"
+        proxy.arm(None)
+        apply(lake.sink, feed.next(1, 0, 0))
+        assert Counter(lake.ids()) == Counter(range(len(jobs) + 4))
         assert lake.leftovers() == [], "the last attempt has removed what earlier ones could not"
 
 
