@@ -757,7 +757,9 @@ def test_wrong_options_are_found_where_the_columns_are_not_known(monkeypatch, tm
     for sink in (IcebergSink(NAME, "a_lake", **wrong), DeltaSink(str(tmp_path / "orders"), **wrong)):
         found = [problem.where for problem in sink.find_target_problems()]
         assert sorted(found) == ["sink.compression", "sink.key", "sink.options"]
-    for warehouse, said in (("file:///proc/lake", "no directory can be created in /proc"), ("lake", "not an absolute path")):
+    ends = "at which pyiceberg ends a path"
+    places = {"file:///proc/lake": "no directory can be created in /proc", "lake": "not an absolute path"}
+    for warehouse, said in {**places, f"file://{tmp_path}/a#b": ends, "s3://lake/a?b": ends}.items():
         connect(monkeypatch, host=f"sqlite:///{tmp_path}/other.db", extra={"type": "sql", "warehouse": warehouse})
         (problem,) = IcebergSink(NAME, "a_lake", auto_create=True).find_target_problems()
         assert problem.where == "sink.conn_id" and said in problem.what

@@ -115,6 +115,12 @@ def find_catalog_access(conn_id: str) -> CatalogAccess:
     return CatalogAccess(conn_id, name, options)
 
 
+def find_end_of_path(location: str) -> str:
+    """Return the character at which pyiceberg ends the path of a location, so that all its files would have one name; "" if it
+    has none."""
+    return next((character for character in location if character in "?#"), "")
+
+
 @dataclass(frozen=True)
 class IcebergStore(TableStore):
     """The files below a location, reached as pyiceberg's FileIO of the table does. Never shows an option in its repr.
@@ -130,8 +136,10 @@ class IcebergStore(TableStore):
     def of(cls, location: str, properties: Mapping[str, str]) -> IcebergStore:
         """Return the store of a location.
 
-        :raises ValueError: pyarrow knows no file system for it.
+        :raises ValueError: pyarrow knows no file system for it, or pyiceberg would end its path early.
         """
+        if found := find_end_of_path(location):
+            raise ValueError(f"`{location}` has `{found}` in it, at which pyiceberg ends a path")
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         scheme, _, path = PyArrowFileIO.parse_location(location, dict(properties))

@@ -132,10 +132,15 @@ def _find_warehouse_problems(sink: IcebergSinkOptions, lake: IcebergTable) -> It
 
     A user without the right to list the whole bucket may have it for the table. A REST catalog's store is its own.
     """
-    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore
+    from airflow_kafka_spark.sinks.iceberg.catalog import IcebergStore, find_end_of_path
 
     options = lake.access.properties
     warehouse = str(options.get("warehouse", ""))
+    if sink.auto_create and (found := find_end_of_path(f"{warehouse}/{sink.table}")):
+        where = "sink.table" if found in sink.table else "sink.conn_id"
+        what = f"`{sink.table}` below the `warehouse` {warehouse} has `{found}` in its location, at which pyiceberg ends a path"
+        yield Problem(where, what, "Name another one")
+        return
     if sink.auto_create and options.get("type", "rest") != "rest" and warehouse and parse_scheme(warehouse) == "file":
         try:
             problem = find_uncreatable_problem("sink.conn_id", Path(make_local_path(warehouse)))
