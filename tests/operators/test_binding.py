@@ -196,6 +196,7 @@ def test_how_a_window_is_seen_and_cut_may_change_while_it_is_open_and_no_split_o
     assert (report["attempts"], table.check()) == (2, 60)
 
 
+@pytest.mark.parametrize("partitions", [3])
 def test_splits_that_an_earlier_attempt_has_committed_stay_and_the_window_continues_as_it_began(table):
     sink = PostgresSink(conn_id="warehouse", table=table.place, atomic="split")
     table.produce(60)

@@ -127,9 +127,9 @@ def test_change_events_of_debezium_make_a_table_equal_to_their_source(table: Pip
         else:
             key = json.dumps({"id": number}).encode()
             value = json.dumps(event(op, number, amount, "2026-01-01T00:00:00")).encode()
-        producer.produce(table.topic, value, key, number % 3)
+        producer.produce(table.topic, value, key, number % table.partitions)
         if op == "d":
-            producer.produce(table.topic, None, key, number % 3)
+            producer.produce(table.topic, None, key, number % table.partitions)
             state.pop(number, None)
         else:
             state[number] = amount

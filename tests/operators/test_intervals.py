@@ -36,6 +36,11 @@ from tests.support.pipelines import order, row_of
 
 
 @pytest.fixture
+def partitions():
+    return 3
+
+
+@pytest.fixture
 def intervals(files):
     return Intervals(files, table=False)
 

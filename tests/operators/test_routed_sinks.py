@@ -126,8 +126,8 @@ def test_records_without_a_value_and_all_that_is_left_are_captured_and_windows_c
 
     def window(first: int, transforms: list) -> dict:
         for number in range(first, first + 10):
-            producer.produce(files.topic, order(number), b"%d" % number, number % 3)
-            producer.produce(files.topic, None, b"gone-%d" % number, number % 3)
+            producer.produce(files.topic, order(number), b"%d" % number, number % files.partitions)
+            producer.produce(files.topic, None, b"gone-%d" % number, number % files.partitions)
         assert producer.flush(60) == 0
         return files.run(f"run-{first}", transforms=transforms, **options)
 

@@ -36,7 +36,7 @@ def produce(flow: Pipeline, count: int) -> tuple[list[tuple[bytes, bytes]], list
             bad.append((key, value))
         else:
             good.append(value)
-        producer.produce(flow.topic, value, key, number % 3, headers=headers, timestamp=1_700_000_000_000 + number)
+        producer.produce(flow.topic, value, key, number % flow.partitions, headers=headers, timestamp=1_700_000_000_000 + number)
     assert producer.flush(60) == 0
     return bad, good
 
@@ -126,6 +126,7 @@ INSERT INTO "{0}" VALUES (1000, 'c60', 1, now())
 """
 
 
+@pytest.mark.parametrize("partitions", [3])
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_split_by_split_only_splits_with_refused_rows_wait_until_it_is_decided_what_becomes_of_these(table: Pipeline, mode: Any):
     dead, options = f"dead-{table.topic}", {"mode": mode, "key": ["id"] if mode == "upsert" else []}
@@ -227,6 +228,7 @@ def test_what_else_a_table_may_refuse_and_that_rows_may_refer_to_later_ones(tabl
             table.run("run2", **options, **tolerant)
 
 
+@pytest.mark.parametrize("partitions", [3])
 def test_a_window_of_splits_that_fails_reports_the_splits_that_may_be_there_and_keeps_them(table: Pipeline):
     producer = Producer(table.kafka.connection_extra())
     for partition, value in enumerate((order(1), order(2), b"no json")):

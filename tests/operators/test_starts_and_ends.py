@@ -18,6 +18,11 @@ PER_PARTITION = 20
 
 
 @pytest.fixture
+def partitions():
+    return 3
+
+
+@pytest.fixture
 def filled(files):
     """Produce twenty records in each partition, a second apart: offset n is at BASE + n seconds."""
     producer = Producer(files.kafka.connection_extra())

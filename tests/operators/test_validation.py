@@ -244,7 +244,7 @@ def test_eight_mistakes_on_the_way_to_a_table_are_named_at_once_with_the_checks_
 
 
 def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unless_no_window_needs_them(files):
-    of_all = {str(partition): 0 for partition in range(3)}
+    of_all = {str(partition): 0 for partition in range(files.partitions)}
     start, end = {files.topic: {**of_all, "7": 5}}, {files.topic: {"0": 5}}
     bounds = {"starting_offsets": start, "ending_offsets": end}
     wrong = {"max_records": "many", "data_loss": "maybe", "value": Json(schema="id bigintt")}
@@ -252,9 +252,9 @@ def test_offsets_that_do_not_fit_the_topics_are_named_beside_other_mistakes_unle
     assert set(found) == {*bounds, "max_records", "data_loss", "value.schema"}
     assert unchecked == {"sink columns": "value.schema"}
     assert f"{files.topic}-7, which is not read (expected partitions of the subscribed topics)" in found["starting_offsets"]
-    assert f"No offset is given to stop at for {files.topic}-1, {files.topic}-2" in found["ending_offsets"]
-    found, _ = complaints(files, starting_offsets={files.topic: {**of_all, "2": 5}}, ending_offsets={"other": of_all})
-    assert f"{files.topic}-2 at 5, not in [0, 0]" in found["starting_offsets"]
+    assert f"No offset is given to stop at for {files.topic}-1" in found["ending_offsets"]
+    found, _ = complaints(files, starting_offsets={files.topic: {**of_all, "1": 5}}, ending_offsets={"other": of_all})
+    assert f"{files.topic}-1 at 5, not in [0, 0]" in found["starting_offsets"]
     assert f"for {files.topic}-0" in found["ending_offsets"]
     found, _ = complaints(files, starting_offsets=CommittedOffsets("nobody", "none"), follows=" ", on_mismatch="never")
     assert "Group `nobody` has no committed offset" in found["starting_offsets"] and "on_mismatch" in found

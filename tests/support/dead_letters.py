@@ -26,17 +26,22 @@ def is_bad(value: bytes | None) -> bool:
 
 
 def produce_mixed(flow: Pipeline, count: int, every: int, *, first: int = 0) -> int:
-    """Produce ``count`` orders in three partitions, and after each ``every`` orders a bad record with headers. Return the number
+    """Produce ``count`` orders in all partitions, and after each ``every`` orders a bad record with headers. Return the number
     of bad records.
     """
     producer, bad = Producer(flow.kafka.connection_extra()), 0
     for number in range(first, first + count):
-        producer.produce(flow.topic, order(number), b"%d" % number, number % 3)
+        producer.produce(flow.topic, order(number), b"%d" % number, number % flow.partitions)
         if number % every == every - 1:
             value = BAD[bad % len(BAD)]
             headers = [("trace", b"%d" % number), ("trace", None), ("bytes", b"\x00\xff")]
             producer.produce(
-                flow.topic, value, b"bad-%d" % number, number % 3, headers=headers, timestamp=1_700_000_000_000 + number
+                flow.topic,
+                value,
+                b"bad-%d" % number,
+                number % flow.partitions,
+                headers=headers,
+                timestamp=1_700_000_000_000 + number,
             )
             bad += 1
     assert producer.flush(60) == 0

@@ -71,7 +71,7 @@ class Intervals:
         producer = find_producer(self.pipeline.kafka, self.pipeline.topic)
         for minute in minutes:
             at = round((BEGIN + timedelta(minutes=minute)).timestamp() * 1000)
-            place = self.sent % 3 if partition is None else partition
+            place = self.sent % self.pipeline.partitions if partition is None else partition
             producer.produce(self.pipeline.topic, order(self.sent), str(self.sent).encode(), place, timestamp=at)
             self.sent += 1
         producer.flush(60)
@@ -81,7 +81,7 @@ class Intervals:
         for number in range(HOURS + 1):
             self.produce(*(number * 60 + minute for minute in (0, 10, 59.99, 30, 20, 45, max(0, 5 - number * 20))))
         # So that every partition has a record behind the last interval.
-        for partition in range(3):
+        for partition in range(self.pipeline.partitions):
             self.produce((HOURS + 1) * 60, partition=partition)
 
     def run(self, number: int, *, cleared: int = 0, **options: Any) -> dict[str, Any]:

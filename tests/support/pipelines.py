@@ -110,6 +110,7 @@ class Pipeline(Attempts):
 
     :param kind: one of :data:`KINDS` or :data:`STORE_KINDS`, ``manifest``, ``delta``, ``delta-upsert``, ``iceberg`` or
         ``postgres-upsert``.
+    :param partitions: the number of partitions of its topic.
     """
 
     make = staticmethod(make)
@@ -120,6 +121,7 @@ class Pipeline(Attempts):
     name: str
     topic: str
     place: str
+    partitions: int = 3
     reports: list[dict[str, Any]] = field(default_factory=list)
     _produced: int = 0
 
@@ -326,14 +328,16 @@ def pipeline(
     unique: Callable[[str], str],
     directory: Path,
     store: EmbeddedS3 | None = None,
+    partitions: int = 3,
     **options: Any,
 ) -> Iterator[Pipeline]:
-    """A new topic with three partitions, a new sink, and connections to both in the environment.
+    """A new topic, a new sink, and connections to both in the environment.
 
     :param store: the store of :data:`STORE_KINDS`.
+    :param partitions: how many the topic has.
     """
     name, topic = unique("pipe"), unique("orders")
-    kafka.create_topic(topic, 3)
+    kafka.create_topic(topic, partitions)
     create_ledger(kafka, name)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
@@ -358,8 +362,9 @@ def pipeline(
         with server.connect(autocommit=True) as connection:
             connection.execute(f'CREATE TABLE "{place}" ({COLUMNS}{key})')
     made = Pipeline(
-        kafka=kafka, postgres=server, kind=kind, name=name, topic=topic, place=place, directory=directory, options=options
-    )
+        kafka=kafka, postgres=server, kind=kind, name=name, topic=topic, place=place, partitions=partitions, directory=directory,
+        options=options,
+    )  # fmt: skip
     try:
         yield made
     finally:
