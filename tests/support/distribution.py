@@ -70,6 +70,7 @@ TWO_ENGINES = (
 WITH_REGISTRY = (
     "tests/operators/test_avro_write.py",
     "tests/operators/test_formats.py",
+    "tests/operators/test_schema_change.py",
     "tests/operators/test_source_tolerance.py",
     "tests/operators/test_wire_formats.py",
     "tests/sources/mysql_cdc/",
