@@ -26,8 +26,8 @@ ORDERS = Json(schema=SCHEMA)
 
 
 @pytest.fixture
-def orders(kafka, unique, tmp_path):
-    with relay(kafka, unique, tmp_path) as made:
+def orders(kafka, unique, tmp_path, partitions):
+    with relay(kafka, unique, tmp_path, partitions=partitions) as made:
         yield made
 
 
@@ -248,6 +248,7 @@ def test_splits_that_are_published_after_the_ledger_was_read_are_no_lost_ledger(
     assert orders.check() == 300 and len(looks) > 1
 
 
+@pytest.mark.parametrize("partitions", [3])
 def test_the_third_attempt_at_a_first_window_sees_the_splits_of_the_first_one(orders, monkeypatch):
     """The second attempt commits its splits with a hint at the ledger, from which the third one reads."""
     orders.send(300)
@@ -296,7 +297,7 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     with fails_at("job.done"):
         orders.run("run1")
     orders.kafka.delete_topic(orders.topic)
-    orders.kafka.create_topic(orders.topic, 3)
+    orders.kafka.create_topic(orders.topic, orders.partitions)
     with pytest.raises(TopicRecreated):
         orders.run("run1")
     report = orders.run("run1", data_loss="skip")
@@ -307,7 +308,7 @@ def test_what_was_published_of_a_topic_that_is_gone_counts(orders):
     with fails_at("planned"):
         orders.run("run2", data_loss="skip")
     orders.kafka.delete_topic(orders.topic)
-    orders.kafka.create_topic(orders.topic, 3)
+    orders.kafka.create_topic(orders.topic, orders.partitions)
     report = orders.run("run2", data_loss="skip")
     assert report["records_read"] == 0
     assert sum(gap["end"] - gap["start"] for gap in report["gaps"]) == 30

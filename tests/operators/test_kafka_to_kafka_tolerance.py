@@ -47,8 +47,8 @@ FILTER = {"value": ORDERS, "filter": "id >= 0"}
 
 
 @pytest.fixture
-def orders(kafka, unique, tmp_path):
-    with relay(kafka, unique, tmp_path) as made:
+def orders(kafka, unique, tmp_path, partitions):
+    with relay(kafka, unique, tmp_path, partitions=partitions) as made:
         yield made
 
 

@@ -20,8 +20,6 @@ from tests.support.pipelines import SPARK, create_ledger, order
 from tests.support.runs import Attempts
 from tests.support.waiting import settled
 
-PARTITIONS = 3
-
 
 def make(**options: Any) -> KafkaToKafkaOperator:
     """Build the operator, in this process or another."""
@@ -55,6 +53,7 @@ class Relay(Attempts):
     name: str
     topic: str
     output: str
+    partitions: int = 3
     _sent: int = 0
 
     # --- events ---
@@ -123,7 +122,7 @@ class Relay(Attempts):
         with KafkaHook() as hook:
             offsets = hook.read_offsets([self.topic])
             committed = hook.read_committed_offsets(self.name, offsets)
-            assert len(committed) == PARTITIONS
+            assert len(committed) == self.partitions
             assert {tp: there and there.offset for tp, there in committed.items()} == {tp: o.lso for tp, o in offsets.items()}
         return compared
 
@@ -149,15 +148,19 @@ class Relay(Attempts):
 
 
 @contextmanager
-def relay(kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, **options: Any) -> Iterator[Relay]:
-    """Create topics with three and with four partitions, and set connections in the environment."""
+def relay(
+    kafka: EmbeddedKafka, unique: Callable[[str], str], directory: Path, *, partitions: int = 3, **options: Any
+) -> Iterator[Relay]:
+    """Create a topic with so many partitions and another one with four, and set connections in the environment."""
     name, topic, output = unique("relay"), unique("in"), unique("out")
-    kafka.create_topic(topic, PARTITIONS)
+    kafka.create_topic(topic, partitions)
     kafka.create_topic(output, 4)
     create_ledger(kafka, name)
     os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"] = kafka.connection_json()
     os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] = SPARK
-    made = Relay(kafka=kafka, name=name, topic=topic, output=output, directory=directory, options=dict(options))
+    made = Relay(
+        kafka=kafka, name=name, topic=topic, output=output, partitions=partitions, directory=directory, options=dict(options)
+    )
     try:
         yield made
     finally:
