@@ -102,9 +102,10 @@ def test_a_window_is_there_once_whichever_request_fails(place):
     assert place.leftovers() == set()
 
 
-def test_a_store_that_slows_its_clients_down_is_waited_for(place):
+@pytest.mark.parametrize("fault", ["slow down", "too many"])
+def test_a_store_that_slows_its_clients_down_is_waited_for(place, fault):
     job = place.feed.next(1)
-    place.proxy.arm("slow down", 1, ENDLESS, every=3)
+    place.proxy.arm(fault, 1, ENDLESS, every=3)
     apply(place.sink, job)
     assert len(place.proxy.failed) > 5
     place.proxy.arm(None)

@@ -14,16 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Literal
 
-Fault = Literal["unavailable", "slow down", "lost", "expired", "skewed", "conflict"]
+Fault = Literal["unavailable", "slow down", "too many", "lost", "expired", "skewed", "conflict"]
 
 _REFUSALS = {
     "unavailable": (503, "ServiceUnavailable"),
     "slow down": (503, "SlowDown"),
+    "too many": (429, "TooManyRequests"),
     "expired": (400, "ExpiredToken"),
     "skewed": (403, "RequestTimeTooSkewed"),
     "conflict": (409, "ConditionalRequestConflict"),
 }
-"""The answers of S3 to requests that it has not carried out. ``lost``: it has, and its answer does not arrive. ``conflict``:
+"""The answers of stores to requests that they have not carried out: those of S3, and ``too many`` of others. ``lost``: it has, and its answer does not arrive. ``conflict``:
 another conditional write of the object is under way."""
 
 
