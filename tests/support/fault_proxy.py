@@ -24,8 +24,8 @@ _REFUSALS = {
     "skewed": (403, "RequestTimeTooSkewed"),
     "conflict": (409, "ConditionalRequestConflict"),
 }
-"""The answers of stores to requests that they have not carried out: those of S3, and ``too many`` of others. ``lost``: it has, and its answer does not arrive. ``conflict``:
-another conditional write of the object is under way."""
+"""The answers of stores to requests that they have not carried out: those of S3, and ``too many`` of others. ``lost``: it has
+been carried out, and its answer does not arrive. ``conflict``: another conditional write of the object is under way."""
 
 
 class FaultProxy:
