@@ -1,6 +1,7 @@
 """moto's server with connections that stay open (werkzeug's server closes each connection after one answer), and with a cache of
 values that moto computes for each request: the names of its directories, the service of a host, and the dates of objects that it
-has listed before.
+has listed before. Writes are carried out one after the other: moto checks the condition of a write and then writes, so that two
+writers at the same moment could both succeed, which they cannot in S3.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +24,9 @@ from moto import backends
 from moto.core import responses, serialize
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple
+
+WRITES = ("PUT", "POST", "DELETE")
+_writing = threading.Lock()
 
 
 class Handler(MotoRequestHandler):
@@ -35,7 +41,8 @@ class Handler(MotoRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read() if chunked else self.rfile.read(length))
         try:
-            status, headers, content = self._ask(environ)
+            with _writing if self.command in WRITES else nullcontext():
+                status, headers, content = self._ask(environ)
         except Exception:  # of moto
             traceback.print_exc()
             status, headers, content = "500 Internal Server Error", [], b""
