@@ -192,7 +192,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[EmbeddedKafka]:
     """One broker for the whole run. A test that kills or pauses it restores it."""
-    with EmbeddedKafka() as server:
+    from airflow_kafka_spark.testing.kafka import JVM_OPTIONS
+    from tests.support.archive import HUGE_PAGES
+
+    with EmbeddedKafka(jvm_options=(*JVM_OPTIONS, HUGE_PAGES)) as server:
         yield server
 
 

@@ -32,6 +32,7 @@ def broker():
         yield kafka
 
 
+@pytest.mark.skipif("SOAK_MINUTES" not in os.environ, reason="random runs are those of `make soak` and of `.ci/run`")
 @pytest.mark.timeout(MINUTES * 60 + 1200)
 @pytest.mark.flaky(reruns=0)
 def test_whatever_happens_at_whatever_moment_each_record_is_there_exactly_once(

@@ -19,6 +19,7 @@ from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import warm
+from tests.support.archive import HUGE_PAGES
 from tests.support.clients import find_producer
 from tests.support.oracle import committed_records, same_multiset, windows_tile
 from tests.support.runs import Attempts
@@ -37,7 +38,7 @@ STORE_KINDS = ("s3-manifest", "s3-listing", "s3-delta", "s3-iceberg")
 """Kinds of pipelines whose sink lies in a bucket (:mod:`tests.support.s3`)."""
 CATALOGS = {"iceberg": "lake", "s3-iceberg": "store_lake"}
 """The connections of Iceberg catalogs, by kind of pipeline."""
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+QUICK_JVM = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto {HUGE_PAGES}"
 SPARK = json.dumps(
     {
         "conn_type": "spark",
