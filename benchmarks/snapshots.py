@@ -77,7 +77,7 @@ def _fill(stack: ExitStack, postgres: EmbeddedPostgres, sizes: dict[str, int]) -
 
 
 class Published(NamedTuple):
-    """What a pipeline has published: the number of rows, and the bytes of their keys and values."""
+    """The records that a pipeline has published: the number of rows, and the bytes of their keys and values."""
 
     rows: int
     bytes: int

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.sinks.base import Sink
 
 
 @dataclass(frozen=True, kw_only=True)
-class LateFilesSink(FilesSink):
+class LateSink(Sink):
     """A sink that calls a function before its first split: when the sink begins, the driver has already compared the log."""
 
     before: Callable[[], None]
@@ -20,9 +21,10 @@ class LateFilesSink(FilesSink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatePostgresSink(PostgresSink):
-    before: Callable[[], None]
+class LateFilesSink(LateSink, FilesSink):
+    """Files."""
 
-    def begin(self, window, splits, shape):
-        self.before()
-        return super().begin(window, splits, shape)
+
+@dataclass(frozen=True, kw_only=True)
+class LatePostgresSink(LateSink, PostgresSink):
+    """A table of PostgreSQL."""

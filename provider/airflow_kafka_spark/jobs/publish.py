@@ -32,7 +32,7 @@ from airflow_kafka_spark.formats.base import (
     make_spark_column,
 )
 from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.jobs.watch import Watch, collect, run_per_split
+from airflow_kafka_spark.jobs.watch import Watch, collect, name_split, run_per_split
 from airflow_kafka_spark.jobs.write import ReadWith
 from airflow_kafka_spark.sinks.kafka.sink import EncodedBySpark
 from airflow_kafka_spark.transforms.chain import describe_sql_refusal
@@ -169,7 +169,7 @@ class TopicJob(PublishJob):
         return len(self.left)
 
     def _name_task(self, number: int) -> str:
-        return f"split {self.left[number].index} ({self.left[number].range})"
+        return name_split(self.left[number])
 
     @contextmanager
     def _open_session(self) -> Iterator[SparkSession]:

@@ -42,6 +42,25 @@ class RunningTask(NamedTuple):
     host: str
 
 
+class StallClock:
+    """Measures the time without progress, and says when the log needs a line about it."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to measure, after progress."""
+        self._since, self._next = time.monotonic(), STALLED_SECONDS
+
+    def take_due(self) -> float | None:
+        """Return the seconds without progress if a line is due, and double the time to the next one; None if none is due."""
+        seconds = time.monotonic() - self._since
+        if seconds < self._next:
+            return None
+        self._next *= 2
+        return seconds
+
+
 @dataclass
 class StallReporter:
     """Logs a warning if no task of a job ends.
@@ -53,8 +72,7 @@ class StallReporter:
     window: object
     name_task: Callable[[int], str]
     _finished: int = field(default=-1, init=False)
-    _since: float = field(default=0.0, init=False)
-    _next: float = field(default=0.0, init=False)
+    _clock: StallClock = field(default_factory=StallClock, init=False)
 
     def check(
         self, finished: int, tasks: int, list_tasks: Callable[[], list[RunningTask]], find_stopped: Callable[[], list[int]]
@@ -66,18 +84,17 @@ class StallReporter:
         :param list_tasks: returns the tasks that are running.
         :param find_stopped: returns the ids of stopped processes.
         """
-        now = time.monotonic()
         if finished != self._finished or finished >= tasks:
-            self._finished, self._since, self._next = finished, now, STALLED_SECONDS
-        elif now - self._since >= self._next:
-            self._next *= 2
+            self._finished = finished
+            self._clock.restart()
+        elif (seconds := self._clock.take_due()) is not None:
             try:
                 details = _describe_tasks(list_tasks(), self.name_task) + _describe_stopped(find_stopped())
             except Exception as error:
                 log.debug("Spark does not name the tasks that are running: %s", error)
                 details = ""
             line = "Window %s: %d of %d tasks of its Spark job have ended, and none for %.0f s. %s%s"
-            log.warning(line, self.window, finished, tasks, now - self._since, details, REMEDY)
+            log.warning(line, self.window, finished, tasks, seconds, details, REMEDY)
 
 
 class SilenceReporter:
@@ -87,24 +104,17 @@ class SilenceReporter:
     """
 
     def __init__(self, window: object) -> None:
-        self._window = window
-        self.note_answer()
+        self._window, self._clock = window, StallClock()
 
     def note_answer(self) -> None:
         """Begin to wait for the next answer."""
-        self._since, self._next = time.monotonic(), STALLED_SECONDS
+        self._clock.restart()
 
     def check(self) -> None:
         """Log the time since the last answer, if it is time for a line."""
-        silent = time.monotonic() - self._since
-        if silent >= self._next:
-            self._next *= 2
-            log.warning(
-                "Window %s: Spark's driver has not answered for %.0f s: it hangs, or was stopped. %s",
-                self._window,
-                silent,
-                REMEDY,
-            )
+        if (seconds := self._clock.take_due()) is not None:
+            line = "Window %s: Spark's driver has not answered for %.0f s: it hangs, or was stopped. %s"
+            log.warning(line, self._window, seconds, REMEDY)
 
 
 def _describe_tasks(running: list[RunningTask], name_task: Callable[[int], str]) -> str:

@@ -227,6 +227,11 @@ class _ProgressReporter:
             log.info("%s", self._line(finished, now - self._begun))
 
 
+def name_split(split: Split) -> str:
+    """Return the name of a split's task for users."""
+    return f"split {split.index} ({split.range})"
+
+
 def format_job_progress(window: Window, splits: Sequence[Split], finished: int, seconds: float) -> str:
     """Return the progress of a window as a line for the log."""
     share = sum(s.range.span for s in splits) * finished / len(splits)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.errors import SparkJobFailed
 from airflow_kafka_spark.jobs.chain import SETTINGS, use_sql_settings
-from airflow_kafka_spark.jobs.watch import Watch, collect, format_job_progress, run_per_split
+from airflow_kafka_spark.jobs.watch import Watch, collect, format_job_progress, name_split, run_per_split
 from airflow_kafka_spark.windows.codec import decode_result
 from airflow_kafka_spark.windows.model import OffsetRange, PackedSplits, Split, SplitResult, Window
 
@@ -70,7 +70,7 @@ class SinkJob(ABC):
 
     def _name_task(self, number: int) -> str:
         """Return the name of a task of the job for users."""
-        return f"split {self.splits[number].index} ({self.splits[number].range})"
+        return name_split(self.splits[number])
 
     @abstractmethod
     def run(self, writer: SplitWriter) -> list[SplitResult]:

@@ -20,21 +20,10 @@ from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.formats.base import ERROR
 from airflow_kafka_spark.sources.base import MAX_SPLITS
 from airflow_kafka_spark.sources.files.source import FilesSource
-from tests.sources.contract import applied, by_partition, read, rows_of, spark_session, windows
+from tests.sources.contract import applied, by_partition, read, rows_of, windows
 
 NAMES = ["a b", "p%20c", "100%", "ü☃", "x[1]{a,b}*?", "h#q?r", "back\\slash", "'\"$&;=+,", "~tilde"]
 COLONS = ["a b", "col:on", "2026-01-01T00:00:00", "b%3A", "#:"]
-
-
-@pytest.fixture
-def spark():
-    return spark_session()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
 
 
 def table(ids: range) -> pa.Table:

@@ -21,7 +21,7 @@ from airflow_kafka_spark.formats import Csv, Json
 from airflow_kafka_spark.jobs.chain import SETTINGS
 from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources import FilesSource
-from tests.sources.contract import applied, spark_session
+from tests.sources.contract import applied
 
 UTC = dt.timezone.utc
 MOMENT = dt.datetime(2026, 2, 28, 23, 59, 59, 123456)
@@ -48,17 +48,6 @@ COLUMNS: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "at_ms": (pa.timestamp("ms", "Europe/Berlin"), [dt.datetime(2026, 7, 1, tzinfo=UTC)] * 3),
 }
 """Types that tasks read, with values at their limits."""
-
-
-@pytest.fixture
-def spark():
-    return spark_session()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
 
 
 def write(path: Path, rows: int, **options: Any) -> None:

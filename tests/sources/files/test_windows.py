@@ -24,12 +24,6 @@ from airflow_kafka_spark.sources.files.source import FilesSource
 from airflow_kafka_spark.sources.files.store import FileSelection, ObjectStore, open_store
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
-
-
 def text(path: Path, **options: Any) -> FilesSource:
     return FilesSource(str(path), format="text", **options)
 

@@ -10,7 +10,7 @@ from airflow_kafka_spark.sinks.lake.options import LakeSinkOptions
 from airflow_kafka_spark.sinks.storage.store import TableLocation, TableStore, open_store
 
 _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
-"""What deltalake 1.6 takes for something else in a path: an escape, another separator, or no path at all."""
+"""Characters of a path that deltalake 1.6 misreads: as an escape or as a separator, or it refuses the path."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from airflow_kafka_spark.formats.types import parse_ddl
 from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, SplitReader
 from airflow_kafka_spark.sources.files.options import FilesSourceOptions
 from airflow_kafka_spark.sources.files.store import (
+    REPLACE_DAMAGED,
     FileStore,
     ListedFile,
     LocalStore,
@@ -386,7 +387,7 @@ def explain_read_error(source: str, error: BaseException) -> SourceRejected | No
     else:
         causes = _CAUSE.findall(text)
         detail = (causes[-1] if causes else text)[:_SHOWN]
-        action = "Replace the damaged file by a whole one of another name, or correct `format` and `schema`"
+        action = REPLACE_DAMAGED
     return SourceRejected(source, f"`{name}` cannot be read: {detail}", action)
 
 

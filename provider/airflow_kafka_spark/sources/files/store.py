@@ -40,6 +40,8 @@ otherwise the object would look changed."""
 _ETAG_KEYS = ("ETag", "etag", "e_tag")
 _THREADS = 16
 _MAX_NAMED = 5
+REPLACE_DAMAGED = "Replace the damaged file by a whole one of another name, or correct `format` and `schema`"
+"""The action for a file that cannot be read."""
 _MAX_SINGLE_REQUESTS = 50
 """Maximum number of files that are looked up one by one; more are found by a listing."""
 
@@ -63,6 +65,11 @@ class ListedFile:
     size: int
     mtime: int
     etag: str = ""
+
+    @classmethod
+    def of(cls, name: str, status: os.stat_result) -> ListedFile:
+        """Return a file of a file system by its status."""
+        return cls(name, status.st_size, status.st_mtime_ns // 1000)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -239,7 +246,7 @@ class LocalStore(FileStore):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.stat(os.path.join(self.directory, name))
             if not stat.S_ISDIR(found.st_mode):
-                return ListedFile(name, found.st_size, found.st_mtime_ns // 1000)
+                return ListedFile.of(name, found)
         return None
 
 
@@ -481,13 +488,14 @@ def _read_parquet_footer(opened: object) -> FileFooter:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(opened) as file:
-        of_parquet = {file.schema.column(at).path: file.schema.column(at).physical_type for at in range(len(file.schema))}
+        of_parquet = {column.path: column.physical_type for column in map(file.schema.column, range(len(file.schema)))}
         # Spark reads an INT96 as an instant, Arrow as a time without a zone.
         columns = ((n, _INSTANT if of_parquet.get(n) == "INT96" else kind) for n, kind in _list_columns(file.schema_arrow))
         return FileFooter(tuple(columns), file.metadata.num_rows, tuple(_list_unreadable(file.schema)))
 
 
-_MOST_DIGITS = 38
+MOST_DIGITS = 38
+"""Maximum number of digits of a decimal that Spark reads."""
 _INSTANT = "timestamp[UTC]"
 
 
@@ -496,7 +504,7 @@ def _list_unreadable(schema: pq.ParquetSchema) -> Iterator[tuple[str, str]]:
     for at in range(len(schema)):
         column = schema.column(at)
         kind, details = column.logical_type.type, json.loads(column.logical_type.to_json())
-        is_fine = kind not in ("UUID", "TIME", "FLOAT16") and not (kind == "DECIMAL" and column.precision > _MOST_DIGITS)
+        is_fine = kind not in ("UUID", "TIME", "FLOAT16") and not (kind == "DECIMAL" and column.precision > MOST_DIGITS)
         if not is_fine or (kind == "TIMESTAMP" and details.get("timeUnit") == "nanoseconds"):
             unit = f" in {details['timeUnit']}" if "timeUnit" in details else ""
             digits = f" of {column.precision} digits" if kind == "DECIMAL" else ""

@@ -107,9 +107,8 @@ def batch_events(events: Iterable[Event | EventRange]) -> Iterator[pa.RecordBatc
                 parts[-1] = EventRange(last.batch, last.start, part.stop, last.size)
             else:
                 parts.append(part)
-            count = part.stop - part.start
-            rows += count
-            size += count * part.size
+            rows += part.rows
+            size += part.rows * part.size
         else:
             parts.append(part)
             rows += 1

@@ -21,6 +21,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable, SparkR
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import format_plain_decimals
 from airflow_kafka_spark.sources.base import SplitReader
+from airflow_kafka_spark.sources.files.store import MOST_DIGITS, REPLACE_DAMAGED, ListedFile
 from airflow_kafka_spark.sources.files.windows import FileSlice, FileSplit
 from airflow_kafka_spark.windows.times import MICROSECONDS_OF_DAY
 
@@ -47,7 +48,6 @@ _PLAIN: dict[str, Kind] = {
 _ANNOTATED: dict[str, Kind] = {"STRING": "text", "DATE": "date"}
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _SPARK_VERSION = b"org.apache.spark.version"
-_MOST_DIGITS = 38
 
 
 def find_column_kinds(file: pq.ParquetFile, names: Sequence[str] | None) -> tuple[tuple[str, Kind], ...] | str:
@@ -83,7 +83,7 @@ def _find_kind(column: pq.ColumnSchema) -> Kind | None:
         return _PLAIN.get(physical)
     if logical == "INT":
         return "integer" if details["isSigned"] or details["bitWidth"] < 64 else None
-    if logical == "DECIMAL" and column.precision <= _MOST_DIGITS:
+    if logical == "DECIMAL" and column.precision <= MOST_DIGITS:
         return "decimal" if column.scale <= 6 else "fine decimal"
     if logical == "TIMESTAMP" and details["timeUnit"] in ("milliseconds", "microseconds"):
         return "zoned" if details["isAdjustedToUTC"] else "local"
@@ -128,8 +128,7 @@ class ParquetSplitReader(SplitReader):
         name = part.file.name
         try:
             with open(os.path.join(self.directory, name), "rb") as opened:
-                status = os.fstat(opened.fileno())
-                if (status.st_size, status.st_mtime_ns // 1000) != (part.file.size, part.file.mtime):
+                if ListedFile.of(name, os.fstat(opened.fileno())) != part.file:
                     detail = f"`{name}` changed while the window was read"
                     raise SourceRejected(self.source, detail, "Put the file back as it was, with its modification time")
                 with pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
@@ -140,9 +139,8 @@ class ParquetSplitReader(SplitReader):
                 raise SourceRejected(self.source, detail, "Put it back, or mount the directory") from error
             if isinstance(error, OSError) and error.errno is not None:
                 raise SourceUnavailable(self.source, f"reading `{name}`", str(error)) from error
-            action = "Replace the damaged file by a whole one of another name, or correct `format` and `schema`"
             detail = " ".join(str(error).split())
-            raise SourceRejected(self.source, f"`{name}` cannot be read: {detail}", action) from error
+            raise SourceRejected(self.source, f"`{name}` cannot be read: {detail}", REPLACE_DAMAGED) from error
 
     def _convert(self, batch: pa.RecordBatch, file: str) -> pa.RecordBatch:
         """Return the columns as their kinds have them.

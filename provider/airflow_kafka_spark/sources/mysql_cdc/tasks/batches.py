@@ -39,7 +39,7 @@ class RowsEvent(NamedTuple):
 
     :param number: its number among the events that are parsed together.
     :param located: the event.
-    :param gtid: of its transaction; "" if there is none.
+    :param gtid: the GTID of its transaction; "" if it has none.
     """
 
     number: int

@@ -454,7 +454,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
     def make_event_parts(self, located: Located, gtid: str) -> SourceParts:
         """Return the parts of ``source`` that all rows of an event of the log share.
 
-        :param gtid: of its transaction; "" if there is none.
+        :param gtid: the GTID of its transaction; "" if it has none.
         """
         event = located.event
         return make_source_parts(self.of_server, event.seconds * MICROS, "false", event.server_id, located.start.file, gtid)
@@ -497,7 +497,7 @@ def make_source_parts(of_server: str, at_us: int, snapshot: str, server_id: int,
     :param of_server: the members that all sources share, as JSON.
     :param at_us: the time of the event, microseconds since 1970.
     :param file: the file of the log.
-    :param gtid: of the transaction; "" if there is none.
+    :param gtid: the GTID of the transaction; "" if it has none.
     """
     timestamp, shown = at_us // 1000, f'"{gtid}"' if gtid else "null"
     return SourceParts(

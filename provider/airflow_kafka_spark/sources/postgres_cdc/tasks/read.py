@@ -124,7 +124,8 @@ PEEK = (
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Before the first row of a binary COPY."""
 _LSN_AT, _MESSAGE_AT = 6, 18
-"""Where LSN and message begin in a row: the number of values comes first, and before each value its size."""
+"""Indexes of the first bytes of the LSN and of the message in a row. A row begins with the number of its values, each value with
+its size."""
 
 
 def parse_messages(lines: bytearray, sizes: Sequence[int]) -> LogMessages:
