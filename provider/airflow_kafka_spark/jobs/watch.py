@@ -128,8 +128,10 @@ class Watch:
     @contextmanager
     def _follow_by_thread(self, context: SparkContext, reporter: _ProgressReporter) -> Iterator[None]:
         self.spark.begin_jobs(context, self._group, f"window {self.window}")
+        # Spark still lists the jobs of an earlier attempt in a warm process. They are not part of this attempt's progress.
+        earlier = frozenset(context.statusTracker().getJobIdsForGroup(self._group))
         done, driver = threading.Event(), SilenceReporter(self.window)
-        watcher = threading.Thread(target=self._report_progress, args=(context, done, reporter, driver), daemon=True)
+        watcher = threading.Thread(target=self._report_progress, args=(context, earlier, done, reporter, driver), daemon=True)
         watcher.start()
         threading.Thread(target=self._report_silence, args=(done, driver), daemon=True).start()
         try:
@@ -188,21 +190,32 @@ class Watch:
             driver.check()
 
     def _report_progress(
-        self, context: SparkContext, done: threading.Event, reporter: _ProgressReporter, driver: SilenceReporter
+        self,
+        context: SparkContext,
+        earlier: frozenset[int],
+        done: threading.Event,
+        reporter: _ProgressReporter,
+        driver: SilenceReporter,
     ) -> None:
         try:
-            self._poll_until(done, context, reporter, driver)
+            self._poll_until(done, context, earlier, reporter, driver)
         except Exception as error:
             # The thread of the job reports what happened.
             log.debug("The job is no longer watched: %s", error)
             done.set()
 
     def _poll_until(
-        self, done: threading.Event, context: SparkContext, reporter: _ProgressReporter, driver: SilenceReporter
+        self,
+        done: threading.Event,
+        context: SparkContext,
+        earlier: frozenset[int],
+        reporter: _ProgressReporter,
+        driver: SilenceReporter,
     ) -> None:
         tracker, stalls = context.statusTracker(), StallReporter(self.window, self.name_task)
         while not done.wait(min(POLL_SECONDS, PROGRESS_SECONDS)):
-            jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
+            numbers = set(tracker.getJobIdsForGroup(self._group)) - earlier
+            jobs = filter(None, map(tracker.getJobInfo, numbers))
             stages = [info for job in jobs for stage in job.stageIds if (info := tracker.getStageInfo(stage))]
             finished, tasks = sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
             reporter(finished, tasks)

@@ -126,7 +126,8 @@ def test_progress_is_published_at_each_step_and_while_the_job_runs(seen):
         done = [t["splits_done"] for t in states]
         assert done == sorted(done)
         assert len(set(done)) >= 3, "of six splits more than none and all"
-        assert {t["splits"] for t in states[-3:]} == {done[-1]}
+        # The first window has a second attempt in the same Spark, which lists the tasks of the first attempt, too.
+        assert {t["splits"] for t in states[-3:]} == {done[-1]} == {6}
         assert {t["records_total"] for t in states} == {RECORDS // 2}
         assert [t["records_done"] for t in states] == sorted(t["records_done"] for t in states)
         assert (states[0]["records_done"], states[-1]["records_done"]) == (0, RECORDS // 2)
