@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Copy, Windows, changes
+from tests.support.waiting import eventually
 
 BUSY = (1205, 1213)
 
@@ -255,6 +257,84 @@ def test_a_table_that_is_renamed_within_its_snapshot_is_refused_until_it_has_its
     assert [t.get("renamed") for t in (windows.position or {})["snapshot"]["tables"]] == [True if is_in_window else None]
     shop.execute("ALTER TABLE moved RENAME COLUMN note TO text", "RENAME TABLE moved TO orders")
     assert found + keys_of(windows.drain()) == [("orders", id) for id in range(1, 7)]
+
+
+TRIGGERS = (
+    "CREATE TRIGGER del AFTER DELETE ON orders FOR EACH ROW DELETE IGNORE FROM _orders_new WHERE id <=> OLD.id",
+    "CREATE TRIGGER ins AFTER INSERT ON orders FOR EACH ROW REPLACE INTO _orders_new (id, note) VALUES (NEW.id, NEW.note)",
+    "CREATE TRIGGER upd AFTER UPDATE ON orders FOR EACH ROW BEGIN "
+    "DELETE IGNORE FROM _orders_new WHERE NOT (OLD.id <=> NEW.id) AND id <=> OLD.id; "
+    "REPLACE INTO _orders_new (id, note) VALUES (NEW.id, NEW.note); END",
+)
+"""The triggers with which pt-online-schema-change keeps its copy of a table."""
+
+
+def change_online(shop: Binlog, tool: str, publish: Callable[[], object]) -> None:
+    """Add a column to the table of orders as a tool does it: by a copy that takes the table's place, while the table changes.
+
+    :param tool: ``pt-osc``: triggers keep the copy; ``gh-ost``: a reader of the log does.
+    :param publish: called between the steps.
+    """
+
+    def change(id: int, *statements: str) -> None:
+        for statement in statements:
+            shop.execute(statement)
+        publish()
+        if tool == "gh-ost":
+            shop.execute(
+                f"DELETE FROM _orders_new WHERE id BETWEEN {id} AND {id + 1}",
+                f"REPLACE INTO _orders_new (id, note) SELECT id, note FROM orders WHERE id BETWEEN {id} AND {id + 1}",
+            )
+
+    shop.execute("CREATE TABLE _orders_new LIKE orders", "ALTER TABLE _orders_new ADD COLUMN more int DEFAULT 5")
+    shop.execute(*(TRIGGERS if tool == "pt-osc" else ()))
+    for first in (1, 11, 21):
+        shop.execute(
+            "INSERT LOW_PRIORITY IGNORE INTO _orders_new (id, note) SELECT id, note FROM orders FORCE INDEX (PRIMARY) "
+            f"WHERE id >= {first} AND (id < {first + 10} OR {first} = 21) LOCK IN SHARE MODE"
+        )
+        change(first, f"UPDATE orders SET note = CONCAT(note, '+') WHERE id = {first}")
+        change(first + 4, f"DELETE FROM orders WHERE id = {first + 4}")
+        change(first + 6, f"UPDATE orders SET id = {first + 100} WHERE id = {first + 6}")
+        change(first + 100)
+        change(first + 8, f"REPLACE INTO orders VALUES ({first + 8}, 'new')")
+    if tool == "pt-osc":
+        shop.execute("RENAME TABLE shop.orders TO shop._orders_old, shop._orders_new TO shop.orders")
+        publish()
+        shop.execute(*(f"DROP TRIGGER IF EXISTS shop.{name}" for name in ("del", "upd", "ins")))
+    else:
+        rename = "RENAME /* gh-ost */ TABLE shop.orders TO shop._orders_old, shop._orders_new TO shop.orders"
+        shop.execute("CREATE TABLE _orders_old (id int PRIMARY KEY) COMMENT='ghost-cut-over-sentry'")
+        with shop.server.connect() as session, session.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+            cursor.execute("LOCK TABLES orders WRITE, _orders_old WRITE")
+            renaming = pool.submit(shop.execute, rename)
+            with shop.server.connect() as other, other.cursor() as looking:
+                waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table metadata lock'"
+                eventually(lambda: looking.execute(waiting) > 0)
+            cursor.execute("DROP TABLE _orders_old")
+            cursor.execute("UNLOCK TABLES")
+            renaming.result()
+    publish()
+    shop.execute("DROP TABLE IF EXISTS _orders_old")
+
+
+@pytest.mark.parametrize("tool", ["pt-osc", "gh-ost"])
+def test_a_table_that_a_tool_swaps_for_a_changed_copy_loses_and_doubles_no_event(shop: Binlog, tool):
+    """First while its rows are read, then once they are. Only without ``tables`` the copy is a table of its own, too."""
+    filled(shop)
+    windows = shop.windows(tables=["orders"], snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=1)
+    every, copy = shop.windows(starting_position=shop.place), Copy()
+    change_online(shop, tool, lambda: copy.apply(windows.next()))
+    assert (windows.position or {}).get("snapshot"), "the rows were read before the tables were swapped"
+    copy.apply(windows.drain())
+    shop.execute("ALTER TABLE orders DROP COLUMN more")
+    change_online(shop, tool, lambda: copy.apply(windows.next()))
+    shop.execute("INSERT INTO orders VALUES (200, 'last', 6)", "DELETE FROM orders WHERE id = 2")
+    copy.apply(windows.drain())
+    found = sorted((after["id"], after["note"]) for after in copy.tables["orders"].values())
+    assert found == sorted(shop.rows("SELECT id, note FROM orders"))
+    assert {after.get("more") for after in copy.tables["orders"].values()} == {None, 5, 6}, "no event has the rows of a copy"
+    assert {record["topic"] for record in every.drain()} == {"p.shop.orders", "p.shop._orders_new"}
 
 
 def test_the_rows_of_a_table_that_is_added_are_read_and_behind_them_its_changes(shop: Binlog):
