@@ -1,4 +1,5 @@
-"""Reading from a replica of PostgreSQL, and waiting for replicas that are behind: with a primary and a replica that streams."""
+"""Reading from a replica of PostgreSQL, waiting for replicas that are behind, and a failover: with a primary and a replica that
+streams."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources import JdbcSource, PostgresCdcSource
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.testing import EmbeddedPostgres
+from tests.sources.postgres_cdc.kit import Windows
 from tests.support.waiting import eventually
 
 BEHIND = "SELECT count(*) FROM pg_stat_replication WHERE replay_lag > interval '0.2 s'"
@@ -42,7 +44,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
         )
         (directory / "password").write_text(primary.password)
         _give_to_owner(directory, primary)
-        settings = {"wal_receiver_status_interval": "1s", "hot_standby_feedback": True}
+        settings = {"wal_level": "logical", "wal_receiver_status_interval": "1s", "hot_standby_feedback": True}
         with EmbeddedPostgres(directory, settings) as replica, pytest.MonkeyPatch.context() as patched:
             patched.setenv("AIRFLOW_CONN_PRIMARY", primary.connection_uri())
             patched.setenv("AIRFLOW_CONN_REPLICA", replica.connection_uri())
@@ -203,3 +205,62 @@ def test_the_error_of_a_role_that_does_not_see_the_lag_names_the_missing_right(s
     assert (
         PostgresCdcSource("reader", "seen", "seen", "shop", max_replica_lag=True).validate()[0].where == "source.max_replica_lag"
     )
+
+
+def read_keys(windows: Windows) -> list[tuple[str, int]]:
+    """Return the operations and keys of all events that are left."""
+    return [(r["value"]["op"], r["key"]["id"]) for r in windows.drain()]
+
+
+def test_a_promoted_replica_is_refused_also_with_its_copy_of_the_slot_until_the_tables_are_read_again(servers, monkeypatch):
+    """The last test, because the primary is dead and the replica promoted after it."""
+    primary, replica = servers
+    create = "SELECT pg_create_logical_replication_slot('moved', 'pgoutput', false, false, true)"  # a slot that replicas copy
+    servers.ask(
+        primary,
+        "CREATE TABLE moved (id int PRIMARY KEY)",
+        "CREATE PUBLICATION moved FOR TABLE moved",
+        "SELECT pg_create_physical_replication_slot('of_replica')",
+        create,
+    )
+    for name, value in (("primary_conninfo", primary.dsn), ("primary_slot_name", "of_replica")):
+        servers.ask(replica, f"ALTER SYSTEM SET {name} = '{value}'")
+    servers.ask(replica, "SELECT pg_reload_conf()")
+    windows = Windows(PostgresCdcSource("primary", "moved", "moved", "shop"))
+    assert windows.next() == []
+    servers.ask(primary, "INSERT INTO moved VALUES (1)")
+    assert read_keys(windows) == [("c", 1)]
+    copied = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'moved' AND synced"
+
+    def is_copied() -> bool:
+        """A replica copies a slot once the slot has moved over the log that the replica has."""
+        servers.ask(primary, "SELECT pg_log_standby_snapshot()")
+        assert windows.next() == []
+        servers.ask(replica, "SELECT pg_sync_replication_slots()")
+        return servers.ask(replica, copied) == [(1,)]
+
+    eventually(is_copied, 30)
+    servers.ask(primary, "INSERT INTO moved VALUES (2)")
+    position, window = windows.position, windows.freeze()
+    eventually(lambda: servers.ask(replica, "SELECT count(*) FROM moved") == [(2,)], 30)
+    monkeypatch.setenv("AIRFLOW_CONN_PRIMARY", replica.connection_uri())
+    assert [problem.where for problem in windows.source.validate()] == ["source.conn_id"]
+    for refused in (windows.freeze, lambda: windows.read(window)):
+        with pytest.raises(SourceUnavailable, match="the server is a standby"):
+            refused()
+    primary.kill()
+    assert servers.ask(replica, "SELECT pg_promote()", "INSERT INTO moved VALUES (3)", copied) == [(1,)]
+    assert windows.source.validate() == []
+    for refused in (windows.freeze, lambda: windows.read(window)):
+        with pytest.raises(LogLost, match="it is on timeline 2, .* on timeline 1: a standby was promoted"):
+            refused()
+    # The window was frozen, and nothing of it published: a new pipeline, or `when_needed`, reads its rows.
+    fresh = Windows(PostgresCdcSource("primary", "moved", "another", "shop", snapshot="initial"))
+    again = Windows(PostgresCdcSource("primary", "moved", "moved", "shop", snapshot="when_needed"))
+    again.position = position
+    for found in (fresh, again):
+        assert read_keys(found) == [("r", 1), ("r", 2), ("r", 3)]
+    servers.ask(replica, "INSERT INTO moved VALUES (4)")
+    for found in (fresh, again):
+        assert read_keys(found) == [("c", 4)]
+    assert servers.ask(replica, "SELECT slot_name FROM pg_replication_slots WHERE synced") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -429,6 +430,10 @@ def test_the_log_of_a_backup_is_refused_before_the_slot_is_advanced(orders):
     assert place.rows(slot) == before
     windows.position = position
     place.execute("INSERT INTO orders VALUES (2, 'two')")
+    window = windows.freeze()
+    planned = replace(window, splits=({**window.splits[0], "end": ahead},))  # before the backup was restored
+    with pytest.raises(LogLost, match=f"its log ends at .*, before {ahead}, where the window ends: a backup was restored"):
+        windows.read(planned)
     assert [after["id"] for _, _, after in changes(windows.next())] == [2]
     windows.next()  # without changes
     assert (windows.position or {})["log"]["last"][1] > xid

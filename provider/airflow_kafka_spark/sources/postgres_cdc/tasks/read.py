@@ -178,7 +178,7 @@ class PostgresLogReader(EventReader):
             chunks = self._make_filter(stack, bounds)
             doing = f"reading the log from {bounds['start']} to {bounds['end']}"
             connection = stack.enter_context(self.server.open_session(doing))
-            self.server.refuse_other(connection, start, dict(bounds["log"]))
+            self.server.refuse_other(connection, start, dict(bounds["log"]), end)
             self.server.release(connection)
             writer = PostgresEventWriter(
                 self.options, start, end, read_user_types(connection), chunks, read_money_digits(connection)

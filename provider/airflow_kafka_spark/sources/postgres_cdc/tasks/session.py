@@ -220,10 +220,13 @@ class SlotServer:
                 NEW_PIPELINE,
             )
 
-    def refuse_other(self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any]) -> SlotState:
+    def refuse_other(
+        self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any], end: int | None = None
+    ) -> SlotState:
         """Refuse a slot that no longer has the log from an LSN on.
 
         :param planned: the identity of the log for which the LSN was recorded.
+        :param end: the LSN at which the window ends that is read; None if none is read.
         :raises LogLost: the log is missing after a failover, or the slot is gone, is lost or was advanced.
         :raises SourceRejected: it is another server.
         """
@@ -245,10 +248,11 @@ class SlotServer:
                 NEW_PIPELINE,
             )
         flushed = read_flushed_lsn(connection)
-        if planned and flushed < start:
+        needed, called = (start, "last window ended") if end is None else (end, "window ends")
+        if planned and flushed < needed:
             raise LogLost(
                 self.server.where,
-                f"its log ends at {format_lsn(flushed)}, before {format_lsn(start)}, where the last window ended: a backup was "
+                f"its log ends at {format_lsn(flushed)}, before {format_lsn(needed)}, where the {called}: a backup was "
                 "restored, or the server has lost the end of its log in a crash",
                 NEW_PIPELINE,
             )
