@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -182,8 +183,18 @@ def _greet(files: ProcessFiles, settings: WarmSettings, name: str) -> tuple[sock
         connection.close()
         if answer is not None:
             raise WarmUnavailable(answer["refused"])
-        return None  # the process was ending
+        log.info("The warm Spark process has ended before it accepted this task%s", _read_reason(files))
+        return None
     return connection, answer
+
+
+def _read_reason(files: ProcessFiles) -> str:
+    """Return the reason for which a process has ended, as the end of a sentence; "" if it was killed."""
+    with contextlib.suppress(OSError):
+        # The next process of these settings overwrites the log.
+        found = re.findall(r"warm Spark: ends: (.+)", files.log.read_text(errors="replace"))
+        return f": {found[-1]}" if found else ""
+    return ""
 
 
 def _answer(connection: socket.socket) -> dict[str, Any] | None:

@@ -42,6 +42,9 @@ last one."""
 MAX_AGE_SECONDS = 24 * 3600.0
 """Maximum age in seconds. An older process accepts no further task, and ends after its last one, because a JVM's memory grows."""
 
+SILENCE_SECONDS = 60.0
+"""A JVM that does not answer for this time is killed. Its jobs fail, and the next task starts another process."""
+
 GROUP = "spark.jobGroup.id"
 TAGS = "spark.job.tags"
 
@@ -94,6 +97,8 @@ class Server:
         self._clients: list[Client] = []
         self._connected = self._tasks = 0
         self._closed = ""
+        self._silence = 0.0
+        self._problem = ""
 
     @property
     def jvm(self) -> int:
@@ -102,19 +107,33 @@ class Server:
 
     def run(self) -> str:
         """Accept tasks until there is a reason to end, and return the reason."""
+        threading.Thread(target=self._ask_jvm, name="answers of the JVM", daemon=True).start()
         while not (reason := self._find_reason_to_end()):
+            polled = time.monotonic()
             if is_readable(self._listening, _POLL_SECONDS):
                 self._accept()
+            # One poll at a time: if this process was stopped together with the JVM, the time of the stop does not count.
+            self._silence += min(time.monotonic() - polled, 2 * _POLL_SECONDS)
         return reason
+
+    def _ask_jvm(self) -> None:
+        """Ask the JVM again and again whether Spark still runs. A stopped JVM never answers: only this thread waits for it."""
+        while not self._problem:
+            try:
+                if self._spark.isStopped():
+                    self._problem = "Spark was stopped"
+            except Exception as error:
+                self._problem = f"the JVM does not answer: {error}"
+            self._silence = 0.0
+            time.sleep(_POLL_SECONDS)
 
     def _find_reason_to_end(self) -> str:
         if self._process.poll() is not None:
             return f"the JVM has ended with {self._process.returncode}"
-        try:
-            if self._spark.isStopped():
-                return "Spark was stopped"
-        except Exception as error:
-            return f"the JVM does not answer: {error}"
+        if self._problem:
+            return self._problem
+        if self._silence > SILENCE_SECONDS:
+            return f"the JVM has not answered for {SILENCE_SECONDS:g} s: it was stopped, or had no processor or memory"
         if not self._is_there():
             self._close("its socket is gone")
         if time.monotonic() - self._begun > MAX_AGE_SECONDS:
