@@ -183,8 +183,9 @@ class S3Access:
         }
         # Checksums that not every server of S3 knows are sent only where they are required.
         checksums: Any = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
+        # The mode "standard" does not repeat a request that was answered by 429, as stores other than Amazon's do.
         config = Config(
-            retries={"max_attempts": 5, "mode": "standard"}, s3={"addressing_style": "path"} if self.endpoint else {}, **checksums
+            retries={"total_max_attempts": 5, "mode": "legacy"}, s3={"addressing_style": "path"} if self.endpoint else {}, **checksums
         )
         return boto3.client("s3", config=config, **{name: value for name, value in named.items() if value})
 
