@@ -185,7 +185,9 @@ class S3Access:
         checksums: Any = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
         # The mode "standard" does not repeat a request that was answered by 429, as stores other than Amazon's do.
         config = Config(
-            retries={"total_max_attempts": 5, "mode": "legacy"}, s3={"addressing_style": "path"} if self.endpoint else {}, **checksums
+            retries={"total_max_attempts": 5, "mode": "legacy"},
+            s3={"addressing_style": "path"} if self.endpoint else {},
+            **checksums,
         )
         return boto3.client("s3", config=config, **{name: value for name, value in named.items() if value})
 
