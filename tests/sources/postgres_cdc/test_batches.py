@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks.reader import make_batch
+from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot
 from airflow_kafka_spark.sources.postgres_cdc.tasks import batches
 from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, LogMessages, NotWhole, find_kinds, read_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
 from tests.sources.postgres_cdc.test_pgoutput import values
 
 TYPES = {23: (b"-7", b"123456"), 25: (b"", b'x"y\n\\', "ü".encode()), 1114: (b"2024-02-29 12:00:00.5", b"infinity")}
@@ -83,6 +85,29 @@ def normalize(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "value": value}
 
 
+class Chunks(PostgresChunkFilter):
+    """Chunks of tables with the keys 0 to 4. Compares keys without a server.
+
+    0 is done, 1 and 2 are a chunk that has seen transactions before 150, 3 is one that has seen those before 250, 4 is not read.
+    """
+
+    def __init__(self, options: PostgresEventForm) -> None:
+        read = (ReadChunk(("2",), "150:150:"), ReadChunk(("3",), "250:250:"))
+        names = [("public", name) for name in ("t1", "t2")]
+        tables = {name: TableSnapshot(name, ("id",), ("0",), read) for name in names}
+        server: Any = None
+        truncates = "t" not in options.skipped
+        super().__init__(tables=tables, publishes_truncates=truncates, server=server, connection=server, publication="p")
+        self.waits = set[int]()
+
+    def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
+        for key in keys:
+            self.note_chunk(table.table, key, sum(int(end[0]) < int(key[0]) for end in table.bounds))
+
+    def leave_to_chunk(self) -> None:
+        self.waits.add(self._xid)
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "schemas": {"schemas": True, "skipped": frozenset()},
@@ -91,39 +116,56 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+PIECE = 64
+
+
+def write_one_by_one(
+    writer: PostgresEventWriter, chunks: Chunks | None, log: Sequence[tuple[int, bytes]]
+) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(log), PIECE):
+        read = ((lsn, decode(data)) for lsn, data in log[start : start + PIECE])
+        messages = [(lsn, message) for lsn, message in read if message is not None]
+        if chunks is not None:
+            chunks.look_ahead(message for _, message in messages)
+        for lsn, message in messages:
+            if events := list(writer.write(lsn, message)):
+                yield from make_batch(events).to_pylist()
+
+
+def write_batches(writer: BatchWriter, log: Sequence[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(log), PIECE):
+        for batch in writer.write(join(log[start : start + PIECE])):
+            yield from batch.to_pylist()
+
+
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("most", [1 << 20, 3000])
-def test_batches_have_the_events_that_are_written_one_by_one(form, most, monkeypatch):
+@pytest.mark.parametrize(("most", "in_snapshot"), [(1 << 20, False), (3000, False), (3000, True)])
+def test_batches_have_the_events_that_are_written_one_by_one(form, most, in_snapshot, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_BYTES", most)
     count = 0
-    for seed in range(8):
+    for seed in (*range(8), *((11, 29, 37) if in_snapshot else ())):
         keys = {("public", f"t{oid}"): ("id",) for oid in (1, 2, 3)}
         options = PostgresEventForm(prefix="p", primary_keys=keys, **FORMS[form])
-        single, whole = (PostgresEventWriter(options, 30, 370, {}) for _ in range(2))
-        batch_writer = BatchWriter(whole, lambda _, data: decode(data))
+        filters = [Chunks(options) if in_snapshot else None for _ in range(2)]
+        single, whole = (PostgresEventWriter(options, 30, 370, {}, chunks) for chunks in filters)
+        batch_writer = BatchWriter(whole, lambda _, data: decode(data), filters[1])
         log = list(make_log(seed))
         expected: list[dict[str, Any]] = []
         found: list[dict[str, Any]] = []
         failures: list[str] = []
-        for out, write in ((expected, single), (found, batch_writer)):
+        for out, events in ((expected, write_one_by_one(single, filters[0], log)), (found, write_batches(batch_writer, log))):
             try:
-                for start in range(0, len(log), 64):
-                    if isinstance(write, BatchWriter):
-                        for batch in write.write(join(log[start : start + 64])):
-                            out += batch.to_pylist()
-                    else:
-                        for lsn, data in log[start : start + 64]:
-                            message = decode(data)
-                            events = [] if message is None else list(write.write(lsn, message))
-                            out += make_batch(events).to_pylist() if events else []
+                out += events
             except Exception as error:
                 failures.append(str(error))
         assert len(failures) in (0, 2) and len(set(failures)) < 2, failures
         if not failures:
             assert list(map(normalize, found)) == list(map(normalize, expected))
             count += len(found)
+            left = [(chunks.truncated, chunks.waits) for chunks in filters if chunks is not None]
+            assert left[:1] == left[1:]
             assert whole.last == single.last and whole.parts.begin == single.parts.begin
-    assert count > 300, count
+    assert count > (30 if in_snapshot else 300), count
 
 
 def test_rows_that_are_cut_off_or_not_whole_are_not_read_in_columns():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
@@ -63,7 +64,7 @@ class TableSnapshot:
         """True if all keys are read."""
         return bool(self.read) and self.read[-1].upto is None
 
-    @property
+    @cached_property
     def bounds(self) -> list[Key]:
         """The keys at which chunks end: those that are done, and the chunks that are read."""
         ends = [self.done, *(chunk.upto for chunk in self.read)]

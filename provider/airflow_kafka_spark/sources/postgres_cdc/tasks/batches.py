@@ -4,12 +4,16 @@ Arrow reads and writes the changes of a table that have the same kinds of rows: 
 old row; updates with the whole old row; deletes. All others are left to
 :class:`~airflow_kafka_spark.sources.postgres_cdc.tasks.events.PostgresEventWriter`, one by one: changes of keys, and all changes
 of one kind of a table in a batch if one of their rows is not whole, for instance because the server has left out a long value.
+
+While the chunks of a table are read, its changes are decoded one by one, and those that a chunk includes are left out. The others
+are written as those of other tables. The filter's answers hold for one moment of the log, so it is asked in the order of the log,
+up to the next definition or truncate of a table.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -22,7 +26,8 @@ from airflow_kafka_spark.sources.cdc.tasks.columns import format_members, frame_
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import BATCH_BYTES, SCHEMA, make_batch
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventWriter, PostgresTableWriter
-from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, Message
+from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import BeginMessage, ChangeMessage, Message, RelationMessage
+from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
 
 
 class RowKinds(NamedTuple):
@@ -86,12 +91,18 @@ class ChangedRows:
 class BatchWriter:
     """Turns messages of a window of the log into batches of events.
 
-    :param writer: knows tables and transactions, and writes single changes. It filters no events, and publishes no transactions.
+    :param writer: knows tables and transactions, and writes single changes. It publishes no transactions.
     :param decode: returns a message, or None if it changes no row.
+    :param chunks: the writer's filter; None if it has none.
     """
 
-    def __init__(self, writer: PostgresEventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
-        self._writer, self._decode = writer, decode
+    def __init__(
+        self,
+        writer: PostgresEventWriter,
+        decode: Callable[[int, bytes], Message | None],
+        chunks: PostgresChunkFilter | None = None,
+    ) -> None:
+        self._writer, self._decode, self._chunks = writer, decode, chunks
 
     def write(self, messages: LogMessages) -> Iterator[pa.RecordBatch]:
         """Yield the events of messages, in their order.
@@ -101,10 +112,12 @@ class BatchWriter:
         self._messages, self._transactions = messages, [self._writer.parts]
         self._single: list[tuple[int, Event]] = []
         kinds, rows = find_kinds(messages), list[ChangedRows]()
-        # The definition of a table is a message of its own, and holds for the changes behind it.
-        is_definition = (kinds < 0) & (messages.raw[messages.begins] == _RELATION)
+        # The definition of a table is a message of its own, and holds for the changes behind it. A truncate changes what is
+        # left out behind it.
+        first = messages.raw[messages.begins]
+        is_border = (kinds < 0) & ((first == _RELATION) | ((first == _TRUNCATE) & (self._chunks is not None)))
         begin = 0
-        for end in (*np.flatnonzero(is_definition).tolist(), len(kinds)):
+        for end in (*np.flatnonzero(is_border).tolist(), len(kinds)):
             rows += self._write_span(kinds, begin, end)
             begin = end
         yield from self._write_batches(rows)
@@ -115,6 +128,7 @@ class BatchWriter:
         :param kinds: as :func:`find_kinds` returns them.
         :param begin: the number of the first message. Only this one may define a table.
         """
+        filtered = self._look_ahead(begin, end) if self._chunks is not None else {}
         begins, numbers, inside = [begin], [len(self._transactions) - 1], [self._writer.is_inside]
         others = np.flatnonzero(kinds[begin:end] < 0) + begin
         for number, (lsn, data) in zip(others.tolist(), self._messages.list_messages(others), strict=True):
@@ -140,7 +154,60 @@ class BatchWriter:
             if table is None or (table.is_taken and not self._writer.takes_rows(table, *of_rows)):
                 self._write_one_by_one(table, *found)
             elif table.is_taken:
+                if self._chunks is not None and self._chunks.watches(group >> 8):
+                    found = self._leave_out(self._chunks, table, *found, filtered)
                 yield ChangedRows(table, of_rows, *found)
+
+    def _look_ahead(self, begin: int, end: int) -> dict[int, ChangeMessage]:
+        """Let the filter find the chunks of the changes of some messages. Return those of its tables by their number."""
+        assert self._chunks is not None
+        numbers = np.arange(begin, end)
+        first = self._messages.raw[self._messages.begins[numbers]]
+        for lsn, data in self._messages.list_messages(numbers[:1][first[:1] == _RELATION]):
+            if isinstance(message := self._decode(lsn, data), RelationMessage):
+                self._chunks.define(message)
+        changes = numbers[np.isin(first, _CHANGES) & (self._messages.ends - self._messages.begins > _FIRST_ROW)[numbers]]
+        oids = self._read_oids(changes)
+        changes = changes[np.isin(oids, [oid for oid in np.unique(oids).tolist() if self._chunks.watches(oid)])]
+        found: dict[int, ChangeMessage] = {}
+        for number, (lsn, data) in zip(changes.tolist(), self._messages.list_messages(changes), strict=True):
+            if isinstance(message := self._decode(lsn, data), ChangeMessage):
+                found[number] = message
+        self._chunks.look_ahead(found.values())
+        return found
+
+    def _leave_out(
+        self,
+        chunks: PostgresChunkFilter,
+        table: PostgresTableWriter,
+        numbers: np.ndarray,
+        transactions: np.ndarray,
+        found: Mapping[int, ChangeMessage],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the changes that no chunk includes, and of their transactions.
+
+        Rows that move to another key, and perhaps to another chunk, are written one by one.
+
+        :param found: the changes by their number.
+        :raises SourceRejected: the log does not hold the key of a row.
+        """
+        kept, moved, of_filter = np.zeros(len(numbers), bool), np.zeros(len(numbers), bool), -1
+        for at, (number, transaction) in enumerate(zip(numbers.tolist(), transactions.tolist(), strict=True)):
+            change = found[number]
+            if change.op != "I":
+                table.refuse_missing_values(change.old, change.is_full)
+            if chunks.is_moved(table.relation, change):
+                moved[at] = True
+                continue
+            if transaction != of_filter:
+                self._writer.enter_filter(self._transactions[transaction])
+                of_filter = transaction
+            row = change.old if change.new is None else change.new
+            assert row is not None
+            kept[at] = not chunks.includes(table.relation, row, change.old)
+        self._writer.enter_filter(self._writer.parts)
+        self._write_one_by_one(table, numbers[moved], transactions[moved])
+        return numbers[kept], transactions[kept]
 
     def _read_oids(self, changes: np.ndarray) -> np.ndarray:
         """Return the OIDs of the tables of changes."""
@@ -153,16 +220,19 @@ class BatchWriter:
     def _write_single(self, number: int, lsn: int, message: Message) -> None:
         self._single += [(number, event) for event in self._writer.write(lsn, message)]
 
-    def _write_one_by_one(self, table: PostgresTableWriter | None, numbers: np.ndarray, transactions: np.ndarray) -> None:
+    def _write_one_by_one(
+        self, table: PostgresTableWriter | None, numbers: np.ndarray, transactions: np.ndarray, *, is_filtered: bool = False
+    ) -> None:
         """Write changes of a table.
 
         :param table: as it was when they were made; None: as it is now.
+        :param is_filtered: True if no chunk includes them.
         """
         found = zip(numbers.tolist(), self._messages.list_messages(numbers), transactions.tolist(), strict=True)
         for number, (lsn, data), transaction in found:
             message = self._decode(lsn, data)
             assert message is not None
-            with self._writer.going_back(self._transactions[transaction], table):
+            with self._writer.going_back(self._transactions[transaction], table, is_filtered=is_filtered):
                 self._write_single(number, lsn, message)
 
     # --- batches ---
@@ -197,7 +267,7 @@ class BatchWriter:
                 of_rows = read_rows(self._messages, changed.numbers, len(changed.table.columns), changed.kinds.rows)
                 changes = self._write_moved(changed, of_rows)
             except NotWhole:
-                self._write_one_by_one(changed.table, changed.numbers, changed.transactions)
+                self._write_one_by_one(changed.table, changed.numbers, changed.transactions, is_filtered=True)
                 continue
             for batch in self._format(changes, of_rows):
                 parts.append(batch)
@@ -233,7 +303,7 @@ class BatchWriter:
             moved |= np.asarray(pc.fill_null(pc.not_equal(of_rows[0][at], of_rows[1][at]), True))
         if not moved.any():
             return rows
-        self._write_one_by_one(rows.table, rows.numbers[moved], rows.transactions[moved])
+        self._write_one_by_one(rows.table, rows.numbers[moved], rows.transactions[moved], is_filtered=True)
         left = pa.array(~moved)
         of_rows[:] = [[column.filter(left) for column in columns] for columns in of_rows]
         return rows.select(~moved)
@@ -280,8 +350,8 @@ MOST_BYTES = 64 << 20
 """Maximum size in bytes of rows that are read column by column."""
 _FIRST_ROW = 6
 """Index of the first row in a message."""
-_RELATION, _INSERT = 82, 73
-"""First bytes of the messages that define a table, and of inserts."""
+_RELATION, _TRUNCATE, _INSERT, _CHANGES = 82, 84, 73, (73, 85, 68)
+"""First bytes of the messages that define a table, of truncates, of inserts, and of all changes of rows."""
 _ROW_KINDS = (
     RowKinds(has_old=False, has_new=True), RowKinds(has_old=True, has_new=True), RowKinds(has_old=True, has_new=False),
 )  # fmt: skip

@@ -229,20 +229,33 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
-    def going_back(self, parts: TransactionParts, table: PostgresTableWriter | None) -> Iterator[None]:
+    def going_back(
+        self, parts: TransactionParts, table: PostgresTableWriter | None, *, is_filtered: bool = False
+    ) -> Iterator[None]:
         """Write changes of an earlier transaction, in which a table may have been another one.
 
         :param table: the table; None: all tables are as they are now.
+        :param is_filtered: True if no chunk includes the changes; False: the filter decides.
         """
-        now, tables = self.parts, {} if table is None else {table.relation.oid: table}
+        now, tables, filter = self.parts, {} if table is None else {table.relation.oid: table}, self._filter
         present = {oid: self._tables[oid] for oid in tables}
         self.parts, self.timestamp = parts, parts.timestamp
         self._tables |= tables
+        if is_filtered:
+            self._filter = None
+        self.enter_filter(parts)
         try:
             yield
         finally:
             self.parts, self.timestamp = now, now.timestamp
             self._tables |= present
+            self._filter = filter
+            self.enter_filter(now)
+
+    def enter_filter(self, parts: TransactionParts) -> None:
+        """Tell the filter, if there is one, the transaction of the changes about which it is asked next."""
+        if self._filter is not None and parts.begin is not None:
+            self._filter.enter(parts.begin)
 
     def write(self, lsn: int, message: Message) -> Iterator[Event]:
         """Yield the events of a message.
@@ -281,8 +294,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
             self.last = begin
         self._describe(begin, begin.commit_us, "false", str(begin.xid))
         self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
-        if self._filter is not None:
-            self._filter.enter(begin)
+        self.enter_filter(self.parts)
 
     def _describe(self, begin: BeginMessage | None, at_us: int, snapshot: str, xid: str) -> None:
         """Prepare the parts that all events of a transaction, or of a chunk, share."""

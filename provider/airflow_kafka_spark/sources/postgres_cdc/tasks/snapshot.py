@@ -343,17 +343,36 @@ class PostgresChunkFilter(ChunkFilter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._relations: dict[int, RelationMessage] = {}
+        self._key_indexes: dict[int, tuple[RelationMessage, Sequence[int]]] = {}
         self._seen = {chunk.seen: VisibleTransactions.parse(chunk.seen) for t in self.tables.values() for chunk in t.read}
-        self._xid, self._is_visible = 0, False
+        self._xid = 0
+        self._visible: VisibleTransactions | None = None
 
     # --- keys ---
+
+    def define(self, relation: RelationMessage) -> None:
+        """Record the definition of a table, which holds for the changes behind it."""
+        self._relations[relation.oid] = relation
+
+    def watches(self, oid: int) -> bool:
+        """Return True if chunks may include changes of a table that the log has defined."""
+        relation = self._relations.get(oid)
+        return relation is not None and self.find_table((relation.schema, relation.table)) is not None
+
+    def is_moved(self, relation: RelationMessage, change: ChangeMessage) -> bool:
+        """Return True if an update gives a row another key, by which the row may belong to another chunk."""
+        table = self.find_table((relation.schema, relation.table))
+        if table is None or not table.bounds or change.old is None or change.new is None:
+            return False
+        old, new = (self._read_key(table, relation, values, change.old) for values in (change.old, change.new))
+        return old != new
 
     def look_ahead(self, messages: Iterable[Message]) -> None:
         """Find the chunks of the keys of some messages, which :meth:`includes` is asked about next."""
         keys: dict[tuple[str, str], dict[Key, None]] = {}
         for message in messages:
             if isinstance(message, RelationMessage):
-                self._relations[message.oid] = message
+                self.define(message)
             elif isinstance(message, ChangeMessage):
                 relation = self._relations[message.relation]
                 table = self.find_table((relation.schema, relation.table))
@@ -370,22 +389,32 @@ class PostgresChunkFilter(ChunkFilter):
     def _read_key(
         self, table: TableSnapshot, relation: RelationMessage, values: Sequence[object], old: Sequence[object] | None
     ) -> Key:
-        at = {column.name: index for index, column in enumerate(relation.columns)}
         key = []
-        for name in table.key:
-            if name not in at:
-                found = (
-                    f"its snapshot was begun by the key ({', '.join(table.key)}), and its rows have no column `{name}` any more"
-                )
-                raise SourceRejected(table.shown, found, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
-            value = values[at[name]]
+        for name, at in zip(table.key, self._find_key_indexes(table, relation), strict=True):
+            value = values[at]
             if value is UNCHANGED and old is not None:
-                value = old[at[name]]
+                value = old[at]
             if not isinstance(value, bytes):
                 found = f"the log does not hold the value of key column `{name}` of a row that was changed"
                 raise SourceRejected(table.shown, found, f"ALTER TABLE {table.shown} REPLICA IDENTITY FULL. {NEW_PIPELINE}")
             key.append(value.decode())
         return tuple(key)
+
+    def _find_key_indexes(self, table: TableSnapshot, relation: RelationMessage) -> Sequence[int]:
+        """Return the indexes of the columns of a snapshot's key in the rows of the log.
+
+        :raises SourceRejected: a column is missing.
+        """
+        known = self._key_indexes.get(relation.oid)
+        if known is None or known[0] is not relation:
+            at = {column.name: index for index, column in enumerate(relation.columns)}
+            for name in table.key:
+                if name not in at:
+                    key = ", ".join(table.key)
+                    found = f"its snapshot was begun by the key ({key}), and its rows have no column `{name}` any more"
+                    raise SourceRejected(table.shown, found, f"Restore the key until the snapshot is complete. {NEW_PIPELINE}")
+            known = self._key_indexes[relation.oid] = relation, [at[name] for name in table.key]
+        return known[1]
 
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
         """Record the number of ends of chunks before each key."""
@@ -399,10 +428,13 @@ class PostgresChunkFilter(ChunkFilter):
         shape.refuse_other_key(table.key, table.types)
         names = [f"c{n}" for n in range(len(table.key))]
         arrays = ", ".join(["%s::text[]"] * len(names))
-        ends, given = ([column.cast(f"{of}.{name}") for name, column in zip(names, shape.key, strict=True)] for of in ("e", "k"))
+        values = ", ".join(f"{column.cast(f'u.{name}')} AS {name}" for name, column in zip(names, shape.key, strict=True))
+        ends, given = ([f"{of}.{name}" for name in names] for of in ("e", "k"))
+        # Each text is cast once, not for each comparison.
         query = (
-            f"SELECT (SELECT count(*) FROM unnest({arrays}) AS e({', '.join(names)}) WHERE {shape.compare(ends, '<', given)}) "
-            f"FROM unnest({arrays}) WITH ORDINALITY AS k({', '.join(names)}, number) ORDER BY k.number"
+            f"WITH e AS MATERIALIZED (SELECT {values} FROM unnest({arrays}) AS u({', '.join(names)})), k AS MATERIALIZED "
+            f"(SELECT {values}, number FROM unnest({arrays}) WITH ORDINALITY AS u({', '.join(names)}, number)) "
+            f"SELECT (SELECT count(*) FROM e WHERE {shape.compare(ends, '<', given)}) FROM k ORDER BY k.number"
         )
         parameters = [list(column) for part in (table.bounds, keys) for column in zip(*part, strict=True)]
         counts = self.connection.execute(query.encode(), parameters).fetchall()
@@ -413,7 +445,7 @@ class PostgresChunkFilter(ChunkFilter):
 
     def enter(self, begin: BeginMessage) -> None:
         """Record the transaction whose changes come next."""
-        self._xid, self._is_visible = begin.xid, False
+        self._xid = begin.xid
 
     def includes(self, relation: RelationMessage, values: Sequence[object], old: Sequence[object] | None = None) -> bool:
         """Return True if the chunk of a row includes the change of this transaction, or is not read yet and will include it.
@@ -439,14 +471,19 @@ class PostgresChunkFilter(ChunkFilter):
         :raises SourceUnavailable: the transaction is not visible after :data:`VISIBLE_SECONDS`.
         """
         deadline = time.monotonic() + VISIBLE_SECONDS
-        while not self._is_visible:
+        while not self._sees_transaction():
             text = fetch_rows(self.connection, f"SELECT {find_snapshot_function(self.connection)}")[0][0]
-            self._is_visible = VisibleTransactions.parse(text).include(self._xid)
-            if not self._is_visible and time.monotonic() > deadline:
+            self._visible = VisibleTransactions.parse(text)
+            if self._sees_transaction():
+                return
+            if time.monotonic() > deadline:
                 detail = f"its commit was written {VISIBLE_SECONDS:.0f} s ago, and waits for a synchronous standby"
                 raise SourceUnavailable(self.server.server.where, f"waiting for transaction {self._xid}", detail)
-            if not self._is_visible:
-                time.sleep(0.02)
+            time.sleep(0.02)
+
+    def _sees_transaction(self) -> bool:
+        """Return True if the last snapshot that was asked for includes the transaction of :meth:`enter`."""
+        return self._visible is not None and self._visible.include(self._xid)
 
 
 def make_chunk_token(opened: PostgresOpenChunk) -> dict[str, Any]:
