@@ -195,6 +195,8 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                         copy.apply(records)
         windows.close(window)
         position = windows.position or {}
+        if kinds[-1] == "log" and windows.tokens[0].get("truncated"):
+            behind = (0, 0)  # the chunks of these tables are read again, and perhaps no other ones are left
         if kinds[-1] == "chunks":
             assert LogCoordinates.parse(position["place"]).order >= behind, "the log was not read up to the chunks before"
             behind = LogCoordinates.parse(position["snapshot"]["behind"]).order

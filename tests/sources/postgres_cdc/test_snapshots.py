@@ -162,6 +162,8 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
                         published[index] = records
                         copy.apply(records)
             windows.close(window, advance=traffic.random.random() < 0.7)
+            if kinds[-1] == "log" and windows.tokens[0].get("truncated"):
+                behind = 0  # the chunks of these tables are read again, and perhaps no other ones are left
             if kinds[-1] == "chunks":
                 assert parse_lsn(window.position["lsn"]) >= behind, "the log was not read up to the chunks before"
                 behind = parse_lsn((windows.position or {})["snapshot"]["behind"])
