@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from airflow_kafka_spark.errors import SourceRejected
+from airflow_kafka_spark.sources import MySqlCdcSource
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
-from tests.sources.mysql_cdc.kit import Binlog
+from tests.sources.mysql_cdc.kit import LOG, Binlog
 from tests.support.mariadb import EmbeddedMariaDB
 from tests.support.waiting import eventually
 
@@ -22,7 +24,7 @@ REPLICA = "maria_replica"
 @pytest.fixture
 def replica(shop: Binlog) -> Iterator[EmbeddedMariaDB]:
     """A replica that follows the shop's server from now on, two seconds behind."""
-    with EmbeddedMariaDB("--server-id=8") as started, started.connect() as connection:
+    with EmbeddedMariaDB(*LOG, "--server-id=8", "--log-slave-updates") as started, started.connect() as connection:
         os.environ[f"AIRFLOW_CONN_{REPLICA.upper()}"] = started.connection_uri()
         file, position = shop.place.split(":")
         server = shop.server
@@ -71,6 +73,12 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
             cursor.execute(statement)
         assert rows.result(60) == 3
+    windows = orders.windows()
+    windows.next()
+    windows.source = MySqlCdcSource(REPLICA, topic_prefix="p", starting_position="latest")
+    assert windows.source.validate() == []
+    with pytest.raises(SourceRejected, match="its server_id is `8`.*`7`"):
+        windows.freeze()
 
 
 def test_options_that_belong_together_and_servers_that_are_no_replicas_are_reported(orders):

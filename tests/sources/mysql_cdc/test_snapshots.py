@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pymysql
@@ -15,7 +16,7 @@ import pytest
 from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates
 from tests.sources.mysql_cdc.kit import Binlog
-from tests.sources.postgres_cdc.kit import Copy, Windows, changes
+from tests.sources.postgres_cdc.kit import Copy, Windows, changes, take_transactions
 from tests.support.waiting import eventually
 
 BUSY = (1205, 1213)
@@ -179,9 +180,11 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         **({"skipped_operations": ()} if truncates else {}),
     )
     assert source.validate() == []
+    one_by_one = replace(source, provide_transaction_metadata=True)
     windows, copy, kinds, behind = Windows(source), Copy(), list[str](), (0, 0)
     for _ in range(100):
         traffic.change(traffic.random.randint(0, 8))
+        windows.source = one_by_one if kinds.count("log") % 3 == 1 else source
         window = windows.freeze()
         kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
         published: set[int] = set()
@@ -189,7 +192,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             while len(published) < len(window.splits):
                 for index in set(range(len(window.splits))) - published:
                     traffic.change(traffic.random.randint(0, 6))
-                    records = windows.read_split(window, index)
+                    records = take_transactions(windows.read_split(window, index))
                     if traffic.random.random() < 0.7:  # else the attempt dies before its marker
                         published.add(index)
                         copy.apply(records)
@@ -203,6 +206,7 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
         if not position.get("snapshot") and kinds.count("log") > 20:
             break
     traffic.close()
+    windows.source = source
     copy.apply(windows.drain())
     traffic.compare(copy)
     assert copy.count["r"] > 150 and copy.count["u"] > 20, copy.count

@@ -44,9 +44,13 @@ def test_every_change_is_an_event_in_the_order_of_the_log_and_every_attempt_read
     source = first[0]["value"]["source"]
     assert (source["connector"], source["db"], source["table"], source["server_id"]) == ("mariadb", "shop", "orders", 7)
     assert source["ts_ms"] == first[0]["timestamp"] and source["gtid"].startswith("0-7-")
-    assert f"{source['file']}:{source['pos']}" > window.splits[0]["start"]
+    assert LogCoordinates(source["file"], source["pos"]).order > LogCoordinates.parse(window.splits[0]["start"]).order
     windows.close(window)
     assert windows.next() == []
+    assert (windows.position or {})["gtid"] == first[-2]["value"]["source"]["gtid"]
+    orders.execute("SET SESSION gtid_domain_id = 3", "INSERT INTO orders VALUES (4, 'four')", "SET SESSION gtid_domain_id = 0")
+    [fourth] = windows.next()
+    assert fourth["value"]["source"]["gtid"] == (windows.position or {})["gtid"] == "3-7-1"
 
 
 class BinlogCase(RowSourceCase):

@@ -184,6 +184,16 @@ class Copy:
                 table[key] = after
 
 
+def take_transactions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a window of whole transactions, without the records of these, which have to count them all."""
+    events = [record for record in records if not record["topic"].endswith(".transaction")]
+    given = [record["value"] for record in records if record["topic"].endswith(".transaction")]
+    assert [value["status"] for value in given] == ["BEGIN", "END"] * (len(given) // 2)
+    counted = sum(record["value"] is not None for record in events)
+    assert sum(value["event_count"] or 0 for value in given) == (counted if given else 0)
+    return events
+
+
 def decoded(value: bytes | None) -> Any:
     return None if value is None else json.loads(value)
 
