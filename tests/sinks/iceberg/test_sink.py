@@ -157,6 +157,23 @@ def test_a_commit_whose_answer_was_lost_is_looked_up_and_not_repeated(lake, feed
     assert lake.leftovers() == []
 
 
+def test_manifests_of_a_commit_that_fails_while_it_is_prepared_are_removed(lake, feed, monkeypatch):
+    apply(lake.sink, feed.next())
+    job = feed.next()
+
+    def fail(*_args, **_options):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        # The manifest list is written behind the manifests that it names.
+        patched.setattr("pyiceberg.table.update.snapshot.write_manifest_list", fail)
+        with pytest.raises(SinkUnavailable, match="no space left"):
+            apply(lake.sink, job)
+    assert lake.leftovers() == []
+    assert apply(lake.sink, job).ranges == job.window.ranges
+    assert lake.leftovers() == []
+
+
 @pytest.fixture
 def rest(lake: IcebergCase) -> Iterator[RestServer]:
     """Let the sink reach the case's catalog by HTTP only."""

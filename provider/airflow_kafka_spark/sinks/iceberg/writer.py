@@ -227,7 +227,7 @@ class Attempts:
         try:
             files = list_data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
             keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
-            self._remove_manifests(table, snapshot_id)
+            self.remove_manifests(table, snapshot_id)
         except Exception as error:  # each store has errors of its own
             log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
@@ -243,7 +243,7 @@ class Attempts:
         try:
             if sure or not is_referenced(table, directory):
                 self.lake.get_data_store(table).remove_all(directory)
-                self._remove_manifests(table, parse_snapshot_id(marker))
+                self.remove_manifests(table, parse_snapshot_id(marker))
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
@@ -260,8 +260,13 @@ class Attempts:
         except OSError as error:
             raise self.lake.make_unavailable_error("looking for earlier attempts", error) from error
 
-    def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
-        """Remove the manifests that were written for tries of a commit that failed."""
+    def remove_manifests(self, table: Table, snapshot_id: int) -> None:
+        """Remove the manifests that were written for tries of a commit that failed.
+
+        :param table: the table; if it has the snapshot, the manifests that this names are kept.
+        :param snapshot_id: the snapshot that the tries were to commit.
+        :raises Exception: catalog or store did not answer.
+        """
         named = list_metadata_files(table, snapshot_id)
         store = self.lake.get_metadata_store(table)
         begins = make_manifest_prefix(snapshot_id)
@@ -325,7 +330,13 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         return self.lake.make_unavailable_error(doing, error)
 
     def discard(self) -> None:
-        self._remove_written(())
+        try:
+            # A commit that failed while it was prepared has not told which manifests it had written.
+            Attempts(self.lake).remove_manifests(self.table, self.snapshot_id)
+        except Exception as error:  # each catalog and store has errors of its own
+            detail = self.lake.access.hide_secrets(str(error))
+            log.warning("The next attempt removes the files of attempt %s: %s", self.marker, detail)
+            return
         super().discard()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
