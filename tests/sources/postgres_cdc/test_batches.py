@@ -148,7 +148,7 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, in_snap
         options = PostgresEventForm(prefix="p", primary_keys=keys, **FORMS[form])
         filters = [Chunks(options) if in_snapshot else None for _ in range(2)]
         single, whole = (PostgresEventWriter(options, 30, 370, {}, chunks) for chunks in filters)
-        batch_writer = BatchWriter(whole, lambda _, data: decode(data), filters[1])
+        batch_writer = BatchWriter(whole, lambda _, data: decode(data))
         log = list(make_log(seed))
         expected: list[dict[str, Any]] = []
         found: list[dict[str, Any]] = []

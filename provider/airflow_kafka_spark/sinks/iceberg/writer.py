@@ -227,7 +227,7 @@ class Attempts:
         try:
             files = list_data_files(table, [table.snapshot_by_id(snapshot_id)], directory)
             keep_only(data, directory, (f"{directory}/{file.file_path.rpartition('/')[2]}" for file in files))
-            self.remove_manifests(table, snapshot_id)
+            self._remove_manifests(table, snapshot_id)
         except Exception as error:  # each store has errors of its own
             log.warning("Files that attempt %s has left are not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
@@ -243,7 +243,7 @@ class Attempts:
         try:
             if sure or not is_referenced(table, directory):
                 self.lake.get_data_store(table).remove_all(directory)
-                self.remove_manifests(table, parse_snapshot_id(marker))
+                self._remove_manifests(table, parse_snapshot_id(marker))
         except Exception as error:  # each store has errors of its own
             log.warning("Attempt %s is not removed: %s", marker, self.lake.access.hide_secrets(str(error)))
             return
@@ -260,7 +260,7 @@ class Attempts:
         except OSError as error:
             raise self.lake.make_unavailable_error("looking for earlier attempts", error) from error
 
-    def remove_manifests(self, table: Table, snapshot_id: int) -> None:
+    def _remove_manifests(self, table: Table, snapshot_id: int) -> None:
         """Remove the manifests that were written for tries of a commit that failed.
 
         :param table: the table; if it has the snapshot, the manifests that this names are kept.
@@ -330,14 +330,8 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         return self.lake.make_unavailable_error(doing, error)
 
     def discard(self) -> None:
-        try:
-            # A commit that failed while it was prepared has not told which manifests it had written.
-            Attempts(self.lake).remove_manifests(self.table, self.snapshot_id)
-        except Exception as error:  # each catalog and store has errors of its own
-            detail = self.lake.access.hide_secrets(str(error))
-            log.warning("The next attempt removes the files of attempt %s: %s", self.marker, detail)
-            return
-        super().discard()
+        # A commit that failed while it was prepared has not told which manifests it had written: they are found by their names.
+        Attempts(self.lake).remove(self.table, self.marker, sure=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)

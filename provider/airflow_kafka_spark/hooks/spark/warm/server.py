@@ -97,7 +97,7 @@ class Server:
         self._clients: list[Client] = []
         self._connected = self._tasks = 0
         self._closed = ""
-        self._silence = 0.0
+        self._answered = threading.Event()
         self._problem = ""
 
     @property
@@ -108,12 +108,18 @@ class Server:
     def run(self) -> str:
         """Accept tasks until there is a reason to end, and return the reason."""
         threading.Thread(target=self._ask_jvm, name="answers of the JVM", daemon=True).start()
+        silence = 0.0
         while not (reason := self._find_reason_to_end()):
             polled = time.monotonic()
             if is_readable(self._listening, _POLL_SECONDS):
                 self._accept()
             # One poll at a time: if this process was stopped together with the JVM, the time of the stop does not count.
-            self._silence += min(time.monotonic() - polled, 2 * _POLL_SECONDS)
+            silence += min(time.monotonic() - polled, 2 * _POLL_SECONDS)
+            if self._answered.is_set():
+                self._answered.clear()
+                silence = 0.0
+            elif silence > SILENCE_SECONDS:
+                return f"the JVM has not answered for {SILENCE_SECONDS:g} s: it was stopped, or had no processor or memory"
         return reason
 
     def _ask_jvm(self) -> None:
@@ -124,7 +130,7 @@ class Server:
                     self._problem = "Spark was stopped"
             except Exception as error:
                 self._problem = f"the JVM does not answer: {error}"
-            self._silence = 0.0
+            self._answered.set()
             time.sleep(_POLL_SECONDS)
 
     def _find_reason_to_end(self) -> str:
@@ -132,8 +138,6 @@ class Server:
             return f"the JVM has ended with {self._process.returncode}"
         if self._problem:
             return self._problem
-        if self._silence > SILENCE_SECONDS:
-            return f"the JVM has not answered for {SILENCE_SECONDS:g} s: it was stopped, or had no processor or memory"
         if not self._is_there():
             self._close("its socket is gone")
         if time.monotonic() - self._begun > MAX_AGE_SECONDS:

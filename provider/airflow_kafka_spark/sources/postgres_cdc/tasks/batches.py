@@ -93,16 +93,10 @@ class BatchWriter:
 
     :param writer: knows tables and transactions, and writes single changes. It publishes no transactions.
     :param decode: returns a message, or None if it changes no row.
-    :param chunks: the writer's filter; None if it has none.
     """
 
-    def __init__(
-        self,
-        writer: PostgresEventWriter,
-        decode: Callable[[int, bytes], Message | None],
-        chunks: PostgresChunkFilter | None = None,
-    ) -> None:
-        self._writer, self._decode, self._chunks = writer, decode, chunks
+    def __init__(self, writer: PostgresEventWriter, decode: Callable[[int, bytes], Message | None]) -> None:
+        self._writer, self._decode, self._chunks = writer, decode, writer.filter
 
     def write(self, messages: LogMessages) -> Iterator[pa.RecordBatch]:
         """Yield the events of messages, in their order.

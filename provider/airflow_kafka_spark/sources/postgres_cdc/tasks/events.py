@@ -184,6 +184,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
     :param user_types: types that are not built in, by OID.
     :param filter: decides which events the chunks of a snapshot include, and are left out; None leaves out none.
     :param money_digits: number of decimal places of `money`.
+    :ivar filter: the filter; None while changes are written that no chunk includes.
     :ivar last: the last transaction of the window; None until one has begun.
     :ivar parts: what events share from now on.
     """
@@ -200,7 +201,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         super().__init__(options, "postgresql")
         self._options = options
         self._start, self._end = start, end
-        self._filter = filter
+        self.filter = filter
         self._types = ValueTypes(options.decimals, options.times, user_types, money_digits)
         self._tables: dict[int, PostgresTableWriter] = {}
         self.parts = TransactionParts()
@@ -237,25 +238,25 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         :param table: the table; None: all tables are as they are now.
         :param is_filtered: True if no chunk includes the changes; False: the filter decides.
         """
-        now, tables, filter = self.parts, {} if table is None else {table.relation.oid: table}, self._filter
+        now, tables, filter = self.parts, {} if table is None else {table.relation.oid: table}, self.filter
         present = {oid: self._tables[oid] for oid in tables}
         self.parts, self.timestamp = parts, parts.timestamp
         self._tables |= tables
         if is_filtered:
-            self._filter = None
+            self.filter = None
         self.enter_filter(parts)
         try:
             yield
         finally:
             self.parts, self.timestamp = now, now.timestamp
             self._tables |= present
-            self._filter = filter
+            self.filter = filter
             self.enter_filter(now)
 
     def enter_filter(self, parts: TransactionParts) -> None:
         """Tell the filter, if there is one, the transaction of the changes about which it is asked next."""
-        if self._filter is not None and parts.begin is not None:
-            self._filter.enter(parts.begin)
+        if self.filter is not None and parts.begin is not None:
+            self.filter.enter(parts.begin)
 
     def write(self, lsn: int, message: Message) -> Iterator[Event]:
         """Yield the events of a message.
@@ -327,7 +328,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
 
     def is_included(self, table: PostgresTableWriter, values: RowValues, old: RowValues | None = None) -> bool:
         """Return True if a chunk of a snapshot includes the change of a row, or will include it."""
-        return self._filter is not None and self._filter.includes(table.relation, values, old)
+        return self.filter is not None and self.filter.includes(table.relation, values, old)
 
     def _truncate(self, lsn: int, truncate: TruncateMessage) -> Iterator[Event]:
         if "t" in self._options.skipped:
@@ -335,6 +336,6 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         for oid in truncate.relations:
             table = self._tables[oid]
             if table.is_taken and not (
-                self._filter is not None and self._filter.is_superfluous_truncate((table.relation.schema, table.relation.table))
+                self.filter is not None and self.filter.is_superfluous_truncate((table.relation.schema, table.relation.table))
             ):
                 yield self.make_event(table, lsn, "t", "", "null", "null")

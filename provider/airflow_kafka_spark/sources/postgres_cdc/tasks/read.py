@@ -186,7 +186,7 @@ class PostgresLogReader(EventReader):
             # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
             found = stack.enter_context(closing(self._find_messages(connection, bounds["end"])))
             if not self.options.transactions:
-                batches = BatchWriter(writer, self._decode_message, chunks)
+                batches = BatchWriter(writer, self._decode_message)
                 for messages in found:
                     yield from batches.write(messages)
                     if writer.is_past:
