@@ -297,6 +297,7 @@ def test_manifests_of_many_windows_are_merged(lake, feed):
         apply(lake.sink, job)
     table = current(lake)
     assert len(table.current_snapshot().manifests(table.io)) < 4
+    assert lake.leftovers() == [], "a manifest that was merged at once is removed"
     assert Counter(lake.ids()) == Counter(i for job in jobs for i in job.ids)
     again = replayed(jobs[1])
     apply(lake.sink, again)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
     from airflow_kafka_spark.sinks.iceberg.catalog import IcebergTable
     from airflow_kafka_spark.sinks.lake.tasks.rewrite import TableFile, Upsert
@@ -252,11 +252,18 @@ def list_ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
 
 @dataclass(frozen=True)
 class SnapshotCommit:
-    """One commit to try: its requirements, its changes, and the files of metadata that were written for it."""
+    """One commit to try.
+
+    :param requirements: its requirements.
+    :param updates: its changes.
+    :param written: the manifests and manifest lists that were written for it.
+    :param named: those of them that the snapshot names. A manifest that was merged into another one is not among them.
+    """
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     written: tuple[str, ...]
+    named: tuple[str, ...]
 
 
 def make_manifest_prefix(snapshot_id: int) -> tuple[str, str]:
@@ -330,16 +337,22 @@ def make_commit(table: Table, snapshot: NewSnapshot) -> SnapshotCommit:
         producer.delete_data_file(file)
     updates, _ = producer._commit()
     requirements: list[TableRequirement] = [AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})]
-    changes = [_complete_snapshot(updates[0], metadata, snapshot.rewrites)]
+    made = _complete_snapshot(updates[0], metadata, snapshot.rewrites)
+    changes: list[TableUpdate] = [made]
     for name, kind in ((snapshot.branch, SnapshotRefType.BRANCH), (snapshot.tag, SnapshotRefType.TAG)):
         if name is not None:
             requirements.append(require_ref(name, find_head(metadata, name)))
             changes.append(set_ref(metadata, name, kind, snapshot.id))
     written = (*producer._written_manifests, *producer._written_manifest_lists)
-    return SnapshotCommit(tuple(requirements), tuple(changes), written)
+    named = written
+    if isinstance(producer, _MergeAppendFiles) and len(producer._written_manifests) > 1:
+        # pyiceberg does not say which of them it has merged.
+        merged = made.snapshot.manifests(table.io)
+        named = (made.snapshot.manifest_list, *(manifest.manifest_path for manifest in merged))
+    return SnapshotCommit(tuple(requirements), tuple(changes), written, named)
 
 
-def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> TableUpdate:
+def _complete_snapshot(update: TableUpdate, metadata: TableMetadata, rewrites: bool) -> AddSnapshotUpdate:
     """Return a snapshot that is younger than earlier ones, even if the clocks of two writers differ: Iceberg's readers in Java
     refuse a table whose snapshots go back in time by more than a minute.
     """

@@ -405,7 +405,7 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         snapshot = NewSnapshot(self.snapshot_id, summary, self.branch, tag, added, change.removed)
         commit = make_commit(table.table, snapshot)
         self.written += commit.written
-        self.tried = commit.written
+        self.tried = commit.named
         if self.attempt.home.location.is_local:
             for path in commit.written:
                 store = IcebergStore.of(path, table.table.io.properties)
