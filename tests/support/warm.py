@@ -57,10 +57,15 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def server_of(jvm: int) -> int:
+    """Return the process that has started a JVM."""
+    return int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def end(jvm: int) -> None:
     """End the warm process of a JVM, and wait until the JVM is gone."""
     with suppress(OSError):
-        server = int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[1])
+        server = server_of(jvm)
         if server > 1:
             os.kill(server, signal.SIGTERM)
     assert wait_until(lambda: not is_running(jvm), 180)

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 from airflow_kafka_spark.hooks.spark.class_archive import find_available_memory
 from airflow_kafka_spark.hooks.spark.health import get_java_session_class
 from airflow_kafka_spark.hooks.spark.warm.process import (
+    STOPPED_SECONDS,
     ProcessFiles,
     WarmSettings,
     WarmUnavailable,
     connect,
     count_open_sockets,
     is_readable,
+    is_stopped,
     list_process_environment,
     make_private_directory,
+    read_peer_credentials,
     receive_message,
     send,
 )
@@ -44,6 +47,7 @@ MAX_PROCESSES = 4
 
 START_SECONDS = 300.0
 _MEMORY_NEEDED = 1 << 30
+_POLL_SECONDS = 1.0
 
 
 @dataclass
@@ -198,6 +202,9 @@ def _read_reason(files: ProcessFiles) -> str:
 
 
 def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the answer of the warm process; None if it has ended, or was stopped and is killed."""
+    if not _wait_for_answer(connection):
+        return None
     connection.settimeout(START_SECONDS)
     try:
         return receive_message(connection)
@@ -205,6 +212,26 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
         raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s") from None
     finally:
         connection.settimeout(None)
+
+
+def _wait_for_answer(connection: socket.socket) -> bool:
+    """Wait until the warm process answers or ends, and return True. If it was stopped, kill it and return False.
+
+    :raises WarmUnavailable: it does not answer within :data:`START_SECONDS`.
+    """
+    pid, stopped = read_peer_credentials(connection)[0], 0.0
+    deadline = time.monotonic() + START_SECONDS
+    while not is_readable(connection, _POLL_SECONDS):
+        stopped = stopped + _POLL_SECONDS if is_stopped(pid) else 0.0
+        if stopped >= STOPPED_SECONDS:
+            log.warning("Killing the warm Spark process: its server %d has been stopped (SIGSTOP) for %g s", pid, STOPPED_SECONDS)
+            # It leads the group of its JVM, which may be stopped, too, and would not notice its end.
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            return False
+        if time.monotonic() > deadline:
+            raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s")
+    return True
 
 
 def _start(files: ProcessFiles, settings: WarmSettings) -> None:

@@ -32,6 +32,9 @@ _JAVA = "spark.driver.extraJavaOptions"
 
 LONGEST_SECONDS = 24 * 3600.0
 
+STOPPED_SECONDS = 15.0
+"""A warm process or JVM that does not answer is killed after this time if it was stopped (SIGSTOP)."""
+
 # Environment variables that are not part of the settings: connections and the context of a task; variables that libraries set
 # when they are imported (`_RJEM_MALLOC_CONF`); variables that connect pyspark to a running session, or that it has set for one;
 # faults for tests; and variables that differ between processes without an effect on them.
@@ -136,6 +139,14 @@ def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return process id and user id of the other end of a connection."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process is stopped by a signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def is_readable(file: socket.socket | BinaryIO, seconds: float = 0.0) -> bool:

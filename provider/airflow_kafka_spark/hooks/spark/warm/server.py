@@ -29,7 +29,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.hooks.spark.warm.process import ProcessFiles, is_readable, read_peer_credentials, receive_message, send
+from airflow_kafka_spark.hooks.spark.warm.process import (
+    STOPPED_SECONDS,
+    ProcessFiles,
+    is_readable,
+    is_stopped,
+    read_peer_credentials,
+    receive_message,
+    send,
+)
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
@@ -43,7 +51,8 @@ MAX_AGE_SECONDS = 24 * 3600.0
 """Maximum age in seconds. An older process accepts no further task, and ends after its last one, because a JVM's memory grows."""
 
 SILENCE_SECONDS = 60.0
-"""A JVM that does not answer for this time is killed. Its jobs fail, and the next task starts another process."""
+"""A JVM that does not answer for this time is killed, one that was stopped after :data:`STOPPED_SECONDS`. Its jobs fail, and the
+next task starts another process."""
 
 GROUP = "spark.jobGroup.id"
 TAGS = "spark.job.tags"
@@ -118,8 +127,10 @@ class Server:
             if self._answered.is_set():
                 self._answered.clear()
                 silence = 0.0
+            elif silence > STOPPED_SECONDS and is_stopped(self.jvm):
+                return f"the JVM has not answered for {STOPPED_SECONDS:g} s: it is stopped (SIGSTOP)"
             elif silence > SILENCE_SECONDS:
-                return f"the JVM has not answered for {SILENCE_SECONDS:g} s: it was stopped, or had no processor or memory"
+                return f"the JVM has not answered for {SILENCE_SECONDS:g} s: it had no processor or memory"
         return reason
 
     def _ask_jvm(self) -> None:
