@@ -504,3 +504,5 @@ def test_a_missing_right_is_named_with_connection_and_resource_and_no_retry_is_a
     named = f"{resource} `{group if name == GROUP else name}"
     assert "`airflow`" in said and f"right {right} on {named}" in said and "_AUTHORIZATION_FAILED" in said
     assert "retr" not in said.lower() and not raised.value.retryable
+    # Less than the time after which the brokers would abort a transaction that was left open.
+    assert wait_stable(cluster.kafka.connection_extra("admin"), LEDGER, seconds=10)

@@ -41,6 +41,7 @@ from airflow_kafka_spark.errors import (
 )
 from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaUser, Right, find_missing_right
 from airflow_kafka_spark.hooks.kafka.transactions import (
+    abort,
     describe_producer_error,
     find_fatal_error,
     find_timeout_refusal,
@@ -767,13 +768,20 @@ class Ledger:
     def translate(
         self, error: BaseException, doing: str, topic: str = "", *, producer: Producer | None = None
     ) -> KafkaSparkError:
-        """Return this package's error for one of the attempt's producers.
+        """Return this package's error for one of the attempt's producers. If the brokers have refused its transaction, abort it:
+        readers of the ledger's partition, also those of other pipelines, would otherwise wait for its timeout.
 
         :param doing: the failed action, for the message.
         :param topic: the topic that was written; default: the ledger topic.
         :param producer: the producer, if its transaction is over. It is asked for an error that the client has lost. An attempt
             that did not know that it is fenced would fence the newer attempt.
         """
+        failure = self._translate(error, doing, topic or self.topic.name, producer)
+        if producer is not None and isinstance(failure, (RightMissing, GroupHasMembers, KafkaRefused)):
+            abort(producer)
+        return failure
+
+    def _translate(self, error: BaseException, doing: str, topic: str, producer: Producer | None) -> KafkaSparkError:
         from confluent_kafka import KafkaException
 
         if isinstance(error, RightMissing):
@@ -786,7 +794,7 @@ class Ledger:
             return Fenced(self.pipeline, doing)
         if not isinstance(error, KafkaException):
             return KafkaUnavailable(self.hook.conn_id, doing, str(error))
-        return self._translate_kafka(error, doing, topic or self.topic.name)
+        return self._translate_kafka(error, doing, topic)
 
     def _translate_kafka(self, error: KafkaException, doing: str, topic: str) -> KafkaSparkError:
         from confluent_kafka import KafkaError
