@@ -420,6 +420,14 @@ _OF_DEAD_LETTERS = (
             "[postgres-dead.in_transaction]",
         ),
     ),
+    Mutant(
+        name="dead-letters-beside-an-applied-window",
+        path="operators/kafka_to_sink.py",
+        old="        return self.operator.find_applied(self.window)\n\n    def _send_elsewhere",
+        new="        return None\n\n    def _send_elsewhere",
+        breaks="An attempt that has begun looks whether the one before has committed the window, before it sends dead letters.",
+        tests=("tests/windows/test_ledger_model.py::test_two_tries_of_a_window_with_dead_letters",),
+    ),
 )
 
 OF_WRITING: tuple[Mutant, ...] = (

@@ -24,9 +24,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import pyarrow as pa
 from airflow.providers.common.compat.sdk import AirflowSkipException
 from greenlet import getcurrent, greenlet
 
+from airflow_kafka_spark.bad_records.dead_letters import DeadLetterTopic
 from airflow_kafka_spark.control import base as control_base
 from airflow_kafka_spark.control import lifecycle, position, replay
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, WindowConflict
@@ -40,17 +42,29 @@ from airflow_kafka_spark.ledger.group import make_offset_metadata
 from airflow_kafka_spark.ledger.topic import ALL_RECORDS, AwaitedRecords, Hint, LedgerSpan
 from airflow_kafka_spark.operators import KafkaToSinkOperator, base, binding, kafka_to_sink
 from airflow_kafka_spark.operators.publishing import publish_splits
-from airflow_kafka_spark.sinks.base import Guarantee, Sink
+from airflow_kafka_spark.sinks.base import Guarantee, Sink, WindowWriter
+from airflow_kafka_spark.sinks.kafka.tasks import send as sending
+from airflow_kafka_spark.sinks.kafka.tasks.dead_letters import SCHEMA, to_bytes
 from airflow_kafka_spark.sinks.kafka.tasks.publish import ClaimedWindow, Publisher
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import refuse_gap, refuse_other
 from airflow_kafka_spark.windows.interval_boundaries import Boundary
 from airflow_kafka_spark.windows.memory import LedgerRecord, Memory, fold_records, make_marker_record, make_window_key
-from airflow_kafka_spark.windows.model import Applied, Landed, Marker, OffsetRange, TargetTopic, TopicPartition, Window
+from airflow_kafka_spark.windows.model import (
+    Applied,
+    Landed,
+    Marker,
+    OffsetRange,
+    Split,
+    SplitResult,
+    TargetTopic,
+    TopicPartition,
+    Window,
+)
 from airflow_kafka_spark.windows.report import Report
 from airflow_kafka_spark.windows.times import to_instant
 
-PIPELINE, GROUP, TOPIC, LEDGER = "p", "g", "t", "airflow-windows"
+PIPELINE, GROUP, TOPIC, LEDGER, DEAD = "p", "g", "t", "airflow-windows", "dead"
 TP = TopicPartition(TOPIC, 0)
 HOUR = 3_600_000
 OPEN, DONE, GONE = "open", "done", "gone"
@@ -80,13 +94,24 @@ class Record(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A window that the sink has taken. ``has_rows`` is False if the sink has only its record of the window."""
+    """A window that the sink has taken, or dead letters of a window.
+
+    :ivar pipeline: the pipeline; :data:`DEAD` for dead letters.
+    :ivar has_rows: False if the sink has only its record of the window.
+    :ivar left_out: offsets of which the sink has no rows, because they are dead letters.
+    """
 
     pipeline: str
     number: int
     ranges: tuple[OffsetRange, ...]
     replay: int
     has_rows: bool = True
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def offsets(self) -> Iterator[int]:
+        """The offsets that the sink, or the dead letter topic, has."""
+        return (o for r in self.ranges for o in range(r.start, r.end) if self.has_rows and o not in self.left_out)
 
 
 class World(NamedTuple):
@@ -99,6 +124,7 @@ class World(NamedTuple):
     :ivar groups: the offset and metadata that each group has committed.
     :ivar taken: the windows in the sink.
     :ivar sent: records in open transactions, by transactional id.
+    :ivar begun: number of attempts that have begun in the sink, by pipeline. Only the last of them can commit.
     """
 
     log: tuple[Record, ...] = ()
@@ -108,6 +134,7 @@ class World(NamedTuple):
     groups: tuple[tuple[str, tuple[int, str]], ...] = ()
     taken: tuple[Taken, ...] = ()
     sent: tuple[tuple[str, Taken], ...] = ()
+    begun: tuple[tuple[str, int], ...] = ()
 
     @property
     def committed(self) -> list[LedgerRecord]:
@@ -129,8 +156,8 @@ class World(NamedTuple):
 
     @property
     def moved(self) -> Counter[int]:
-        """Return how often each offset is in the sink."""
-        return Counter(o for t in self.taken if t.has_rows for r in t.ranges for o in range(r.start, r.end))
+        """Return how often each offset is in the sink or in the dead letter topic."""
+        return Counter(o for t in self.taken for o in t.offsets)
 
 
 class Violation(AssertionError):
@@ -217,6 +244,14 @@ def _publish(
     return world._replace(sent=(*world.sent, (producer, taken))), True
 
 
+def _letters(world: World, rules: Rules, producer: str, epoch: int, offsets: tuple[int, ...]) -> tuple[World, Answer]:
+    """Send dead letters in an open transaction."""
+    if dict(world.epochs)[producer] != epoch:
+        return world, None
+    taken = Taken(DEAD, 0, tuple(OffsetRange(TOPIC, 0, o, o + 1) for o in offsets), 0)
+    return world._replace(sent=(*world.sent, (producer, taken))), True
+
+
 def _read(world: World, rules: Rules, start: int, mine: tuple[bytes, ...], patient: bool) -> tuple[World, Answer]:
     """Return the committed records up to the last stable offset. A reader that waits for later records is blocked."""
     stable = next((o for o, r in enumerate(world.log) if r.state == OPEN), len(world.log))
@@ -239,10 +274,27 @@ def _sink_look(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer
     return world, tuple(t for t in world.taken if t.pipeline == pipeline)
 
 
+def _sink_begin(world: World, rules: Rules, pipeline: str) -> tuple[World, Answer]:
+    number = dict(world.begun).get(pipeline, 0) + 1
+    return world._replace(begun=tuple(sorted({**dict(world.begun), pipeline: number}.items()))), number
+
+
 def _sink_commit(
-    world: World, rules: Rules, pipeline: str, number: int, ranges: tuple[OffsetRange, ...], replay: int, moved: int
+    world: World,
+    rules: Rules,
+    pipeline: str,
+    number: int,
+    ranges: tuple[OffsetRange, ...],
+    replay: int,
+    moved: int,
+    left_out: tuple[int, ...] = (),
+    begun: int = 0,
 ) -> tuple[World, Answer]:
-    """Commit a window by compare-and-set in one transaction, like sinks/postgres/attempt.py and files.py."""
+    """Commit a window by compare-and-set in one transaction, like sinks/postgres/attempt.py and files.py.
+
+    :param left_out: offsets of records that are dead letters.
+    :param begun: number of the attempt in the sink; 0 if the model leaves that out.
+    """
     window = Window(pipeline, number, ranges, "", "", replay=replay, moved=moved)
     there = {t.number: t for t in world.taken if t.pipeline == pipeline}
     mine = there.pop(number, None)
@@ -255,7 +307,9 @@ def _sink_commit(
             refuse_gap(applied(there[max(there)]), window, "the sink")
     except KafkaSparkError as error:
         return world, str(error)
-    new = Taken(pipeline, number, ranges, replay, rules.takes_rows_first)
+    if begun and begun != dict(world.begun)[pipeline]:
+        return world, "fenced"
+    new = Taken(pipeline, number, ranges, replay, rules.takes_rows_first, left_out)
     return world._replace(taken=(*(t for t in world.taken if t is not mine), new)), "taken"
 
 
@@ -273,12 +327,14 @@ _STEPS: Mapping[str, Callable[..., tuple[World, Answer]]] = {
     "fence": _fence,
     "produce": _produce,
     "publish": _publish,
+    "letters": _letters,
     "offsets": _offsets,
     "commit": _commit,
     "read": _read,
     "log": _log,
     "committed": _committed,
     "sink.look": _sink_look,
+    "sink.begin": _sink_begin,
     "sink.commit": _sink_commit,
     "sink.rows": _sink_rows,
     "sink.append": _sink_append,
@@ -365,6 +421,12 @@ class Producer:
         if not _ask("commit", self.name, self.epoch):
             raise Fenced(PIPELINE, "committing")
 
+    def purge(self) -> None:
+        pass
+
+    def abort_transaction(self, seconds: float) -> None:
+        """Do nothing: in the model, only a fence makes a transaction fail, and that has aborted it."""
+
 
 def _produce_all(producer: Producer, topic: str, partition: int, records: Sequence[LedgerRecord], seconds: float) -> list[int]:
     offsets = _ask("produce", producer.name, producer.epoch, tuple((r.key, r.value) for r in records))
@@ -441,6 +503,9 @@ class Hook:
     def read_topic_config(self, names: Any) -> dict[str, dict[str, str]]:
         return {name: {"cleanup.policy": "compact"} for name in names}
 
+    def create_topic(self, *settings: Any) -> bool:
+        return False
+
     def read_largest_record(self, topic: str) -> int:
         return 1 << 20
 
@@ -494,16 +559,45 @@ class ModelSink(Sink):
         return None
 
     def begin(self, window: Any, splits: Any, shape: Any) -> Any:
-        raise NotImplementedError
+        return ModelWriter(self, window, _ask("sink.begin", self._key(window.pipeline)))
 
-    def commit(self, window: Window) -> None:
-        """See :meth:`~airflow_kafka_spark.sinks.base.WindowWriter.commit`."""
+    def commit(self, window: Window, left_out: tuple[int, ...] = (), begun: int = 0) -> None:
+        """See :meth:`~airflow_kafka_spark.sinks.base.WindowWriter.commit`.
+
+        :param left_out: offsets of bad records.
+        :param begun: number of the attempt in the sink; 0 (default) leaves that out of the model.
+        """
         facts = (self._key(window.pipeline), window.number)
-        outcome = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved)
+        outcome = _ask("sink.commit", *facts, window.ranges, window.replay, window.moved, left_out, begun)
+        if outcome == "fenced":
+            raise Fenced(window.pipeline, "committing")
         if outcome not in ("taken", "there"):
             raise WindowConflict(str(window), outcome, "")
         if outcome == "taken" and not _now.rules.takes_rows_first:
             _ask("sink.rows", *facts)
+
+
+@dataclass(frozen=True)
+class ModelWriter(WindowWriter):
+    """Commits a window with dead letters."""
+
+    sink: ModelSink
+    window: Window
+    begun: int
+
+    def __enter__(self) -> ModelWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def make_split_writer(self) -> Any:
+        return None
+
+    def commit(self, results: Sequence[SplitResult]) -> Applied:
+        left_out = tuple(offset for result in results for offset in result.token["bad"])
+        self.sink.commit(self.window, left_out, self.begun)
+        return Applied(self.window.pipeline, self.window.number, self.window.ranges, replay=self.window.replay)
 
 
 class ModelOperator(KafkaToSinkOperator):
@@ -547,6 +641,48 @@ class ModelOperator(KafkaToSinkOperator):
         ledger.verify()
         self.sink.commit(window)
         return Report(window, records_read=window.span)
+
+
+class DeadLetterOperator(ModelOperator):
+    """Moves a window with dead letters by the real code; only the job is replaced. Attempts may disagree which records are bad,
+    as with different schemas."""
+
+    bad: frozenset[int] = frozenset()
+
+    def move(self, window: Window, ledger: Any) -> Report:
+        return KafkaToSinkOperator.move(self, window, ledger)
+
+    def make_dead_letter_topic(self, pipeline: str) -> DeadLetterTopic:
+        return DeadLetterTopic(HOOK, DEAD, -1, SimpleNamespace(make_records=lambda letters: letters))  # type: ignore[arg-type]
+
+    def make_job(self, window: Window, splits: Any, shape: Any, tolerance: Any, *args: Any, **kwargs: Any) -> Any:
+        sent = tolerance.sent.get(TP, frozenset())
+        return SimpleNamespace(run=lambda writer: [_make_result(split, self.bad | sent) for split in splits])
+
+
+@lru_cache(1000)
+def _make_result(split: Split, bad: frozenset[int]) -> SplitResult:
+    """Return the account of a split as tasks give it. The letters that were sent before are among the letters."""
+    mine = sorted(bad & set(range(split.range.start, split.range.end)))
+    letters = pa.Table.from_pylist([{"topic": TOPIC, "partition": 0, "offset": o} for o in mine], SCHEMA)
+    rows = split.range.span - len(mine)
+    found = to_bytes(letters) if mine else b""
+    return SplitResult(split.index, split.range.span, rejected=len(mine), letters=found, token={"rows": rows, "bad": mine})
+
+
+class ModelSender:
+    """Sends dead letters in one step."""
+
+    def __init__(self, producer: Producer, *args: Any, **kwargs: Any) -> None:
+        self.producer = producer
+
+    def send(self, letters: pa.Table) -> None:
+        self.offsets = tuple(letters["offset"].to_pylist())
+
+    def flush(self) -> tuple[Landed, ...]:
+        if not _ask("letters", self.producer.name, self.producer.epoch, self.offsets):
+            raise Fenced(PIPELINE, "sending dead letters")
+        return (Landed(DEAD, 0, min(self.offsets), max(self.offsets), len(self.offsets)),)
 
 
 class PublishingOperator(ModelOperator):
@@ -620,6 +756,7 @@ def attempt(
     publishes: bool = False,
     asks: bool = False,
     keep_windows: int = 100,
+    bad: Sequence[int] | None = None,
 ) -> None:
     """One attempt of a task, from beginning to end.
 
@@ -632,16 +769,21 @@ def attempt(
     :param publishes: the window is published split by split.
     :param asks: the sink is asked whether it has the latest complete interval.
     :param keep_windows: number of windows that the ledger keeps.
+    :param bad: offsets of records that become dead letters; None (default) leaves dead letters out of the model.
     """
-    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks, keep_windows)
+    found_bad = None if bad is None else frozenset(bad)
+    key = (beside or hour is not None, on_rerun, pipeline, group, takes, uri, publishes, asks, keep_windows, found_bad)
     if key not in _OPERATORS:
         window = {"window": "interval", "on_missing_interval": "progress", "grace": 0} if key[0] else {}
-        made = (PublishingOperator if publishes else ModelOperator)(
+        errors = {} if found_bad is None else {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": DEAD}
+        made = (PublishingOperator if publishes else ModelOperator if found_bad is None else DeadLetterOperator)(
             task_id="task", topics=TOPIC, group_id=group, pipeline=pipeline, value=String(), sink=ModelSink(uri),
-            on_rerun=on_rerun, ledger_topic=LEDGER, keep_windows=keep_windows, **window,
+            on_rerun=on_rerun, ledger_topic=LEDGER, keep_windows=keep_windows, **window, **errors,
         )  # fmt: skip
         made.__dict__["kafka"] = HOOK
         made.takes, made.asks = takes, asks
+        if isinstance(made, DeadLetterOperator) and found_bad is not None:
+            made.bad = found_bad
         _OPERATORS[key] = made
     start, end = (to_instant(hour * HOUR), to_instant((hour + length) * HOUR)) if hour is not None else (None, None)
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id="task", map_index=-1, max_tries=max_tries)
@@ -670,11 +812,12 @@ def modelled(*more: Any) -> Iterator[None]:
         patch.object(ledger_topic, "read_span", _read_span),
         patch.object(ledger_topic, "fold_records", _fold_records),
         patch.object(boundaries_hook, "Boundaries", FixedBoundaries),
+        patch.object(sending, "Sender", ModelSender),
         # Records of one partition stand for partitions.
         patch.object(position, "count_splits", lambda window: window.span),
         patch.object(base, "emit", lambda report: None),
         # The clock of the model stands still.
-        patch.object(kafka_to_sink, "COMPARED_DAYS", 1_000_000),
+        patch.object(kafka_to_sink, "get_current_milliseconds", lambda: 0),
         patch.object(base.Stopwatch, "stop", lambda watch: {}),
         patch.object(binding, "get_deployment", lambda: ""),
         *(patch.object(m, "format_utc_now", lambda: frozen) for m in (ledger, lifecycle, position, replay)),

@@ -6,13 +6,15 @@ See :mod:`tests.support.ledger_model`: a kill after every step and an attempt th
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections import Counter
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from airflow_kafka_spark.bad_records import dead_letters
 from airflow_kafka_spark.errors import (
     BindingChanged,
     ChangeRefused,
@@ -27,11 +29,14 @@ from airflow_kafka_spark.ledger.attempt import ChangeLedger, Ledger
 from airflow_kafka_spark.ledger.interval import IntervalLedger
 from airflow_kafka_spark.ledger.topic import Hint
 from airflow_kafka_spark.operators.from_kafka import FromKafkaOperator
+from airflow_kafka_spark.operators.kafka_to_sink import SinkMove
+from airflow_kafka_spark.sinks.kafka.tasks import dead_letters as letters_of_tasks
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.report import Report
 from tests.support import ledger_model
 from tests.support.control import forget, pause, rebind, rename, replay, reset, resume, skip
 from tests.support.ledger_model import (
+    DEAD,
     GROUP,
     HOOK,
     PIPELINE,
@@ -412,6 +417,64 @@ def test_intervals_come_back_to_their_group_while_a_new_pipeline_begins_with_it(
     compete(an_hour_of_a_group(), {"p": p, "q": two_others}, [p, taker("p", "1", "g", 1), two_others], groups=2, switches=3)
 
 
+def tolerant(run: str, *bad: int, **options: Any):
+    """Return an attempt with a dead letter topic.
+
+    :param bad: offsets of the records that it finds bad.
+    """
+    return partial(attempt, run, bad=bad, **options)
+
+
+TWO_SCHEMAS = {"A": tolerant("one", 0), "B": tolerant("one", 1)}
+"""Attempts at one window of two records, each of which finds another one bad."""
+NONE_BAD = [tolerant("one"), tolerant("last")]
+LETTERS = {"records": 0, "timeouts": 0}
+
+
+def letters_sent() -> World:
+    """Window 2 has two records. The first was sent as a dead letter, and the attempt is dead."""
+    return stopped(one_window()._replace(end=3), tolerant("one", 1), "dead", "commit", times=2)
+
+
+def test_two_tries_of_a_window_with_dead_letters(model):
+    found = explore(World(end=2), TWO_SCHEMAS, NONE_BAD, **LETTERS)
+    assert found.ends["A"].keys() >= {"done", "Fenced"}
+
+
+@pytest.mark.parametrize("command", [SKIP, RESET], ids=["skip", "reset"])
+def test_a_window_with_dead_letters_is_given_up_while_an_attempt_is_at_work_on_it(model, command):
+    found = explore(letters_sent(), {"A": tolerant("one", 2), "command": command}, NONE_BAD, **LETTERS)
+    assert found.ends["command"]["done"]
+
+
+def test_a_pipeline_is_forgotten_whose_open_window_has_sent_dead_letters(model):
+    done = []
+    world = run_alone(letters_sent(), lambda: done.append(FORGET()), "forget")
+    assert "Dead letters and routed records of window 2 were sent already" in done[0].warnings[0]
+    assert run_alone(world, tolerant("one", 1), "one").moved == {0: 1, 1: 2, 2: 1}
+
+
+def test_an_interval_with_dead_letters_beside_a_progress_window(model):
+    hour, beside = tolerant("next-hour", 2, hour=1), tolerant("one", 3, beside=True)
+    finish = [tolerant("next-hour", hour=1), tolerant("last", beside=True)]
+    explore(one_hour(), {"A": hour, "B": beside}, finish, **DISJOINT, switches=3)
+
+
+def test_two_tries_of_a_cleared_task_with_dead_letters(model):
+    """A replay sends no letter again that the window has sent, and later replays find others bad."""
+
+    def each_letter_once(world: World) -> None:
+        letters = Counter(o for taken in world.taken if taken.pipeline == DEAD for o in taken.offsets)
+        assert letters[0] == 1 and max(letters.values()) == 1
+
+    def cleared(*bad: int):
+        return tolerant("first", *bad, max_tries=1, on_rerun="replay")
+
+    world = run_alone(World(end=2), tolerant("first", 0), "first")
+    acts = {"A": cleared(0), "B": cleared(0, 1)}
+    explore(world, acts, [cleared(0), tolerant("last")], **LETTERS, always=each_letter_once)
+
+
 # --- a rule is taken away, and it is noticed -----------------------------------------------------------------------------------
 
 
@@ -510,3 +573,33 @@ def test_an_attempt_does_not_ask_whether_the_sink_has_its_window(model):
     """This is harmless, because the sink compares and takes nothing twice."""
     with patch.object(ModelSink, "find_applied", lambda *args: None):
         explore(taken_window(), {"A": ONE}, [ONE, LAST], records=0)
+
+
+def test_dead_letters_are_sent_once_more_by_a_retry(model):
+    patches = [patch.object(letters_of_tasks, "drop_sent", lambda letters, sent: letters)]
+    assert "doubled: {0: 2}" in noticed(World(end=2), {"A": tolerant("one", 0)}, NONE_BAD, **LETTERS, patches=patches)
+
+
+def test_the_sink_commits_before_dead_letters_are_sent():
+    def run(self):
+        with ExitStack() as opened:
+            writer, others = self.operator.sink.begin(self.window, self.splits, self.shape), self._begin_other_sinks(opened)
+            self._fill_sinks(writer, others)
+            applied = writer.commit(self.results)
+            self._send_elsewhere(others)
+        return self._report(applied, others, [])
+
+    patches = [patch.object(SinkMove, "run", run)]
+    assert "[0] are not in the sink" in noticed(World(end=2), {"A": tolerant("one", 0)}, NONE_BAD, **LETTERS, patches=patches)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        (SinkMove, "_find_applied_meanwhile", lambda self: None),
+        (dead_letters, "find_known_dead_letters", dead_letters.find_kept_dead_letters),
+    ],
+    ids=lambda rule: rule[1],
+)
+def test_an_attempt_does_not_know_what_the_one_before_has_decided(rule):
+    assert "doubled" in noticed(World(end=2), TWO_SCHEMAS, NONE_BAD, **LETTERS, patches=[patch.object(*rule)])

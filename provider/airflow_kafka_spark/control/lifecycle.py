@@ -267,7 +267,14 @@ def _is_newer_key(memory: Memory, keys: Iterable[bytes]) -> bool:
 
 def _forget_result(memory: Memory, change: int, request: ChangeRequest, records: int, group: str | None) -> ChangeResult:
     given_up = tuple(map(OpenWindow.of, list_open_entries(memory)))
-    return replace(ChangeResult.of("forget", request, change), group_id=group, given_up=given_up, records=records)
+    sent = [number for number in _list_numbers(memory) if number in memory.dead and memory.dead[number].batches]
+    warnings = tuple(
+        f"Dead letters and routed records of window {number} were sent already: a later run that moves these records again sends "
+        "them once more"
+        for number in sent
+    )
+    done = ChangeResult.of("forget", request, change)
+    return replace(done, group_id=group, given_up=given_up, records=records, warnings=warnings)
 
 
 def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Change:

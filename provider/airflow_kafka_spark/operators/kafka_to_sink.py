@@ -58,7 +58,7 @@ from airflow_kafka_spark.windows.model import (
 )
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets, Written
 from airflow_kafka_spark.windows.plan import DataLossPolicy, make_splits
-from airflow_kafka_spark.windows.report import Report, sum_up
+from airflow_kafka_spark.windows.report import Report, sum_up, sum_up_applied
 from airflow_kafka_spark.windows.times import UpstreamCounts, get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
@@ -675,6 +675,8 @@ class SinkMove:
             faults.reached("job.done")
             self._check(others)
             self._sort_out_refused(writer, others)
+            if (applied := self._find_applied_meanwhile()) is not None:
+                return sum_up_applied(self.window, applied, self.known)
             # Before any sink commits: by then, the destination of every other record has to be final and recorded.
             self._send_elsewhere(others)
             # The operator's own sink commits last: if it has the window, all other sinks have their parts.
@@ -783,6 +785,14 @@ class SinkMove:
         if tolerated:
             by_split = operator.sink.guarantee.by_split
             operator.errors.accept(self.window, [*self.results, *self.refused], by_split=by_split)
+
+    def _find_applied_meanwhile(self) -> Applied | None:
+        """Return the record of the sink if an earlier attempt has committed the window just before this one has begun, which no
+        earlier attempt can do any more. Ask only if records are about to be sent elsewhere: that attempt may have written them to
+        the sink, because it has read them with another schema."""
+        if not any(result.rejected or result.routed for result in [*self.results, *self.refused]):
+            return None
+        return self.operator.find_applied(self.window)
 
     def _send_elsewhere(self, others: RoutedSinks) -> None:
         """Send dead letters and routed records in one transaction, in which the ledger records their offsets."""
