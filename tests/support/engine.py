@@ -51,7 +51,8 @@ class Engine:
         self.address = directory / "address"
         self.variables = Path(os.environ[spark_daemon.FILE]) if is_own else directory / "variables"
         submit = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-        with open(directory / "log", "w") as log:
+        self.log = directory / "log"
+        with open(self.log, "w") as log:
             # It ends when its standard input does.
             self.process = subprocess.Popen(
                 [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *settings, *submit],
@@ -71,6 +72,12 @@ class Engine:
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def end(self) -> str:
+        """Return how the JVM has ended, and the end of its log; "" while it runs."""
+        code = self.process.poll()
+        return "" if code is None else f"the engine's JVM has ended with {code}:\n{self.log.read_text()[-2000:]}"
 
     @property
     def environment(self) -> dict[str, str]:

@@ -137,6 +137,7 @@ class Victim:
     ) -> None:
         self.once = once
         self._engine = None if jvm else engine.lend(alone=alone)
+        self._end_of_engine = ""
         self._is_warm = warm.is_on()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "AIRFLOW__CORE__UNIT_TEST_MODE": "True"}
         if fault:
@@ -199,11 +200,13 @@ class Victim:
         return json.loads(lines[-1][len("REPORT ") :])
 
     def tail(self) -> str:
-        return self.log.read_text()[-3000:]
+        """Return the end of the log, and why the engine has ended if it has."""
+        return self.log.read_text()[-3000:] + self._end_of_engine
 
     def _part(self) -> None:
         if self._engine is not None:
             self._engine.give_back()
+            self._end_of_engine = self._engine.end
             self._engine = None
         if self._is_warm:
             spark_daemon.set_variables(os.environ[spark_daemon.FILE], {})
