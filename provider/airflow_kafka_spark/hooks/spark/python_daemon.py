@@ -1,7 +1,10 @@
 """The Python daemon of a local Spark, from which all its Python workers are forked.
 
 Spark starts this module instead of ``pyspark.daemon`` (setting ``spark.python.daemon.module``). It imports the modules that
-windows need once, so that forked workers have them. Its workers differ from Spark's in three points:
+windows need once, so that forked workers have them. It ends its own workers and no other process: Spark also asks for the end of
+a worker that has died long ago, whose process id another process may have by then.
+
+Its workers differ from Spark's in three points:
 
 1. A worker whose task was cancelled ends at once. A worker of Spark detects this only when it next reads or writes.
 2. Modules of users (from a DAG folder, for instance) are imported again for each task, so that changes take effect at once, as if
@@ -59,6 +62,7 @@ def run(*, begin: Callable[[], None] = _do_nothing, end: Callable[[], None] = _d
     from pyspark import daemon, worker
 
     _make_tasks_cheap()
+    _spare_other_processes()
     known = frozenset(sys.modules)
     watch = _ConnectionWatch()
     main = worker.main
@@ -93,6 +97,23 @@ def _make_tasks_cheap() -> None:
     # After each task it collects garbage, which traverses all imported objects unless they are frozen.
     gc.collect()
     gc.freeze()
+
+
+def _spare_other_processes() -> None:
+    """Let this daemon send SIGKILL to its own children only.
+
+    Spark 4 finds out that an idle worker is dead when it wants to use it, perhaps minutes later, and tells the daemon to kill its
+    process id. The id of a process or of a thread that has got it since would end the process, for instance a broker or a JVM.
+    """
+    daemon, kill = os.getpid(), os.kill
+
+    def kill_own(pid: int, number: int) -> None:
+        if number == signal.SIGKILL and os.getpid() == daemon:  # not in a worker, which is a fork of this process
+            # The daemon ignores SIGCHLD: the kernel removes its dead children at once, and this call fails for their ids.
+            os.waitpid(pid, os.WNOHANG)
+        kill(pid, number)
+
+    os.kill = kill_own
 
 
 def _forget_modules_of_users(known: frozenset[str]) -> None:
