@@ -19,7 +19,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from airflow_kafka_spark import faults
 from tests.support import spark_daemon
@@ -134,10 +133,14 @@ def _options(hook: SparkHook) -> list[str]:
 
 def _own_options() -> list[str]:
     """Return the options of this process's own engine. They do not depend on the default connection of the first test."""
+    import pytest
+
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
     from tests.support.pipelines import SPARK
 
-    with patch.dict(os.environ, {"AIRFLOW_CONN_SPARK_DEFAULT": SPARK}):
+    # Not by patch.dict, which empties the environment for a moment: an attempt's validation reads it meanwhile.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK)
         return _options(SparkHook())
 
 
@@ -180,8 +183,10 @@ def use_here() -> None:
         with SparkContext._lock:
             if SparkContext._active_spark_context is None:
                 engine = next((e for e in _engines if e.is_own and e.is_running), None) or _add(_own_options(), is_own=True)
-                with patch.dict(os.environ):  # what this process starts has a Spark of its own
+                try:
                     gateway, jvm = _connect(engine.address)
+                finally:
+                    _forget_address()  # what this process starts has a Spark of its own
                 gateway.proc = engine.process
                 _make_context(gateway, jvm)
         return get_or_create(conf)
@@ -224,7 +229,7 @@ def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> No
     if not same or not there >= {Path(jar).name for jar in jars}:
         gateway.close()
         SparkContext._gateway = SparkContext._jvm = None
-        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+        _forget_address()
         return
     if running is not None:
         running.cancelAllJobs()
@@ -248,6 +253,11 @@ def _connect(address: Path) -> tuple[Any, Any]:
         os.environ |= {"PYSPARK_GATEWAY_PORT": str(read_int(file)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(file)}
     SparkContext._ensure_initialized()
     return SparkContext._gateway, SparkContext._jvm
+
+
+def _forget_address() -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
+        os.environ.pop(name, None)
 
 
 def _running(jvm: Any) -> Any:
