@@ -123,6 +123,22 @@ _OF_LEDGER = (
         tests=(f"{_MODEL}::test_intervals_are_forgotten_while_one_is_planned_and_moved",),
     ),
     Mutant(
+        name="ledger-forgets-windows-that-the-sink-has",
+        path="operators/intervals.py",
+        old="        return find_forgotten_windows(memory, self.last_applied) if memory.is_blank else memory.claimed_position\n",
+        new="        return memory.claimed_position\n",
+        breaks="An interval leaves out what windows of a pipeline have moved that was forgotten since.",
+        tests=("tests/operators/test_interval_plans.py", "-k", "was_forgotten_with_its_group"),
+    ),
+    Mutant(
+        name="ledger-lost-beside-intervals-in-the-sink",
+        path="operators/from_kafka.py",
+        old="            after=ELSEWHERE if found.is_beyond_sink else 0,\n",
+        new="            after=0,\n",
+        breaks="A pipeline of windows of both kinds whose ledger is lost continues behind its intervals.",
+        tests=("tests/operators/test_intervals.py", "-k", "both_kinds and ledger-lost"),
+    ),
+    Mutant(
         name="ledger-old-interval-removed-beside-its-replay",
         path="ledger/interval.py",
         old='[self._fence_as(make_transactional_id(self.topic.name, name, "plan")) for name in names]',

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 
@@ -10,8 +12,10 @@ from airflow_kafka_spark.errors import BeginningDeleted, IntervalCut, IntervalOv
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.model import TopicPartition
+from tests.support.control import forget
 from tests.support.dry import Dry
 from tests.support.intervals import BEGIN, hour
+from tests.support.oracle import wait_stable
 
 
 @pytest.fixture
@@ -170,6 +174,39 @@ class TestBesideProgress:
         # Its group's offsets now carry a short cut into the ledger.
         assert ranges(dry.run(window="progress", run_id="later")) == [("a", 7, 7)]
         assert dry.offsets() == {f"{dry.topic}-0": [*range(7)]}
+
+    def test_a_pipeline_that_was_forgotten_with_its_group_moves_nothing_again_that_its_sink_has(self, dry):
+        def forgotten(**options):
+            wait_stable(dry.kafka.connection_extra(), f"ledger-{dry.name}")
+            options = {"why": "a test", "ledger_topic": f"ledger-{dry.name}", "group_id": dry.name, **options}
+            with KafkaHook() as hook:
+                forget(hook, dry.name, **{"delete_group": True, **options})
+
+        run = partial(dry.run, recorded=True)
+        dry.produce(0, 10, 70)
+        assert ranges(run(starting_offsets=json.dumps({dry.topic: {"0": 1}}))) == [("a", 1, 3)]
+        dry.produce(80, 130, 190)
+        assert ranges(run(1)) == [("a", 3, 4)]
+        forgotten(delete_group=False)
+        with pytest.raises(IntervalsLost, match="--delete-group"):
+            run(0)
+        forgotten()
+        # An interval leaves out what windows have moved, and a window what intervals and windows have moved.
+        dry.produce(140, 200)
+        assert ranges(run(0)) == [("a", 0, 1)], "it was before the first window"
+        forgotten()
+        assert ranges(run(2)) == [("a", 4, 5)]
+        assert ranges(run(run_id="second")) == [("a", 5, 8)]
+        dry.produce(205, 250, 260)
+        forgotten()
+        assert ranges(run(3)) == [("a", 8, 9)]
+        assert ranges(run(run_id="third")) == [("a", 9, 11)]
+        dry.killed(run_id="fourth", fault="close.begin", recorded=True)
+        forgotten(discard_open=True)
+        assert dry.offsets() == {f"{dry.topic}-0": [*range(11)]}
+        # Without the sink's record, it begins anew.
+        dry.moved.unlink()
+        assert ranges(run(run_id="fifth")) == [("a", 0, 11)]
 
     def test_intervals_before_the_first_progress_window_are_moved_or_refused(self, dry):
         dry.produce(0, 10, 70, 80)

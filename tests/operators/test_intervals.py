@@ -28,7 +28,7 @@ from airflow_kafka_spark.ledger.topic import LedgerTopic
 from airflow_kafka_spark.sinks import PostgresSink
 from airflow_kafka_spark.windows import model
 from tests.support.clients import find_producer
-from tests.support.control import reset, skip
+from tests.support.control import forget, reset, skip
 from tests.support.dead_letters import BAD, letters
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
 from tests.support.oracle import same_multiset, wait_stable
@@ -378,6 +378,38 @@ def test_an_open_progress_window_beside_intervals_may_be_skipped_and_windows_of_
     same_multiset([row_of(v) for *_, v in flow.events() if row_of(v)[0] not in skipped], flow.rows())
 
 
+@pytest.mark.parametrize("lost", ["forgotten-with-its-group", "ledger-lost"])
+def test_a_pipeline_with_windows_of_both_kinds_doubles_nothing_when_it_was(intervals, lost):
+    flow = intervals.pipeline
+    flow.options["on_missing_interval"] = "progress"
+    ledger = f"ledger-{flow.name}"
+
+    def lose() -> None:
+        wait_stable(flow.kafka.connection_extra(), ledger)
+        with KafkaHook() as hook:
+            if lost == "ledger-lost":
+                flow.kafka.delete_topic(ledger)
+                hook.create_topic(ledger, 1, config={"cleanup.policy": "compact"})
+            else:
+                forget(hook, flow.name, why="a test", ledger_topic=ledger, delete_group=True)
+
+    intervals.produce(*range(61, 67))
+    assert flow.run("manual1")["records_read"] == 6
+    intervals.produce(70, 71, 72, *([121] * 3))
+    intervals.run(1)
+    lose()
+    # A progress window begins behind the intervals, which the sink has under names of their own.
+    intervals.produce(122, 123, 124)
+    assert flow.run("manual2")["records_read"] == 6
+    if lost != "ledger-lost":
+        intervals.produce(130, 131, *([181] * 3))
+        lose()
+        # An interval leaves out what progress windows have moved, as long as their position is only in the sink.
+        assert intervals.run(2)["records_read"] == 2
+        assert flow.run("manual3")["records_read"] == 3
+    assert same_multiset((row_of(v) for *_, v in flow.events()), flow.rows()) >= 15
+
+
 def test_a_position_that_was_moved_back_is_still_there_behind_an_empty_interval(intervals):
     """Otherwise the sink would refuse each further window, as one that does not continue the last one."""
     flow = intervals.pipeline
@@ -439,8 +471,6 @@ def test_an_interval_that_the_sink_has_of_another_topic_is_not_taken_for_this_on
 
 
 def test_a_pipeline_of_intervals_that_was_forgotten_or_lost_its_ledger_doubles_nothing_when_it_runs_again(intervals):
-    from tests.support.control import forget
-
     intervals.fill()
     reports = [intervals.run(number) for number in (0, 1)]
     name, topic = intervals.pipeline.name, f"ledger-{intervals.pipeline.name}"

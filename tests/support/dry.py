@@ -13,7 +13,7 @@ from airflow_kafka_spark import faults
 from airflow_kafka_spark.formats import String
 from airflow_kafka_spark.operators import KafkaToSinkOperator
 from airflow_kafka_spark.sinks import FilesSink
-from airflow_kafka_spark.windows.model import Applied
+from airflow_kafka_spark.windows.model import Applied, OffsetRange
 from airflow_kafka_spark.windows.report import Report
 from tests.support.clients import find_producer
 from tests.support.intervals import BEGIN, hour
@@ -29,6 +29,7 @@ class DryOperator(KafkaToSinkOperator):
 
     :param between: called once, after the plan is made and before it is written.
     :param waiting: called once, when the task waits for the end of its interval.
+    :param recorded: True if the sink's record is asked where a pipeline without a position begins; default False.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class DryOperator(KafkaToSinkOperator):
         moved: Path,
         between: Callable[[], object] | None = None,
         waiting: Callable[[], object] | None = None,
+        recorded: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(task_id="task", value=String(), sink=FilesSink(path=str(moved.parent / "nothing")), **kwargs)
-        self.moved, self.between, self.waiting = moved, between, waiting
+        self.moved, self.between, self.waiting, self.recorded = moved, between, waiting, recorded
 
     def find_all_problems(self, run):
         return []
@@ -66,9 +68,17 @@ class DryOperator(KafkaToSinkOperator):
         """Do nothing: this sink has no record of windows."""
 
     def find_applied(self, window):
-        lines = self.moved.read_text().splitlines() if self.moved.exists() else []
-        there = f"{window.pipeline} {window.number}" in [line.rsplit(" [[")[0] for line in lines]
+        there = window.number in [applied.number for applied in self._list_applied(window.pipeline)]
         return Applied(window.pipeline, window.number, window.ranges) if there else None
+
+    def read_record_of_sink(self, pipeline):
+        return max(self._list_applied(pipeline), key=lambda applied: applied.number, default=None) if self.recorded else None
+
+    def _list_applied(self, pipeline):
+        for line in self.moved.read_text().splitlines() if self.moved.exists() else ():
+            name, number, ranges = line.split(" ", 2)
+            if name == pipeline:
+                yield Applied(name, int(number), tuple(OffsetRange(*r) for r in json.loads(ranges)))
 
     def move(self, window, ledger):
         self.check(window)

@@ -278,7 +278,8 @@ def _forget_result(memory: Memory, change: int, request: ChangeRequest, records:
 
 
 def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Change:
-    """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one."""
+    """Return the record of the change. The published records and used numbers in it let other pipelines still follow this one,
+    and a later run finds in it which offsets were moved."""
     given_up = _list_numbers(memory)
     landed = find_published(memory, given_up)
     last = max((memory.last_used, *memory.entries))
@@ -296,6 +297,7 @@ def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Chang
         window=last,
         landed=landed,
         published=published,
+        forgotten=memory.find_forgotten_offsets(),
     )
 
 

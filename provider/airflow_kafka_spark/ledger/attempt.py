@@ -771,6 +771,10 @@ class Ledger:
         """Return this package's error for one of the attempt's producers. If the brokers have refused its transaction, abort it:
         readers of the ledger's partition, also those of other pipelines, would otherwise wait for its timeout.
 
+        A transaction whose outcome is unknown (:class:`~airflow_kafka_spark.errors.KafkaUnavailable`) is not aborted. librdkafka
+        refuses to abort one whose commit has begun, and brokers that do not answer would only delay the error. The next attempt
+        ends it when it fences the id, or the brokers do after :data:`TRANSACTION_SECONDS`.
+
         :param doing: the failed action, for the message.
         :param topic: the topic that was written; default: the ledger topic.
         :param producer: the producer, if its transaction is over. It is asked for an error that the client has lost. An attempt

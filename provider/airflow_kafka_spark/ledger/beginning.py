@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from airflow_kafka_spark.errors import LedgerBehind
 from airflow_kafka_spark.ledger.group import find_followed_intervals, find_group_position, list_window_numbers
 from airflow_kafka_spark.windows.continuity import refuse_elsewhere, refuse_foreign
+from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.memory import Memory
 from airflow_kafka_spark.windows.model import Applied, TopicPartition
-from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position
+from airflow_kafka_spark.windows.plan import DataLossPolicy, Log, Position, is_recreated, merge_positions
 
 if TYPE_CHECKING:
     from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
@@ -30,12 +31,15 @@ class Beginning:
     :param decided_by: origin of the position.
     :param sink_may_change: what the sink's record might change, if it was not read: the ``offsets`` (and the number), only the
         ``number``, or ``nothing``.
+    :param is_beyond_sink: True if the position lies behind the end of the last window in the sink's record, because the sink has
+        data intervals under names of their own, or does not have the last windows.
     """
 
     position: Position
     last_number: int
     decided_by: Literal["ledger", "sink", "group", "starting_offsets"]
     sink_may_change: Literal["nothing", "number", "offsets"] = "nothing"
+    is_beyond_sink: bool = False
 
 
 def decide_beginning(
@@ -47,12 +51,13 @@ def decide_beginning(
     ledger_topic: str,
     last_applied: LastApplied | None,
     data_loss: DataLossPolicy = "fail",
-    after_intervals: Callable[[], Position] | None = None,
+    after_intervals: Callable[[Position], Position] | None = None,
 ) -> Beginning:
     """Return the start of the next window of a pipeline.
 
     The first of these that has a position decides: the ledger; the sink's record of its last window, if the ledger has no records
-    of the pipeline; the offsets that the pipeline itself has committed for its group. Otherwise ``starting_offsets`` decide.
+    of the pipeline, with the data intervals that it has moved before it was forgotten; the offsets that the pipeline itself has
+    committed for its group. Otherwise ``starting_offsets`` decide.
 
     :param memory: state of the pipeline in the ledger, without an open window.
     :param log: the log of the subscribed topics.
@@ -62,7 +67,8 @@ def decide_beginning(
     :param last_applied: reads the sink's record; None without access to the sink. ``sink_may_change`` then names what is
         uncertain.
     :param data_loss: with ``skip``, a recreated topic begins at its first record; ``fail`` (default) refuses it.
-    :param after_intervals: returns the position after the data intervals that the pipeline has moved; called if there are any.
+    :param after_intervals: returns the position after the data intervals that the pipeline has moved, from its position without
+        them; called if there are any.
     :raises LedgerBehind: the group's metadata name a window of this pipeline that the ledger does not hold.
     :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
     :raises RecordElsewhere: the sink's record is of another table.
@@ -70,6 +76,7 @@ def decide_beginning(
     position, number = memory.position, memory.last_number
     decided_by: Literal["ledger", "sink", "group", "starting_offsets"] = "ledger"
     sink_may_change: Literal["nothing", "number", "offsets"] = "nothing"
+    ends: dict[TopicPartition, int] = {}
     if memory.is_blank or position.moved:
         # A manual change has set this position. If the ledger had been lost before, the window numbers still continue those of
         # the sink.
@@ -78,24 +85,92 @@ def decide_beginning(
             sink_may_change = "offsets" if memory.is_blank else "number"
         elif last is not None:
             number = max(number, last.number)
-        if last is not None and memory.is_blank:
-            refuse_elsewhere(last)
-            refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
-            committed_position, committed_number = find_group_position(memory.pipeline, committed)
-            followed = find_followed_intervals(memory.pipeline, committed, log.topic_ids)
-            numbers, intervals = list_window_numbers(memory.pipeline, committed), followed.offsets if followed else {}
-            position = _make_position_behind(last, committed_position, numbers, intervals)
+        moved = _find_forgotten_intervals(memory, log, last_applied, data_loss)
+        if memory.is_blank and (last is not None or moved.offsets):
+            position, committed_number = find_group_position(memory.pipeline, committed)
+            if last is not None:
+                refuse_elsewhere(last)
+                refuse_foreign(last, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
+                ends = {r.topic_partition: r.end for r in last.ranges}
+                followed = find_followed_intervals(memory.pipeline, committed, log.topic_ids)
+                numbers, intervals = list_window_numbers(memory.pipeline, committed), followed.offsets if followed else {}
+                position = _make_position_behind(last, position, numbers, intervals)
+            position = _add_forgotten(position, moved, memory, log)
             number, decided_by = max(number, committed_number), "sink"
     else:
         _refuse_behind(memory, committed, log, group_id, ledger_topic, last_applied)
     if memory.intervals and after_intervals is not None:
-        position = after_intervals()
+        position = after_intervals(position)
     if not position.offsets:
         # Offsets that this pipeline has committed itself: another start would duplicate or lose records.
         position, of_group = find_group_position(memory.pipeline, committed)
         number = max(number, of_group)
         decided_by = "group" if position.offsets else "starting_offsets"
-    return Beginning(position, number, decided_by, sink_may_change)
+    is_beyond = any(position.offsets.get(tp, end) > end for tp, end in ends.items())
+    return Beginning(position, number, decided_by, sink_may_change, is_beyond)
+
+
+def find_forgotten_windows(memory: Memory, last_applied: LastApplied) -> Position:
+    """Return the position of the windows without a data interval that a pipeline has moved before it was forgotten; empty if it
+    has moved others since, or if its sink has no record of them.
+
+    :param memory: the state of the pipeline in the ledger.
+    :param last_applied: reads the sink's record.
+    :raises RecordElsewhere: the sink's record is of another table.
+    """
+    change = memory.forgotten
+    if change is None or not change.window or not memory.is_blank:
+        return Position()
+    last = last_applied(memory.pipeline)
+    if last is None:
+        return Position()
+    refuse_elsewhere(last)
+    of_sink = Position({r.topic_partition: r.end for r in last.ranges}, last.topic_ids)
+    return merge_positions(change.forgotten.windows if change.forgotten else Position(), of_sink)
+
+
+def _find_forgotten_intervals(memory: Memory, log: Log, last_applied: LastApplied | None, data_loss: DataLossPolicy) -> Position:
+    """Return the ends of the data intervals that a pipeline has moved before it was forgotten, without offsets of topics that
+    were created again; empty if its sink no longer has the last one.
+
+    :raises ForeignOffsets: the sink has that interval of another cluster, or of another topic of this name.
+    :raises RecordElsewhere: the sink's record is of another table.
+    """
+    left = memory.forgotten.forgotten if memory.forgotten else None
+    interval = Interval.from_name(left.last_interval) if left else None
+    if left is None or interval is None or last_applied is None or not memory.is_blank:
+        return Position()
+    there = last_applied(interval.make_ledger_name(memory.pipeline))
+    if there is None:
+        return Position()
+    refuse_elsewhere(there)
+    refuse_foreign(there, log.cluster_id, {} if data_loss == "skip" else log.topic_ids)
+    return replace(left.intervals, cluster_id=there.cluster_id)
+
+
+def _add_forgotten(position: Position, moved: Position, memory: Memory, log: Log) -> Position:
+    """Return the position behind the windows of both kinds that a pipeline has moved before it was forgotten.
+
+    :param position: the position behind its windows without a data interval.
+    :param moved: the ends of its data intervals.
+    """
+    # A topic that was created again is known by its newest id, which the log has.
+    older = {tp.topic for tp in moved.offsets if is_recreated(tp.topic, log, moved) and tp.topic in position.topic_ids}
+    moved = replace(
+        moved,
+        offsets={tp: offset for tp, offset in moved.offsets.items() if tp.topic not in older},
+        topic_ids={topic: known for topic, known in moved.topic_ids.items() if topic not in older},
+    )
+    position = merge_positions(position, moved)
+    left = memory.forgotten.forgotten if memory.forgotten else None
+    if left is None:
+        return position
+    known = {t for t, found in left.windows.topic_ids.items() if position.topic_ids.get(t) == found}
+    began = {tp: offset for tp, offset in left.windows.began.items() if tp in position.offsets and tp.topic in known}
+    # The sink's record has no leader epochs.
+    reached = {tp for tp, offset in left.windows.offsets.items() if position.offsets.get(tp) == offset and tp.topic in known}
+    epochs = {tp: epoch for tp, epoch in left.windows.epochs.items() if tp in reached}
+    return replace(position, began=began, epochs={**epochs, **position.epochs})
 
 
 def _make_position_behind(

@@ -40,13 +40,16 @@ from airflow_kafka_spark.bad_records.options import ErrorOptions, make_resent_pr
 from airflow_kafka_spark.errors import (
     BadRecords,
     CountMismatch,
+    DataLoss,
     Fenced,
     KafkaSparkError,
+    LogTruncated,
     PlannedMeanwhile,
     Problem,
     RightMissing,
     SparkJobFailed,
     TopicMissing,
+    TopicRecreated,
     Unchecked,
     ValidationError,
 )
@@ -487,7 +490,7 @@ class WindowOperator(VisibleOperator):
         elif unfinished is None:
             found = self._bind(ledger, found)
             window = replace(self.plan(ledger, run), binding=found)
-            if isinstance(self.sink, Sink) and not window.moved:
+            if isinstance(self.sink, Sink) and not window.moved and not window.after:
                 window = replace(window, after=bindings.find_committed_before(ledger.memory, found))
             self.refuse_lost_records(ledger, found)
             entry = ledger.plan(window)
@@ -543,7 +546,7 @@ class WindowOperator(VisibleOperator):
 
     def _complete(self, ledger: Ledger, entry: WindowEntry, watch: Stopwatch) -> Report:
         window = entry.window
-        with self._explain_errors(ledger):
+        with self._explain_errors(ledger, window):
             if window.is_empty:
                 report = Report(window, gaps=window.gaps)
             elif (applied := self.find_applied(window)) is not None:
@@ -567,9 +570,9 @@ class WindowOperator(VisibleOperator):
         return report
 
     @contextmanager
-    def _explain_errors(self, ledger: Ledger) -> Iterator[None]:
+    def _explain_errors(self, ledger: Ledger, window: Window) -> Iterator[None]:
         """Raise errors of a move with facts that only the operator has: the connection, whether splits are committed one by one,
-        and whether a newer attempt has taken over.
+        how many of them are published, and whether a newer attempt has taken over.
 
         A newer attempt ends the database sessions and the transactions of this one, and removes its stages. Any error of this
         attempt may therefore be misleading.
@@ -587,6 +590,13 @@ class WindowOperator(VisibleOperator):
                 raise fenced from error
             except KafkaSparkError as unknown:
                 self.log.warning("It is unknown if a newer attempt has taken over: %s", unknown)
+            if (
+                isinstance(error, (DataLoss, LogTruncated, TopicRecreated))
+                and window.publishes
+                and (there := ledger.read_published())
+            ):
+                every, kept = sum(1 for r in window.ranges if r.span), "they stay in their topic, and are not published again"
+                error.action += f". {len(there)} of {every} partitions of window {window} are published already: {kept}"
             if isinstance(error, TopicMissing) and not error.conn_id:
                 # A task does not know the name of its connection.
                 raise TopicMissing(self.kafka_conn_id, error.topics) from error

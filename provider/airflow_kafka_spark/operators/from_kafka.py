@@ -45,6 +45,7 @@ from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.continuity import find_foreign_topics
 from airflow_kafka_spark.windows.memory import list_known_topic_ids
 from airflow_kafka_spark.windows.model import (
+    ELSEWHERE,
     KEY_CONVERTER,
     TOPIC_NAME,
     TRANSFORMATION,
@@ -436,6 +437,12 @@ class FromKafkaOperator(WindowOperator):
         if not ledger.memory.position.offsets and found.decided_by in ("ledger", "starting_offsets"):
             read_before = self._find_committed_start(of_group) if found.decided_by == "starting_offsets" else frozenset()
             began = {tp: r.start for r in planned.ranges if r.start and (tp := r.topic_partition) not in read_before}
+        elif found.decided_by == "sink":
+            began = {
+                r.topic_partition: position.began[r.topic_partition]
+                for r in planned.ranges
+                if r.topic_partition in position.began
+            }
         window = Window(
             pipeline=ledger.pipeline,
             number=max(found.last_number, ledger.memory.last_used) + 1,
@@ -450,6 +457,7 @@ class FromKafkaOperator(WindowOperator):
             moved=position.moved,
             passed=position.passed,
             epochs=find_epochs(log, planned.ranges),
+            after=ELSEWHERE if found.is_beyond_sink else 0,
             began=began,
         )
         if followed is not None and followed.records is not None and window.span < followed.records:
@@ -527,7 +535,7 @@ class FromKafkaOperator(WindowOperator):
             ledger_topic=self.ledger_topic,
             last_applied=self.read_record_of_sink,
             data_loss=self.read_options.data_loss,
-            after_intervals=lambda: find_position_after_intervals(ledger.memory, log, of_group, self._first),
+            after_intervals=lambda position: find_position_after_intervals(ledger.memory, position, log, of_group, self._first),
         )
 
     def preview(self) -> Preview:

@@ -166,13 +166,20 @@ class IntervalPlan:
             behind = followed.offsets if is_lost else followed.last
             starts = {topic: limit_start(start, behind) for topic, start in starts.items()}
         # Offsets that progress windows of this pipeline have moved, or are about to move, are left out.
-        moved = ledger.parent_memory.claimed_position
+        moved = self._find_moved(ledger)
         current = self._mark_truncated(current, starts, ends)
         others = [state for state in ledger.parent_memory.intervals.spans if not state.is_of(ledger.interval)]
         planned = plan_interval_ranges(self.topics, starts, ends, current, moved, self.data_loss, others)
         if followed is not None and is_lost:
             self._refuse_followed(ledger, planned, followed)
         return planned, current
+
+    def _find_moved(self, ledger: IntervalLedger) -> Position:
+        """Return the position of the pipeline's windows without an interval, its open window included."""
+        from airflow_kafka_spark.ledger.beginning import find_forgotten_windows
+
+        memory = ledger.parent_memory
+        return find_forgotten_windows(memory, self.last_applied) if memory.is_blank else memory.claimed_position
 
     def _refuse_followed(self, ledger: IntervalLedger, planned: Ranges, followed: FollowedIntervals) -> None:
         """Refuse an interval before the group's offsets, if the ledger does not know the interval that the group names.
@@ -253,20 +260,25 @@ class IntervalPlan:
 
 
 def find_position_after_intervals(
-    memory: Memory, current: Log, of_group: Mapping[TopicPartition, CommittedOffset | None], first: datetime | None
+    memory: Memory,
+    position: Position,
+    current: Log,
+    of_group: Mapping[TopicPartition, CommittedOffset | None],
+    first: datetime | None,
 ) -> Position:
     """Return the start of a progress window in a pipeline that has moved intervals: their end, if they have no hole.
 
     Ranges of a topic that was recreated since are ignored. The position keeps the old id, so that planning refuses the topic,
     unless intervals have read the new one.
 
+    :param position: the position of its windows without an interval.
     :param of_group: the committed offsets of the group. One that another client has committed counts as the position only where
         that client has read before the intervals: it may have moved the group since.
     :raises IntervalsOpen: they have a hole, or one of them is not complete.
     """
     from airflow_kafka_spark.ledger.group import is_committed_by
 
-    position, read = memory.position, list_known_topic_ids(memory)
+    read = list_known_topic_ids(memory)
     ids = {t: found if found in read.get(t, (found,)) else read[t][-1] for t, found in current.topic_ids.items()}
     offsets = {
         tp: offset

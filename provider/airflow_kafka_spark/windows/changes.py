@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from airflow_kafka_spark.windows.codec import (
+    landed_from_json,
+    landed_to_json,
+    position_from_json,
+    position_to_json,
+    published_from_json,
+    published_to_json,
+)
 from airflow_kafka_spark.windows.dead_letters import Runs, decode_offsets, encode_offsets
 from airflow_kafka_spark.windows.model import Landed, Published, TopicPartition
+from airflow_kafka_spark.windows.plan import Position
 
 Action = Literal["reset", "forget", "skip", "pause", "resume", "replay", "resend", "rebind", "rename"]
 
 _SERIALIZED = ("number", "action", "who", "why", "at")
 _OF_REPLAYS = ("window", "name", "replay")
 _ABOUT_A_WINDOW = ("replay", "resend", "rebind", "rename", "forget")
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The offsets that a pipeline had moved before its records were removed from the ledger. Its sink may still have them.
+
+    :param windows: its position by windows without a data interval.
+    :param intervals: the ends of its complete data intervals.
+    :param last_interval: name of the last data interval with records; empty without one.
+    """
+
+    windows: Position = field(default_factory=Position)
+    intervals: Position = field(default_factory=Position)
+    last_interval: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,7 @@ class Change:
     :param landed: offsets of the records that the open windows had published before they were given up; None if unknown. For
         ``resend``: offsets of the dead letters that were sent again.
     :param published: for ``forget``: totals of what the pipeline had published.
+    :param forgotten: for ``forget``: the offsets that the pipeline had moved; None if unknown.
     :param resent: for ``resend``: offsets of the records that were sent again, in the partitions that they came from.
     :param window: for ``replay`` and ``resend``: number of the window; for ``rebind``: number of an open window that may change
         its binding, too; for ``forget``: number of the last window, which is not used again; otherwise 0.
@@ -56,6 +80,7 @@ class Change:
     replay: int = 0
     landed: tuple[Landed, ...] | None = None
     published: Mapping[TopicPartition, Published] = field(default_factory=dict)
+    forgotten: Forgotten | None = None
     resent: Mapping[TopicPartition, Runs] = field(default_factory=dict)
     offset: int = field(default=-1, compare=False)
 
@@ -75,6 +100,7 @@ def change_to_json(change: Change) -> dict[str, Any]:
     facts = {
         **({"landed": landed_to_json(change.landed)} if change.landed is not None else {}),
         **({"published": published_to_json(change.published)} if change.published else {}),
+        **({"forgotten": _forgotten_to_json(change.forgotten)} if change.forgotten is not None else {}),
         **({"resent": encode_offsets(change.resent)} if change.resent else {}),
     }
     return {**{n: getattr(change, n) for n in _SERIALIZED}, **offsets, "discarded": list(change.discarded), **asked, **facts}
@@ -92,24 +118,16 @@ def change_from_json(value: Mapping[str, Any], offset: int = -1) -> Change:
         "discarded": tuple(value["discarded"]),
         "landed": landed_from_json(value["landed"]) if "landed" in value else None,
         "published": published_from_json(value.get("published", ())),
+        "forgotten": _forgotten_from_json(value["forgotten"]) if "forgotten" in value else None,
         "resent": decode_offsets(value.get("resent", ())),
     }
     return Change(**{**facts, **offsets, **parsed, "offset": offset})
 
 
-def landed_to_json(parts: Iterable[Landed]) -> list[list[Any]]:
-    """Return ``[[topic, partition, first, last, records], ...]``."""
-    return [[p.topic, p.partition, p.first, p.last, p.records] for p in parts]
+def _forgotten_to_json(forgotten: Forgotten) -> dict[str, Any]:
+    positions = {name: position_to_json(getattr(forgotten, name)) for name in ("windows", "intervals")}
+    return {**positions, "last_interval": forgotten.last_interval}
 
 
-def landed_from_json(value: Iterable[Sequence[Any]]) -> tuple[Landed, ...]:
-    return tuple(Landed(*part) for part in value)
-
-
-def published_to_json(published: Mapping[TopicPartition, Published]) -> list[list[Any]]:
-    """Return ``[[topic, partition, end, records], ...]``."""
-    return [[*tp, found.end, found.records] for tp, found in sorted(published.items())]
-
-
-def published_from_json(value: Iterable[Sequence[Any]]) -> dict[TopicPartition, Published]:
-    return {TopicPartition(topic, partition): Published(end, records) for topic, partition, end, records in value}
+def _forgotten_from_json(value: Mapping[str, Any]) -> Forgotten:
+    return Forgotten(position_from_json(value["windows"]), position_from_json(value["intervals"]), value["last_interval"])

@@ -14,7 +14,6 @@ from typing import Any
 
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.binding import binding_from_json, binding_to_json
-from airflow_kafka_spark.windows.changes import landed_from_json, landed_to_json, published_from_json, published_to_json
 from airflow_kafka_spark.windows.dead_letters import (
     dead_letters_from_json,
     dead_letters_to_json,
@@ -27,8 +26,10 @@ from airflow_kafka_spark.windows.model import (
     Followed,
     FollowedWindow,
     Gap,
+    Landed,
     Marker,
     OffsetRange,
+    Published,
     RowsAhead,
     SourcePlan,
     SplitResult,
@@ -310,6 +311,24 @@ def position_from_json(value: Mapping[str, Any]) -> Position:
         epochs=_epochs_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
         began=_began_from_json([TopicPartition(*item[:2]) for item in value["offsets"]], value),
     )
+
+
+def landed_to_json(parts: Iterable[Landed]) -> list[list[Any]]:
+    """Return ``[[topic, partition, first, last, records], ...]``."""
+    return [[p.topic, p.partition, p.first, p.last, p.records] for p in parts]
+
+
+def landed_from_json(value: Iterable[Sequence[Any]]) -> tuple[Landed, ...]:
+    return tuple(Landed(*part) for part in value)
+
+
+def published_to_json(published: Mapping[TopicPartition, Published]) -> list[list[Any]]:
+    """Return ``[[topic, partition, end, records], ...]``."""
+    return [[*tp, found.end, found.records] for tp, found in sorted(published.items())]
+
+
+def published_from_json(value: Iterable[Sequence[Any]]) -> dict[TopicPartition, Published]:
+    return {TopicPartition(topic, partition): Published(end, records) for topic, partition, end, records in value}
 
 
 def _offsets_to_json(offsets: Mapping[TopicPartition, int]) -> list[list[Any]]:

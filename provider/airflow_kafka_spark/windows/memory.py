@@ -38,7 +38,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from airflow_kafka_spark.windows.binding import Binding, binding_from_json, binding_to_json
-from airflow_kafka_spark.windows.changes import Change, change_from_json, change_to_json
+from airflow_kafka_spark.windows.changes import Change, Forgotten, change_from_json, change_to_json
 from airflow_kafka_spark.windows.codec import (
     encode_json,
     interval_from_json,
@@ -73,7 +73,7 @@ from airflow_kafka_spark.windows.model import (
     tries_from_json,
     tries_to_json,
 )
-from airflow_kafka_spark.windows.plan import Position, find_next_position
+from airflow_kafka_spark.windows.plan import Position, find_next_position, merge_positions
 from airflow_kafka_spark.windows.times import parse_iso
 
 VERSION = 1
@@ -186,6 +186,19 @@ class Memory:
         """The newest ``forget`` of the pipeline; None if it was never forgotten."""
         found = [c for c in self.changes.values() if c.action == "forget"]
         return max(found, key=lambda c: c.number, default=None)
+
+    def find_forgotten_offsets(self) -> Forgotten:
+        """Return the offsets that the pipeline has moved, for the record of a ``forget``, those of an earlier ``forget``
+        included. Offsets of topics that were created again since are left out."""
+        before = (self.forgotten.forgotten if self.forgotten is not None else None) or Forgotten()
+        own = Position(self.position.offsets, self.position.topic_ids, epochs=self.position.epochs, began=self.position.began)
+        done = sorted((s for s in self.intervals.spans if s.state is State.COMPLETE or s.replay), key=lambda s: s.offset)
+        intervals = before.intervals
+        for state in done:
+            ends = {r.topic_partition: r.end for r in state.ranges if r.span}
+            intervals = merge_positions(intervals, Position(ends, state.topic_ids, epochs=state.epochs))
+        names = (name for name, state in self.intervals.newest_first if any(r.span for r in state.ranges))
+        return Forgotten(merge_positions(before.windows, own), intervals, next(names, before.last_interval))
 
     @property
     def last_used(self) -> int:

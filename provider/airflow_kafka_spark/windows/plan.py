@@ -345,6 +345,25 @@ def find_next_position(position: Position, window: Window) -> Position:
     )
 
 
+def merge_positions(before: Position, after: Position) -> Position:
+    """Return a position with the higher offset of each partition. A topic with another id in ``after`` was created again: its
+    offsets in ``before`` do not count."""
+    again = {t for t, known in after.topic_ids.items() if before.topic_ids.get(t, known) != known}
+    kept = {tp: offset for tp, offset in before.offsets.items() if tp.topic not in again}
+    newer = {tp: offset for tp, offset in after.offsets.items() if offset >= kept.get(tp, 0)}
+    return replace(
+        before,
+        offsets={**kept, **newer},
+        topic_ids={**before.topic_ids, **after.topic_ids},
+        cluster_id=before.cluster_id or after.cluster_id,
+        epochs={
+            **{tp: epoch for tp, epoch in before.epochs.items() if tp in kept and tp not in newer},
+            **{tp: epoch for tp, epoch in after.epochs.items() if tp in newer},
+        },
+        began={**{tp: offset for tp, offset in before.began.items() if tp in kept}, **after.began},
+    )
+
+
 def _merge_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     """Return gaps of equal offsets, as few as possible, so that windows without records do not add up."""
     found: list[Gap] = []

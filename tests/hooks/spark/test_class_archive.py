@@ -96,6 +96,17 @@ def test_files_of_a_killed_maker_and_archives_unused_for_months_are_removed(tmp_
     assert {file.name for file in tmp_path.iterdir() if not file.name.startswith(".")} == {
         f"{name}{suffix}" for name in ("spark-1", "spark-3", "kafka-4") for suffix in (".jsa", ".size")
     }
+    # Each build of an image has an archive of its own.
+    for number in range(10, 20):
+        publish(tmp_path / f"spark-{number}.jsa")
+        os.utime(tmp_path / f"spark-{number}.jsa", (days := time.time() - (30 - number) * 86_400, days))
+        (tmp_path / f"spark-{number}.failed").write_text("why")
+        os.utime(tmp_path / f"spark-{number}.failed", (1, 1))
+    publish(tmp_path / "spark-20.jsa")
+    archives = ["spark-1", "spark-17", "spark-18", "spark-19", "spark-20", "spark-3"]
+    assert sorted(file.stem for file in tmp_path.glob("spark-*.jsa")) == archives
+    assert sorted(file.stem for file in tmp_path.glob("spark-*.size")) == archives
+    assert sorted(file.stem for file in tmp_path.glob("*.failed")) == ["spark-17", "spark-18", "spark-19"]
 
 
 def test_a_maker_that_fails_publishes_nothing(tmp_path):

@@ -51,6 +51,8 @@ _TRAINING = "from_json('{\"n\": 1}', 'n int').n AS n"
 _TRAINED = "SQL and an RDD"
 _MAKING_SECONDS = 600.0
 _UNUSED_SECONDS = 60 * 24 * 3600.0
+_MAX_ARCHIVES = 6
+_RECENT_SECONDS = 24 * 3600.0
 _TRY_AGAIN_SECONDS = 7 * 24 * 3600.0
 _MEMORY_NEEDED = 2 << 30
 _FAILED = ".failed"
@@ -128,11 +130,18 @@ def publish_archive(archive: Path, *, wait: bool) -> Iterator[Path | None]:
 
 
 def _remove_unused(archive: Path) -> None:
-    """Remove archives of this software that no start has used for two months."""
-    for other in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.jsa"):
-        if _compute_age(other) > _UNUSED_SECONDS:
+    """Remove archives of this software that no start has used for two months, and all but the newest :data:`_MAX_ARCHIVES` of
+    those that no start has used for a day: each new build of an image has an archive of its own."""
+    software = archive.name.partition("-")[0]
+    by_age = sorted((_compute_age(other), other) for other in archive.parent.glob(f"{software}-*.jsa"))
+    for number, (age, other) in enumerate(by_age, 1):
+        # The archive that is going to be made counts, too.
+        if age > (_RECENT_SECONDS if number >= _MAX_ARCHIVES else _UNUSED_SECONDS):
             for part in (other, other.with_suffix(_SIZE)):
                 part.unlink(missing_ok=True)
+    for part in (*archive.parent.glob(f"{software}-*{_SIZE}"), *archive.parent.glob(f"{software}-*{_FAILED}")):
+        if not part.with_suffix(".jsa").exists() and _compute_age(part) > _UNUSED_SECONDS:
+            part.unlink(missing_ok=True)
 
 
 def _compute_age(file: Path) -> float:
