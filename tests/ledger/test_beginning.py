@@ -5,12 +5,14 @@ it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from airflow_kafka_spark.hooks.kafka.requests import CommittedOffset
 from airflow_kafka_spark.ledger.beginning import decide_beginning
-from airflow_kafka_spark.windows.memory import Memory
+from airflow_kafka_spark.windows.changes import Change, Forgotten
+from airflow_kafka_spark.windows.memory import Memory, fold_records, make_change_record
 from airflow_kafka_spark.windows.model import Applied, OffsetRange, TopicPartition
-from airflow_kafka_spark.windows.plan import Log, PartitionLog, plan_ranges
+from airflow_kafka_spark.windows.plan import Log, PartitionLog, Position, plan_ranges
 
 READ, LEFT_OUT = TopicPartition("read", 0), TopicPartition("left-out", 0)
 
@@ -47,3 +49,30 @@ def test_windows_that_have_gone_elsewhere_since_the_last_one_in_the_sink_are_not
     committed = {READ: CommittedOffset(30, metadata)}
     found = decide_beginning(Memory("p"), log, committed, group_id="g", ledger_topic="ledger", last_applied=lambda name: last)
     assert (found.last_number, found.position.offsets) == (1, {READ: 30})
+
+
+def test_a_pipeline_that_was_forgotten_begins_behind_its_windows_and_its_intervals_with_their_leader_epochs():
+    """As long as the sink has a window, or the last interval. A topic that was created again since is not read from there."""
+
+    def begins(has: str, topic_id: str = "R") -> tuple[str, dict[TopicPartition, int], dict[TopicPartition, int], bool]:
+        log = Log("c", {"read": topic_id}, {READ: PartitionLog(0, 90, 90)})
+        applied = {name: replace(last, pipeline=name) for name in ("p", f"p.{hour}") if name == has}
+        found = decide_beginning(
+            forgotten, log, {}, group_id="g", ledger_topic="ledger", last_applied=applied.get, data_loss="skip"
+        )
+        position = found.position
+        return found.decided_by, dict(position.offsets), dict(position.epochs), found.is_beyond_sink
+
+    hour = "20260101T000000Z-20260101T010000Z"
+    last = Applied("p", 7, (OffsetRange("read", 0, 10, 20),), 10, cluster_id="c", topic_ids={"read": "R"})
+    windows = Position({READ: 20}, {"read": "R"}, epochs={READ: 3})
+    for end, epoch, is_beyond in ((60, 5, True), (15, 3, False)):
+        moved = Forgotten(windows, Position({READ: end}, {"read": "R"}, epochs={READ: 5}), hour)
+        change = Change(1, "forget", "ann", "why", "2026-01-02", window=7, forgotten=moved)
+        record = make_change_record("p", change)
+        forgotten = fold_records("p", [record])
+        assert forgotten.forgotten == change
+        assert begins("p") == ("sink", {READ: max(end, 20)}, {READ: epoch}, is_beyond)
+        assert begins(f"p.{hour}") == ("sink", {READ: end}, {READ: 5}, False)
+        assert begins("another") == ("starting_offsets", {}, {}, False)
+    assert begins(f"p.{hour}", "S") == ("sink", {READ: 15}, {READ: 5}, False), "the position is of the old topic"

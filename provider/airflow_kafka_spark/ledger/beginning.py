@@ -85,7 +85,7 @@ def decide_beginning(
             sink_may_change = "offsets" if memory.is_blank else "number"
         elif last is not None:
             number = max(number, last.number)
-        moved = _find_forgotten_intervals(memory, log, last_applied, data_loss)
+        moved = _find_forgotten_intervals(memory, log, last, last_applied, data_loss)
         if memory.is_blank and (last is not None or moved.offsets):
             position, committed_number = find_group_position(memory.pipeline, committed)
             if last is not None:
@@ -129,18 +129,21 @@ def find_forgotten_windows(memory: Memory, last_applied: LastApplied) -> Positio
     return merge_positions(change.forgotten.windows if change.forgotten else Position(), of_sink)
 
 
-def _find_forgotten_intervals(memory: Memory, log: Log, last_applied: LastApplied | None, data_loss: DataLossPolicy) -> Position:
-    """Return the ends of the data intervals that a pipeline has moved before it was forgotten, without offsets of topics that
-    were created again; empty if its sink no longer has the last one.
+def _find_forgotten_intervals(
+    memory: Memory, log: Log, last: Applied | None, last_applied: LastApplied | None, data_loss: DataLossPolicy
+) -> Position:
+    """Return the ends of the data intervals that a pipeline has moved before it was forgotten; empty if its sink has neither a
+    window of it nor the last of these intervals.
 
-    :raises ForeignOffsets: the sink has that interval of another cluster, or of another topic of this name.
+    :param last: the last window without an interval in the sink's record.
+    :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
     :raises RecordElsewhere: the sink's record is of another table.
     """
     left = memory.forgotten.forgotten if memory.forgotten else None
     interval = Interval.from_name(left.last_interval) if left else None
     if left is None or interval is None or last_applied is None or not memory.is_blank:
         return Position()
-    there = last_applied(interval.make_ledger_name(memory.pipeline))
+    there = last or last_applied(interval.make_ledger_name(memory.pipeline))
     if there is None:
         return Position()
     refuse_elsewhere(there)
