@@ -11,6 +11,7 @@ import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks import reader
 from airflow_kafka_spark.sources.cdc.tasks.reader import batch_events
+from airflow_kafka_spark.sources.cdc.tasks.transactions import TransactionWriter
 from airflow_kafka_spark.sources.jdbc.mysql import MySqlServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog, events
 from airflow_kafka_spark.sources.mysql_cdc.tasks.batches import LogParser
@@ -18,6 +19,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent
 from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, MySqlEventWriter
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
+from tests.sources.postgres_cdc.kit import number_events
 
 UTF8_ID = 45
 
@@ -96,6 +98,7 @@ def normalize(event: dict[str, Any]) -> dict[str, Any]:
 FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "schemas": {"schemas": True, "skipped": frozenset("d")},
+    "transactions": {"transactions": True},
     "no tombstones": {"tombstones": False, "skipped": frozenset("u")},
 }
 
@@ -128,7 +131,13 @@ def test_events_in_columns_are_those_that_are_written_one_by_one(form, held, mon
             except Exception as error:
                 failures.append(str(error))
             ranges += sum(isinstance(part, reader.EventRange) for part in parts)
-            found.append([normalize(event) for batch in batch_events(parts) for event in batch.to_pylist()])
+            batches = batch_events(parts)
+            if options.transactions and in_columns:
+                batches = TransactionWriter(options).write(batches)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            if options.transactions and not in_columns:
+                rows = number_events(rows, "p")
+            found.append(list(map(normalize, rows)))
         assert found[0] == found[1], seed
         assert len(failures) in (0, 2) and len(set(failures)) < 2, failures
         count += len(found[0])

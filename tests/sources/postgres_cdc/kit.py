@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,6 +183,33 @@ class Copy:
                 del table[key]
             else:
                 table[key] = after
+
+
+def number_events(rows: Iterable[dict[str, Any]], prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield events with their numbers, and the records of their transactions, one by one."""
+    id, counts = "", Counter[bytes]()
+    topic = f"{prefix}.transaction"
+    for row in rows:
+        if row["topic"] == "" and row["key"] is not None:
+            id, counts = row["key"].decode(), Counter()
+        elif row["topic"] == "" and counts:
+            shown = [{"data_collection": json.loads(table), "event_count": count} for table, count in counts.items()]
+            end = {"status": "END", "id": id, "event_count": counts.total(), "data_collections": shown, "ts_ms": row["timestamp"]}
+            yield {**row, "topic": topic, "key": to_json({"id": id}), "value": to_json(end)}
+        elif row["topic"] and row["value"] is None:
+            yield row
+        elif row["topic"]:
+            if not counts:
+                begin = {"status": "BEGIN", "id": id, "event_count": None, "data_collections": None, "ts_ms": row["timestamp"]}
+                yield {**row, "topic": topic, "key": to_json({"id": id}), "value": to_json(begin)}
+            before, table, after = row["value"].split(b"\1")
+            counts[table] += 1
+            numbers = {"id": id, "total_order": counts.total(), "data_collection_order": counts[table]}
+            yield {**row, "value": before + to_json(numbers) + after}
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def take_transactions(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from airflow_kafka_spark.sources.cdc.tasks.reader import make_batch
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, ReadChunk, TableSnapshot
+from airflow_kafka_spark.sources.cdc.tasks.transactions import TransactionWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks import batches
 from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, LogMessages, NotWhole, find_kinds, read_rows
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, decode
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
+from tests.sources.postgres_cdc.kit import number_events
 from tests.sources.postgres_cdc.test_pgoutput import values
 
 TYPES = {23: (b"-7", b"123456"), 25: (b"", b'x"y\n\\', "ü".encode()), 1114: (b"2024-02-29 12:00:00.5", b"infinity")}
@@ -112,6 +115,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "schemas": {"schemas": True, "skipped": frozenset()},
     "keys": {"keys": {("public", "t1"): ("id",)}, "skipped": frozenset("u")},
+    "transactions": {"transactions": True, "skipped": frozenset()},
     "tables": {"tables": frozenset({("public", "t1"), ("public", "t2")}), "skipped": frozenset("d")},
 }
 
@@ -132,10 +136,9 @@ def write_one_by_one(
                 yield from make_batch(events).to_pylist()
 
 
-def write_batches(writer: BatchWriter, log: Sequence[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
+def write_batches(writer: BatchWriter, log: Sequence[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(log), PIECE):
-        for batch in writer.write(join(log[start : start + PIECE])):
-            yield from batch.to_pylist()
+        yield from writer.write(join(log[start : start + PIECE]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -153,7 +156,11 @@ def test_batches_have_the_events_that_are_written_one_by_one(form, most, in_snap
         expected: list[dict[str, Any]] = []
         found: list[dict[str, Any]] = []
         failures: list[str] = []
-        for out, events in ((expected, write_one_by_one(single, filters[0], log)), (found, write_batches(batch_writer, log))):
+        of_single, batched = write_one_by_one(single, filters[0], log), write_batches(batch_writer, log)
+        if options.transactions:
+            of_single, batched = number_events(of_single, "p"), TransactionWriter(options).write(batched)
+        of_batches = (row for batch in batched for row in batch.to_pylist())
+        for out, events in ((expected, of_single), (found, of_batches)):
             try:
                 out += events
             except Exception as error:

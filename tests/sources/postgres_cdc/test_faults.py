@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 
 import pytest
 
-from airflow_kafka_spark.errors import LedgerBehind, SourceOwned
+from airflow_kafka_spark.errors import LedgerBehind, LogLost, SourceOwned
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.transforms import Filter, TopicNameMatches
@@ -111,6 +112,28 @@ def test_a_copy_of_a_table_that_was_read_while_it_changed_equals_it_whatever_is_
         shop.drain("drain of the log")
         assert shop.compare() > 0
         assert collect_metrics(shop.run("end"))["source_bytes_behind"] == 0
+        give_up_a_window_whose_slot_is_lost(shop)
+
+
+def give_up_a_window_whose_slot_is_lost(shop):
+    """As after a failover: the window that was planned before is refused until it is skipped. Then all rows are read again."""
+    shop.snapshot |= {"snapshot": "when_needed", "snapshot_chunk_rows": 100}
+    kept, ledger = shop.table("kept"), f"ledger-{shop.name}"
+    shop.connection.execute(f"INSERT INTO {kept} (id, note) VALUES (901, 'planned')".encode())
+    victim = shop.victim("lost", fault="planned")
+    assert victim.wait() == -9 and victim.fired, victim.tail()
+    shop.connection.execute(f"SELECT pg_drop_replication_slot('{shop.slot}')".encode())
+    with pytest.raises(LogLost, match="the slot .* is gone"):
+        shop.run("lost")
+    with KafkaHook() as hook:
+        skip(hook, shop.name, running=False, why="the server was replaced", ledger_topic=ledger)
+    before = Counter((op, id) for op, id, _ in shop.events("kept"))
+    shop.drain("all rows again")
+    found = Counter((op, id) for op, id, _ in shop.events("kept")) - before
+    read = sorted(id for _, id in found.elements())
+    assert {op for op, _ in found} == {"r"}
+    for table in (kept, shop.table("kept_copy")):
+        assert sorted(id for (id,) in shop.connection.execute(f"SELECT id FROM {table}".encode())) == read
 
 
 @contextmanager

@@ -148,12 +148,12 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             **options,
         )
         assert source.validate() == []
-        one_by_one = replace(source, provide_transaction_metadata=True)
+        counted = replace(source, provide_transaction_metadata=True)
         windows, copy, kinds, behind = Windows(source), Copy(moving={"named"}), [], 0
         windows.freeze()  # creates the slot, which waits for transactions that are open
         for _ in range(200):
             traffic.change(traffic.random.randint(0, 8), truncates)
-            windows.source = one_by_one if kinds.count("log") % 3 == 1 else source
+            windows.source = counted if kinds.count("log") % 3 == 1 else source
             window = windows.freeze()
             kinds.append("none" if not window.splits else "chunks" if "table" in window.splits[0] else "log")
             published: dict[int, list[dict[str, Any]]] = {}

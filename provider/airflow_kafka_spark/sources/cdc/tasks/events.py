@@ -7,7 +7,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -148,6 +148,9 @@ TableName = tuple[str, str]
 HOLE = "\0"
 """Marks a place in a text of JSON, which has no such character."""
 
+OPEN_FIELD = "\1"
+"""Stands before and after the name of the table in the field ``transaction``, until the events of the transaction are counted."""
+
 RowValues = Sequence[object]
 """The values of a row, in the order of its table's columns, in a form that the source defines."""
 
@@ -265,6 +268,7 @@ class TableWriter(ABC):
     ) -> None:
         self.name = ".".join(name)
         self.topic = format_topic(form.prefix, name)
+        self.transaction = f"{OPEN_FIELD}{format_json(self.name)}{OPEN_FIELD}" if form.transactions else "null"
         self.columns = columns
         self._pieces = [f"{format_json(column.name)}:" for column in columns]
         self.missing_keys: tuple[str, ...] = ()
@@ -375,7 +379,7 @@ class TableWriter(ABC):
         ``source`` and ``op``. A row that is not there is no part.
         """
         old, new = (HOLE if is_there else "null" for is_there in (has_old, has_new))
-        return self.make_value_record(format_envelope(old, new, HOLE, "null", HOLE)).decode().split(HOLE)
+        return self.make_value_record(format_envelope(old, new, HOLE, self.transaction, HOLE)).decode().split(HOLE)
 
     def _make_schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
         fields = []
@@ -395,50 +399,6 @@ class TableWriter(ABC):
         fields = [*rows, source, {**of_transaction, "field": "transaction"}, op, *plain]
         return {"type": "struct", "fields": fields, "optional": False, "name": f"{self.topic}.Envelope", "version": 2}
 
-
-@dataclass
-class TransactionCounts:
-    """A transaction whose boundaries are published.
-
-    :param id: its name.
-    :ivar count: the number of its events so far.
-    :ivar counts: the number of its events per table.
-    :ivar is_begun: True once its begin is published.
-    """
-
-    id: str
-    count: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    is_begun: bool = False
-
-    def count_event(self, table: str) -> str:
-        """Count an event of a table, and return its field ``transaction`` as JSON."""
-        self.count += 1
-        of_table = self.counts[table] = self.counts.get(table, 0) + 1
-        return f'{{"id":{format_json(self.id)},"total_order":{self.count},"data_collection_order":{of_table}}}'
-
-
-def _make_transaction_schemas() -> tuple[str, str]:
-    """Return the schemas of key and value of the records of transactions, as JSON."""
-    name, id = "io.debezium.connector.common.TransactionMetadata", {"type": "string", "optional": False, "field": "id"}
-    of_table = [{"type": "string", "optional": False, "field": "data_collection"}]
-    of_table.append({"type": "int64", "optional": False, "field": "event_count"})
-    items = {"type": "struct", "fields": of_table, "optional": True, "name": "event.collection", "version": 1}
-    fields = [
-        {"type": "string", "optional": False, "field": "status"},
-        id,
-        {"type": "int64", "optional": True, "field": "event_count"},
-        {"type": "array", "items": items, "optional": True, "field": "data_collections"},
-        {"type": "int64", "optional": False, "field": "ts_ms"},
-    ]
-    key, value = (
-        {"type": "struct", "fields": given, "optional": False, "name": f"{name}{part}", "version": 1}
-        for part, given in (("Key", [id]), ("Value", fields))
-    )
-    return format_json(key), format_json(value)
-
-
-_TRANSACTION_KEY, _TRANSACTION_VALUE = _make_transaction_schemas()
 
 TableWriterT = TypeVar("TableWriterT", bound=TableWriter)
 PositionT = TypeVar("PositionT")
@@ -463,7 +423,6 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
     def __init__(self, form: EventForm, connector: str) -> None:
         self.form = form
         self.timestamp = 0
-        self._transaction: TransactionCounts | None = None
         self.of_server = format_json({"version": __version__, "connector": connector, "name": form.prefix})[1:-1]
 
     @abstractmethod
@@ -489,7 +448,7 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
 
     def _format(self, table: TableWriterT, position: PositionT, op: str, before: str, after: str) -> str:
         """Return the value of an event as JSON."""
-        transaction = self._transaction.count_event(table.name) if self._transaction is not None else "null"
+        transaction = table.transaction if op != "r" else "null"
         return format_envelope(before, after, self.make_source(table, position), transaction, op)
 
     def make_frame(self, table: TableWriterT, position: PositionT) -> EventFrame:
@@ -500,51 +459,6 @@ class ChangeWriter(ABC, Generic[TableWriterT, PositionT]):
         event = self.make_event(table, position, "r", HOLE, "null", HOLE)
         key, value = ((part or b"").decode().partition(HOLE) for part in (event.key, event.value))
         return EventFrame((key[0], key[2]), (value[0], value[2]), event.timestamp)
-
-    # --- transactions ---
-
-    def begin_transaction(self, id: str) -> None:
-        """Reset the counts of events, because a transaction has begun."""
-        self._transaction = TransactionCounts(id) if self.form.transactions else None
-
-    def copy_transaction(self) -> TransactionCounts | None:
-        """Return the counts of the transaction, for :meth:`restore_transaction`."""
-        found = self._transaction
-        return None if found is None else replace(found, counts=dict(found.counts))
-
-    def restore_transaction(self, counts: TransactionCounts | None) -> None:
-        """Set the counts of the transaction to earlier ones, because later changes were rolled back."""
-        self._transaction = None if counts is None else replace(counts, counts=dict(counts.counts))
-
-    def prepend_begin(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield events of the transaction, after its begin if they are its first ones."""
-        if self._transaction is None:
-            yield from events
-            return
-        for event in events:
-            if not self._transaction.is_begun:
-                self._transaction.is_begun = True
-                yield self._make_boundary("BEGIN", self._transaction.id, "null", "null")
-            yield event
-
-    def end_transaction(self) -> Iterator[Event]:
-        """Yield the end of the transaction, if it has events."""
-        ended, self._transaction = self._transaction, None
-        if ended is None or not ended.is_begun:
-            return
-        counts = [{"data_collection": table, "event_count": count} for table, count in ended.counts.items()]
-        yield self._make_boundary("END", ended.id, str(ended.count), format_json(counts))
-
-    def _make_boundary(self, status: str, id: str, count: str, tables: str) -> Event:
-        key = f'{{"id":{format_json(id)}}}'
-        value = (
-            f'{{"status":"{status}","id":{format_json(id)},"event_count":{count},"data_collections":{tables},'
-            f'"ts_ms":{self.timestamp}}}'
-        )
-        if self.form.schemas:
-            key = f'{{"schema":{_TRANSACTION_KEY},"payload":{key}}}'
-            value = f'{{"schema":{_TRANSACTION_VALUE},"payload":{value}}}'
-        return Event(f"{self.form.prefix}.transaction", key.encode(), value.encode(), self.timestamp)
 
     # --- changes ---
 

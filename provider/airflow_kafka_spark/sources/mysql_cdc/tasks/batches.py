@@ -2,7 +2,7 @@
 
 Arrow writes inserts, updates that keep the key, and deletes. All others are left to
 :class:`~airflow_kafka_spark.sources.mysql_cdc.tasks.events.MySqlEventWriter`, one by one: changes of keys, operations that are
-skipped, and all changes of a table whose chunks are read, or if events name their transactions.
+skipped, and all changes of a table whose chunks are read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LogParser:
         """Return the changes of some events of a table, by the number of the event."""
         rows, found = self._read_rows(events, table), dict[int, ParsedRows | EventRange]()
         is_filtered = self._filter is not None and self._filter.find_table(table.table) is not None
-        if not is_filtered and not self._form.transactions:
+        if not is_filtered:
             found |= {events[at].number: part for at, part in self._write_columns(table, events, rows)}
         if len(found) < len(events):
             changes = zip(events, _list_changes(events, rows), strict=True)

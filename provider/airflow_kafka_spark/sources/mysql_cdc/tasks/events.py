@@ -23,13 +23,13 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     RowValues,
     TableName,
     TableWriter,
-    TransactionCounts,
     ValueRefused,
     format_json,
     make_source_schema,
 )
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventRange
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import Key, TableSnapshot
+from airflow_kafka_spark.sources.cdc.tasks.transactions import mark_begin, mark_end
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogTable, LogUnreadable, Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.images import ColumnImages, RowImages, find_rows, format_values, measure
@@ -295,17 +295,6 @@ class ParsedRows(NamedTuple):
     rows: list[RowChange]
 
 
-class _Savepoint(NamedTuple):
-    """A savepoint of the transaction that is read.
-
-    :param events: the number of its events so far.
-    :param counts: the counts of its events that are published; None if they are not.
-    """
-
-    events: int
-    counts: TransactionCounts | None
-
-
 class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
     """Turns the events of the log into events of changes, transaction by transaction.
 
@@ -325,7 +314,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         self._held: list[Event | EventRange] = []
         self._held_bytes = 0
         self._released = 0
-        self._savepoints: dict[str, _Savepoint] = {}
+        self._savepoints: dict[str, int] = {}  # the number of events of the transaction before each
         self._has_changes = self._is_released = False
         self._parts = SourceParts()
 
@@ -358,7 +347,7 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             self._held.append(parsed)
             self._held_bytes += _get_size(parsed)
         elif parsed is not None:
-            self._hold(self.prepend_begin(self._make_events(located, parsed)))
+            self._hold(self._make_events(located, parsed))
         elif event.kind in (binlog.QUERY, binlog.EXECUTE_LOAD_QUERY):
             found += self._handle_statement(located)
         if self._is_released or self._held_bytes > HELD_BYTES:
@@ -372,16 +361,15 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
 
     def _begin(self, gtid: str, located: Located) -> None:
         self._gtid = gtid
-        self.begin_transaction(gtid or f"file={located.start.file},pos={located.start.position}")
         self._has_changes = self._is_released = False
         self._released = 0
         self._savepoints.clear()
+        if self.form.transactions:
+            self._hold(iter((mark_begin(gtid or f"file={located.start.file},pos={located.start.position}"),)))
 
     def _write_end(self, step: str, event: LogEvent) -> Sequence[Event]:
         """Return the end of a transaction whose events are published."""
-        self.timestamp = event.seconds * 1000
-        found = list(self.end_transaction())
-        return found if step == "commit" else ()
+        return [mark_end(event.seconds * 1000)] if step == "commit" and self.form.transactions else ()
 
     def _hold(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -400,12 +388,11 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
         :raises SourceRejected: some of them are published already.
         """
         savepoint = self._savepoints.get(name)
-        if savepoint is None or savepoint.events < self._released:
+        if savepoint is None or savepoint < self._released:
             found = f"the log at {located.start}: a part of a large transaction was rolled back, and is published already"
             raise SourceRejected(self._server.where, found, NOT_SUPPORTED)
-        del self._held[savepoint.events - self._released :]
+        del self._held[savepoint - self._released :]
         self._held_bytes = sum(map(_get_size, self._held))
-        self.restore_transaction(savepoint.counts)
 
     def _close(self, step: str, located: Located) -> list[Event | EventRange]:
         """Return the events of a transaction that has ended."""
@@ -475,12 +462,12 @@ class MySqlEventWriter(ChangeWriter[MySqlTableWriter, RowPosition]):
             if goes_back:
                 self._go_back(name, located)
             else:
-                self._savepoints[name] = _Savepoint(self._released + len(self._held), self.copy_transaction())
+                self._savepoints[name] = self._released + len(self._held)
             return
         truncated = find_truncated_table(event.body, self._form)
         if truncated is not None:
             if self._filter is None or not self._filter.is_superfluous_truncate(truncated):
-                yield from self.prepend_begin(iter((self._truncate(located, truncated),)))
+                yield self._truncate(located, truncated)
         elif is_change(event.body, self._form):
             found = "it has changes as statements, not as rows: `binlog_format` was not ROW"
             raise self._server.make_unreadable_error(located.start, LogUnreadable(found))

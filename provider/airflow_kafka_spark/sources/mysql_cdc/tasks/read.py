@@ -19,6 +19,7 @@ from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROW
 from airflow_kafka_spark.sources.cdc.tasks.events import Event
 from airflow_kafka_spark.sources.cdc.tasks.reader import EventRange, EventReader, batch_events
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
+from airflow_kafka_spark.sources.cdc.tasks.transactions import TransactionWriter
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.batches import LogParser
@@ -129,7 +130,8 @@ class MySqlLogReader(EventReader):
     # --- the log ---
 
     def _read_log(self, split: int, bounds: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        return batch_events(self._read_events(split, bounds))
+        batches = batch_events(self._read_events(split, bounds))
+        return TransactionWriter(self.form).write(batches) if self.form.transactions else batches
 
     def _read_events(self, split: int, bounds: Mapping[str, Any]) -> Iterator[Event | EventRange]:
         tables = [TableSnapshot.from_json(value) for value in bounds.get("snapshot", ())]

@@ -91,7 +91,7 @@ class ChangedRows:
 class BatchWriter:
     """Turns messages of a window of the log into batches of events.
 
-    :param writer: knows tables and transactions, and writes single changes. It publishes no transactions.
+    :param writer: knows tables and transactions, and writes single changes.
     :param decode: returns a message, or None if it changes no row.
     """
 
@@ -128,10 +128,11 @@ class BatchWriter:
         for number, (lsn, data) in zip(others.tolist(), self._messages.list_messages(others), strict=True):
             if (message := self._decode(lsn, data)) is None:
                 continue
-            # A writer that publishes no transactions has no events for their beginnings and ends.
             if not self._writer.note(message):
                 self._write_single(number, lsn, message)
-            elif isinstance(message, BeginMessage):
+                continue
+            self._single += [(number, mark) for mark in self._writer.mark(message)]
+            if isinstance(message, BeginMessage):
                 self._transactions.append(self._writer.parts)
                 begins.append(number)
                 numbers.append(len(self._transactions) - 1)

@@ -25,6 +25,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
     format_json,
     make_source_schema,
 )
+from airflow_kafka_spark.sources.cdc.tasks.transactions import mark_begin, mark_end
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import (
     UNCHANGED,
     BeginMessage,
@@ -264,11 +265,21 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         :raises SourceRejected: a value cannot be written.
         """
         if self.note(message):
-            if isinstance(message, CommitMessage):
-                yield from self.end_transaction()
-        elif self.is_inside and isinstance(message, (ChangeMessage, TruncateMessage)):
-            events = self._truncate(lsn, message) if isinstance(message, TruncateMessage) else self._make_events(lsn, message)
-            yield from self.prepend_begin(events) if self.form.transactions else events
+            yield from self.mark(message)
+        elif self.is_inside and isinstance(message, TruncateMessage):
+            yield from self._truncate(lsn, message)
+        elif self.is_inside and isinstance(message, ChangeMessage):
+            yield from self._make_events(lsn, message)
+
+    def mark(self, message: Message) -> Iterator[Event]:
+        """Yield the mark of the beginning or the end of a transaction of the window, if its records are published."""
+        begin = self.parts.begin
+        if not self.form.transactions or not self.is_inside or begin is None:
+            return
+        if isinstance(message, BeginMessage):
+            yield mark_begin(f"{begin.xid}:{begin.commit_lsn}")
+        elif isinstance(message, CommitMessage):
+            yield mark_end(self.timestamp)
 
     def note(self, message: Message) -> bool:
         """Record the beginning or the end of a transaction, or the definition of a table. Return False for another message."""
@@ -294,7 +305,6 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         if self._start <= begin.commit_lsn < self._end:
             self.last = begin
         self._describe(begin, begin.commit_us, "false", str(begin.xid))
-        self.begin_transaction(f"{begin.xid}:{begin.commit_lsn}")
         self.enter_filter(self.parts)
 
     def _describe(self, begin: BeginMessage | None, at_us: int, snapshot: str, xid: str) -> None:

@@ -15,9 +15,9 @@ from pyarrow import csv
 from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.hooks.databases import fetch_rows, quote, wait_for_replicas
 from airflow_kafka_spark.sources.cdc.tasks.columns import PIECE_BYTES, PIECE_ROWS, format_events
-from airflow_kafka_spark.sources.cdc.tasks.events import Event
-from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader, batch_events
+from airflow_kafka_spark.sources.cdc.tasks.reader import EventReader
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import TableSnapshot
+from airflow_kafka_spark.sources.cdc.tasks.transactions import TransactionWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.batches import BatchWriter, LogMessages
 from airflow_kafka_spark.sources.postgres_cdc.tasks.events import PostgresEventForm, PostgresEventWriter
 from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import Message, NotPgoutput, decode
@@ -185,29 +185,16 @@ class PostgresLogReader(EventReader):
             )
             # Closed before the session: a session whose COPY is not read to its end would wait for it forever.
             found = stack.enter_context(closing(self._find_messages(connection, bounds["end"])))
-            if not self.options.transactions:
-                batches = BatchWriter(writer, self._decode_message)
-                for messages in found:
-                    yield from batches.write(messages)
-                    if writer.is_past:
-                        break
-            else:
-                yield from batch_events(self._list_events(writer, chunks, found))
+            batches = self._write_batches(writer, found)
+            yield from TransactionWriter(self.options).write(batches) if self.options.transactions else batches
         again = {"truncated": [list(table) for table in chunks.truncated]} if chunks is not None and chunks.truncated else {}
         last = {"last": [format_lsn(writer.last.commit_lsn), writer.last.xid]} if writer.last is not None else {}
         self._tokens[split] = {**last, **again}
 
-    def _list_events(
-        self, writer: PostgresEventWriter, chunks: PostgresChunkFilter | None, found: Iterable[LogMessages]
-    ) -> Iterator[Event]:
-        """Yield the events of messages that are looked at one by one."""
-        for some in found:
-            read = ((lsn, self._decode_message(lsn, data)) for lsn, data in some.list_messages())
-            messages = [(lsn, message) for lsn, message in read if message is not None]
-            if chunks is not None:
-                chunks.look_ahead(message for _, message in messages)
-            for lsn, message in messages:
-                yield from writer.write(lsn, message)
+    def _write_batches(self, writer: PostgresEventWriter, found: Iterable[LogMessages]) -> Iterator[pa.RecordBatch]:
+        batches = BatchWriter(writer, self._decode_message)
+        for messages in found:
+            yield from batches.write(messages)
             if writer.is_past:
                 break
 
