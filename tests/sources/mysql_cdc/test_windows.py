@@ -369,6 +369,16 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         windows.freeze()
     with pytest.raises(LogLost, match="does not send its log"):
         windows.read(window)
+    # The log is reset before a window, or while it is read; the new file has the name of the old one if that was the first.
+    for again in range(2):
+        windows = Windows(replace(orders.source(), starting_position=orders.end()))
+        windows.close(windows.freeze())
+        orders.execute(f"INSERT INTO orders VALUES ({10 + again}, 'lost')")
+        window = windows.freeze()
+        orders.execute("RESET MASTER", f"INSERT INTO orders VALUES ({20 + again}, 'one')")
+        for refused in (windows.freeze, lambda windows=windows, window=window: windows.read(window)):
+            with pytest.raises(LogLost):
+                refused()
 
 
 def test_a_driver_without_the_parts_that_read_the_log_is_refused_by_name(orders: Binlog, monkeypatch):

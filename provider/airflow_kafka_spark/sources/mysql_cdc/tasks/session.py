@@ -261,6 +261,7 @@ class LogServer:
                 "reset, or this is another server",
                 f"Keep the log for longer (`binlog_expire_logs_seconds`), or run more often. {NEW_PIPELINE}",
             )
+        self.refuse_other_file(start.file, log)  # first: another file may be shorter, too
         if start.position > there[start.file]:
             raise LogLost(
                 self.where,
@@ -268,7 +269,6 @@ class LogServer:
                 "the server lost the end of its log in a crash, or this is another server",
                 f"Set `sync_binlog = 1`. {NEW_PIPELINE}",
             )
-        self.refuse_other_file(start.file, log)
         return files
 
     def refuse_other_file(self, file: str, log: dict[str, Any]) -> None:
