@@ -171,7 +171,7 @@ def test_our_debezium_format_reads_the_values_again(place, schemas):
     assert raw[2] is None
 
 
-def test_nan_that_an_exact_decimal_cannot_hold_is_refused_by_name_and_written_as_text(orders):
+def test_nan_that_an_exact_decimal_cannot_hold_is_refused_by_name_and_written_as_text(orders, caplog):
     place = orders.place
     place.execute("ALTER TABLE orders ADD COLUMN amount numeric(8,2)")
     exact, text, double = (Windows(orders.source(decimal_handling_mode=mode)) for mode in ("precise", "string", "double"))
@@ -181,6 +181,7 @@ def test_nan_that_an_exact_decimal_cannot_hold_is_refused_by_name_and_written_as
     with pytest.raises(SourceRejected, match=r"column `amount`.*NaN") as refused:
         exact.read(window)
     assert 'decimal_handling_mode="string"' in refused.value.action
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == [], "the session is ended in silence"
     assert [r["value"]["after"]["amount"] for r in text.read(window)] == ["NaN", "1.50"]
     assert [r["value"]["after"]["amount"] for r in double.read(window)] == ["NaN", 1.5]
 

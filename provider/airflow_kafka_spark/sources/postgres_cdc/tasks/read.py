@@ -89,11 +89,12 @@ def _read_lines(copy: psycopg.Copy, header: bytes) -> Iterator[tuple[bytearray, 
             left -= count
             if left <= 0:
                 break
+        if is_complete:
+            # Before the last lines: if these are refused, the session is in a state in which psycopg can end the COPY.
+            for result in list(iter(libpq.get_result, None)):
+                if result.status != ExecStatus.COMMAND_OK:
+                    raise error_from_result(result)
         yield lines, sizes
-    if is_complete:
-        for result in list(iter(libpq.get_result, None)):
-            if result.status != ExecStatus.COMMAND_OK:
-                raise error_from_result(result)
 
 
 def parse_lines(lines: bytearray) -> list[pa.Array]:
