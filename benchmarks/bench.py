@@ -9,8 +9,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from airflow_kafka_spark.hooks.spark import jars
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from benchmarks import events
-from benchmarks.measure import SparkCpuMeter, Stopwatch, Table, print_title, print_turn
+from benchmarks.measure import SERVERS, SparkCpuMeter, Stopwatch, Table, print_title, print_turn
 
 SCHEMA = "id bigint, customer string, amount decimal(12,2), placed_at timestamp"
 COLUMNS = "id bigint, customer text, amount numeric(12,2), placed_at timestamptz"
@@ -41,14 +42,22 @@ class Stand:
     cpu: SparkCpuMeter = field(default_factory=SparkCpuMeter)
     watch: Stopwatch = field(default_factory=Stopwatch)
     """Measures the contestant that runs now."""
+    aside: Counter[str] = field(default_factory=Counter)
+    """CPU seconds by role that do not count as the contestant's."""
 
     def ratio(self, name: str) -> float:
         """Return the newest ratio of a contestant to its base."""
         return next(ratio for _, contestant, _, ratio in reversed(self.results) if contestant == name)
 
-    def put_aside(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
         """Do not count what is prepared or checked within as time of the contestant."""
-        return self.watch.paused()
+        with self.watch.paused():
+            before = self.cpu.seconds_by_role()
+            try:
+                yield
+            finally:
+                self.aside.update({role: seconds - before[role] for role, seconds in self.cpu.seconds_by_role().items()})
 
     def table(self, name: str, *, primary_key: bool = True) -> str:
         """Return a new, empty table. The server's buffers are written first, so that no contestant pays for another's rows."""
@@ -77,25 +86,29 @@ def compare(
     records = records or stand.records
     times: dict[str, list[float]] = {name: [] for name in contestants}
     used: dict[str, list[float]] = {name: [] for name in contestants}
+    served: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(stand.rounds + 1):
         for name, run in contestants.items():
-            stand.watch, before = Stopwatch(stand.cpu.seconds), stand.cpu.seconds_by_role()
+            stand.watch, stand.aside, before = Stopwatch(stand.cpu.seconds), Counter(), stand.cpu.seconds_by_role()
             with stand.watch as watch:
                 run(turn)
-            roles = {role: seconds - before[role] for role, seconds in stand.cpu.seconds_by_role().items()}
+            after = stand.cpu.seconds_by_role()
+            roles = {role: seconds - before[role] - stand.aside[role] for role, seconds in after.items()}
             if turn:
                 times[name].append(watch.seconds)
                 used[name].append(watch.cpu)
+                served[name].append(roles[SERVERS])
             parts = ", ".join(f"{role} {seconds:.1f}" for role, seconds in roles.items())
             print_turn(name, f"{watch.seconds:.2f} s, {watch.cpu:.1f} s of a core ({parts})", warming_up=not turn)
     medians = {name: statistics.median(t) for name, t in times.items()}
     print()
-    table = Table("what", "k records/s", f"ratio to {base}", "microseconds of a core per record, servers left out")
+    headings = f"ratio to {base}", "microseconds of a core per record, servers left out", "those of the servers"
+    table = Table("what", "k records/s", *headings)
     for name, seconds in medians.items():
         ratio = medians[base] / seconds
         stand.results.append((title, name, records / seconds, ratio))
-        core = statistics.median(used[name]) / records * 1e6
-        table.row(name, f"{records / seconds / 1000:,.0f}", f"{ratio:.2f}", f"{core:.2f}")
+        cores = (f"{statistics.median(turns[name]) / records * 1e6:.2f}" for turns in (used, served))
+        table.row(name, f"{records / seconds / 1000:,.0f}", f"{ratio:.2f}", *cores)
 
 
 def produce_at_the_limit(stand: Stand, topic: str) -> None:
@@ -180,8 +193,11 @@ def offsets(stand: Stand, topic: str = events.TOPIC) -> tuple[str, str]:
     return json.dumps({topic: start}), json.dumps({topic: end})
 
 
-def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
-    """Return ``spark.read.format("kafka")`` of a whole topic."""
+def read_plainly(stand: Stand, topic: str = events.TOPIC, options: Mapping[str, str] | None = None) -> Any:
+    """Return ``spark.read.format("kafka")`` of a whole topic.
+
+    :param options: further options of Spark's Kafka source.
+    """
     start, end = offsets(stand, topic)
     return (
         stand.spark.read.format("kafka")
@@ -189,6 +205,7 @@ def read_plainly(stand: Stand, topic: str = events.TOPIC) -> Any:
         .option("subscribe", topic)
         .option("startingOffsets", start)
         .option("endingOffsets", end)
+        .options(**(options or {}))
         .load()
     )
 

@@ -61,8 +61,11 @@ def tree_cpu_seconds(pid: int | None = None) -> float:
     return seconds
 
 
+SERVERS = "servers"
+
+
 class SparkCpuMeter:
-    """Counts the CPU seconds of this process, Spark's JVM and its Python workers; servers that run beside them are left out.
+    """Counts the CPU seconds of this process, Spark's JVM and its Python workers, and apart from them those of the servers.
 
     Python workers end with a job, and their parent does not count them. The processes are therefore looked at all the time. The
     time that this takes is left out.
@@ -74,13 +77,13 @@ class SparkCpuMeter:
         threading.Thread(target=self._watch, name="cpu", daemon=True).start()
 
     def seconds(self) -> float:
-        """Return the seconds until now."""
-        return sum(self.seconds_by_role().values())
+        """Return the seconds until now, without those of the servers."""
+        return sum(seconds for role, seconds in self.seconds_by_role().items() if role != SERVERS)
 
     def seconds_by_role(self) -> dict[str, float]:
-        """Return the seconds until now of the driver (this process), the JVM and the workers."""
+        """Return the seconds until now of the driver (this process), the JVM, the workers and the embedded servers."""
         self._look()
-        found = {"driver": -self._looking, "JVM": 0.0, "workers": 0.0}
+        found = {"driver": -self._looking, "JVM": 0.0, "workers": 0.0, SERVERS: 0.0}
         for (role, _, _), seconds in list(self._seconds.items()):
             found[role] += seconds
         return found
@@ -98,8 +101,11 @@ class SparkCpuMeter:
         found = {own: "driver"}
         for child in own.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # one that has just ended, or is a zombie
-                if any("SparkSubmit" in word for word in child.cmdline()):
+                words = child.cmdline()
+                if any("SparkSubmit" in word for word in words):
                     found |= {child: "JVM"} | dict.fromkeys(child.children(recursive=True), "workers")
+                elif any(word.endswith("_supervisor.py") for word in words):
+                    found |= dict.fromkeys(child.children(recursive=True), SERVERS)
         for process, role in found.items():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.jobs.arrow import Unknown, make_program
-from airflow_kafka_spark.jobs.tasks.arrow import ExpressionFailed, Program
+from airflow_kafka_spark.jobs.tasks.arrow import ExpressionFailed, Program, whole_part
 from airflow_kafka_spark.transforms import (
     Cast,
     Condition,
@@ -220,6 +220,8 @@ FALLIBLE = [
     ),
     *("cast(t as int)", "cast(t as bigint)", "cast(t as double)", "cast(t as decimal(10,2))", "cast(d as decimal(8,1))"),
     *("cast(d as decimal(4,2))", "cast(d as int)", "cast(d as tinyint)", "cast(f32 as tinyint)", "i32 + i8", "i64 * 2"),
+    *("cast(d as bigint)", "cast(cast(d as decimal(20,2)) as int)", "cast(cast(d as decimal(20,2)) as bigint)"),
+    *("cast(try_cast(d as decimal(2,2)) as int)", "cast(try_cast(d as decimal(18,18)) as bigint)"),
     *("CASE WHEN i32 != 0 THEN 100 / i32 ELSE -1 END", "i32 != 0 AND 100 / i32 > 2", "i32 = 0 OR 100 / i32 > 2"),
     *("if(abs(f64) < 100, cast(f64 as int), 0)", "if(i64 IS NULL, 0L, i64 + 1)", "coalesce(i8, cast(i64 as tinyint))"),
     *("CASE WHEN b THEN i64 + 1 WHEN i64 < 1000 THEN i64 * 3 END", "nullif(i64, 0) + 1 BETWEEN 0 AND 10"),
@@ -332,6 +334,29 @@ def test_sql_fails_for_the_values_for_which_spark_fails_and_for_no_others(edges)
     assert failed > 30
     made = spark.createDataFrame(rows).select(*(F.expr(text).alias(name) for name, text in checked.items())).toArrow()
     assert_same(pa.table(ours), made)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64()], ids=str)
+@pytest.mark.parametrize("precision, scale", [(18, 0), (18, 1), (18, 9), (18, 18), (10, 2), (1, 0), (1, 1), (16, 2)])
+def test_decimals_of_64_bits_are_cut_off_as_larger_ones(kind, precision, scale) -> None:
+    largest, chance = 10**precision - 1, random.Random(precision * 19 + scale)
+    edges = [edge * 10**scale + step for bits in (7, 15, 31) for edge in (-(2**bits), 2**bits) for step in (-1, 0, 1)]
+    digits = [0, 1, 9, largest, largest - 1, 10**scale, 10**scale - 1, *edges, *(chance.randint(0, largest) for _ in range(50))]
+    fitting = [n for one in digits for n in (one, -one) if abs(n) <= largest]
+    values = [value for n in fitting for value in (Decimal(n).scaleb(-scale), None)]
+    small = pa.array(values, pa.decimal128(precision, scale))
+    wide = small.cast(pa.decimal128(38, scale))  # its digits do not fit into 64 bits
+    limit = 2 ** (kind.bit_width - 1)
+    wholes = [None if value is None else int(value) for value in values]
+    wanted = [n if n is not None and -limit <= n < limit else None for n in wholes]
+    for start, length in ((0, len(values)), (1, len(values) - 3), (2, 0), (1, 1), (0, 1)):
+        part = small.slice(start, length)
+        assert whole_part(kind, part).equals(whole_part(kind, wide.slice(start, length)))
+        assert whole_part(kind, part).equals(pa.array(wanted[start : start + length], kind))
+    assert whole_part(kind, pa.nulls(3, small.type)).equals(pa.nulls(3, kind))
+    assert [whole_part(kind, small[at]).as_py() for at in (2, 3)] == wanted[2:4]
+    fractions = pa.array([Decimal("0.99"), None, Decimal("-0.99")], pa.decimal128(38, 38))
+    assert whole_part(kind, fractions).equals(pa.array([0, None, 0], kind))
 
 
 @pytest.mark.parametrize("text", UNKNOWN)

@@ -128,7 +128,8 @@ class Sender:
         partitions = self._choose_partitions(topic, columns, count, rows)
         self.turn += 1
         # Sorted by partition, because the client has a queue for each partition: the memory of a request is then contiguous.
-        order = np.argsort(partitions, kind="stable")
+        # NumPy sorts numbers of 16 bits by their digits, which takes a fifth to a fifteenth of the time.
+        order = np.argsort(partitions.astype(np.int16) if count <= 1 << 15 else partitions, kind="stable")
         in_order = {name: columns[name] for name in _SENT if name in columns}
         if (np.diff(partitions) < 0).any():
             in_order = {name: column.take(pa.array(order)) for name, column in in_order.items()}
