@@ -360,7 +360,7 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     if wrong := find_name_problem(to):
         raise ChangeRefused(wrong[0], expected="a name for a pipeline", action=wrong[1])
 
-    def planned(memory: Memory, other: Memory) -> tuple[str, Change]:
+    def plan_rename(memory: Memory, other: Memory) -> tuple[str, Change]:
         group = _check_rename(hook, memory, other, to, request.ledger_topic, group_id)
         offsets = dict(memory.position.offsets)
         return group, Change(memory.next_change, "rename", request.who, request.why, format_utc_now(), offsets, {}, name=to)
@@ -370,13 +370,13 @@ def rename(hook: KafkaHook, request: ChangeRequest, to: str, *, group_id: str | 
     topic = find_ledger(hook, request.ledger_topic)
     assert topic is not None, "the pipeline was found in it"
     there = topic.read_without_waiting(to)
-    group, change = planned(memory, there.memory)
+    group, change = plan_rename(memory, there.memory)
     if not request.dry_run:
         run = f"rename by {request.who}"
         with ChangeLedger(hook, pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
             found, other = ledger.topic.read(pipeline), ledger.topic.read(to)
             memory = found.memory
-            group, change = planned(memory, other.memory)
+            group, change = plan_rename(memory, other.memory)
             _write_rename(hook, ledger, found, other, to, change)
     warnings = (
         f'Give the operator `pipeline="{to}"`, or the DAG and task that make this name; under the old one it is refused',

@@ -383,7 +383,7 @@ def reset(
     """
     target = parse_target(to)
 
-    def planned(memory: Memory) -> tuple[PositionChange, str]:
+    def plan_reset(memory: Memory) -> tuple[PositionChange, str]:
         if isinstance(target, CommittedOffsets) and target.group_id == find_source_group(request):
             return _move_behind_lost_window(hook, memory, request, list_named_topics(only), discard_open), target.group_id
         group = _check_reset(hook, memory, request.ledger_topic, group_id, discard_open, is_said=bool(list_named_topics(only)))
@@ -391,16 +391,16 @@ def reset(
 
     # Checked before fencing, so that a refused command does not disturb an open window.
     is_said = bool(group_id and (list_named_topics(only) or group_id == find_source_group(request)))
-    move, group = planned(_read_memory(hook, request, is_said=is_said))
+    move, group = plan_reset(_read_memory(hook, request, is_said=is_said))
     if not request.dry_run:
         run = f"reset by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
-            move, group = planned(ledger.memory)
+            move, group = plan_reset(ledger.memory)
             fence_splits(ledger, move.given_up)
             found = ledger.topic.read(request.pipeline)
             if any(entry.window.publishes for entry in move.given_up):
                 # Until the fences, tasks may have published splits, and committed offsets of the group with them.
-                move, group = planned(found.memory)
+                move, group = plan_reset(found.memory)
             write_position_change(ledger, found, move, "reset", request)
     given_up = tuple(map(OpenWindow.of, move.given_up))
     return replace(
@@ -508,7 +508,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
     :raises ChangeRefused: no records wait, or the pipeline moves data intervals, or it reads rows and has no open window.
     """
 
-    def planned(memory: Memory) -> tuple[PositionChange, str | None]:
+    def plan_skip(memory: Memory) -> tuple[PositionChange, str | None]:
         group = _check_skip(hook, memory, request.ledger_topic, group_id)
         for entry in list_open_entries(memory):
             if not request.dry_run and running is not False:
@@ -519,7 +519,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
 
     # Checked before fencing, so that a refused command does not disturb an open window.
     memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
-    move, group = planned(memory)
+    move, group = plan_skip(memory)
     if not request.dry_run:
         run = f"skip by {request.who}"
         with ChangeLedger(hook, request.pipeline, run, group_id=group, topic=request.ledger_topic) as ledger:
@@ -530,7 +530,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
                     expected="the open window that was shown, or still no open window",
                     action="Check its state again; if its task was running, it was fenced, and a retry finishes its window",
                 )
-            move, group = planned(memory)
+            move, group = plan_skip(memory)
             fence_splits(ledger, move.given_up)
             write_position_change(ledger, ledger.topic.read(request.pipeline), move, "skip", request)
     return replace(

@@ -62,17 +62,17 @@ def replay(hook: KafkaHook, request: ChangeRequest, *, window: int | None = None
     """
     memory, number, interval = find_window(hook, request, window, name)
 
-    def found(memory: Memory) -> Window:
+    def find_asked(memory: Memory) -> Window:
         return _find_interval_window(memory, interval) if interval else _find_progress_window(memory, number)
 
     def decide(memory: Memory) -> Change | None:
-        there = found(memory)
+        there = find_asked(memory)
         if memory.replay_asked(there):
             return None
         asked = (there.number, interval, there.replay)
         return Change(memory.next_change, "replay", request.who, request.why, format_utc_now(), {}, {}, (), *asked)
 
-    there = found(memory)
+    there = find_asked(memory)
     log = read_log(hook, {r.topic for r in there.ranges})
     if gone := [topic for topic in find_lost_topics(there, log) if topic not in log.topic_ids]:
         raise ReplayRefused(f"Topic `{gone[0]}` is gone", expected="the records of the window")

@@ -412,17 +412,17 @@ class SqlProjection:
             rows = rows.where(~is_record | F.col(TOMBSTONE) | F.expr(text))
         if (columns := self.columns) is not None:
             # Not computed for the row that ends a split, because its columns are empty.
-            def computed(names: Iterable[str]) -> DataFrame:
+            def select(names: Iterable[str]) -> DataFrame:
                 new = [F.when(is_record & ~F.col(TOMBSTONE), F.expr(columns[name])).alias(name) for name in names]
                 return rows.select(*new, *(make_spark_column(name) for name in self.key if name not in columns), *carried)
 
             found: list[Problem] = []
-            if (made := _try_sql("columns", lambda: computed(columns), found)) is not None:
+            if (made := _try_sql("columns", lambda: select(columns), found)) is not None:
                 rows = made
             else:
                 wrong: list[Problem] = []
                 for name in columns:
-                    _try_sql(f"columns.{name}", partial(computed, [name]), wrong)
+                    _try_sql(f"columns.{name}", partial(select, [name]), wrong)
                 problems += wrong or found
         if problems:
             raise ValidationError(problems)

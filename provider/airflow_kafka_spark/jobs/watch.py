@@ -145,18 +145,18 @@ class Watch:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
         stalls = StallReporter(self.window, self.name_task)
 
-        def handler(stages: Any, **_: Any) -> None:
+        def handle(stages: Any, **_: Any) -> None:
             known = list(stages or ())
             finished, tasks = sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known)
             reporter(finished, tasks)
             # Only the server's own pages name the tasks that are running.
             stalls.check(finished, tasks, list, list)
 
-        session.registerProgressHandler(handler)
+        session.registerProgressHandler(handle)
         try:
             yield
         finally:
-            session.removeProgressHandler(handler)
+            session.removeProgressHandler(handle)
 
     def cancel(self) -> None:
         """Make a running job fail, from another thread or a signal handler; without one, nothing happens.

@@ -378,11 +378,11 @@ class Ledger:
         """Return the pipeline that has recorded that it uses a group or a slot; None if there is none."""
         topic, key = self.topic, make_group_key(name)
 
-        def there(partition: int) -> LedgerRecord | None:
+        def read(partition: int) -> LedgerRecord | None:
             records = topic.read_newest(partition, 0, (key,), (key,))
             return next((record for record in records if record.key == key and record.value is not None), None)
 
-        record = topic.find(name, there, lambda found: found is not None)
+        record = topic.find(name, read, lambda found: found is not None)
         try:
             return parse_group_owner(record) if record is not None else None
         except NewerVersion as error:

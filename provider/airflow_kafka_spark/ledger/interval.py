@@ -98,10 +98,10 @@ class IntervalLedger(Ledger):
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger of the interval and that of its pipeline without fencing; both are in one partition."""
 
-        def there(partition: int) -> LedgerContent:
+        def read(partition: int) -> LedgerContent:
             return self.topic.read_partition(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
 
-        found = self.topic.find(self.parent_pipeline, there, lambda found: found.exists)
+        found = self.topic.find(self.parent_pipeline, read, lambda found: found.exists)
         self._parent = found.parent or Memory(self.parent_pipeline)
         self.memory = found.memory.restore_dead_letters(self.known) if self.known is not None else Memory(self.pipeline)
 

@@ -407,10 +407,10 @@ class LedgerTopic:
             if found.exists:
                 return found
 
-        def there(partition: int) -> LedgerContent:
+        def read_state(partition: int) -> LedgerContent:
             return self.read_partition(pipeline, partition, on_hidden=on_hidden, parent=parent)
 
-        return self.find(parent or pipeline, there, lambda found: found.exists)
+        return self.find(parent or pipeline, read_state, lambda found: found.exists)
 
     def read_without_waiting(self, pipeline: str, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> LedgerContent:
         """Return the state of a pipeline without waiting for open transactions, whose records are then missing.

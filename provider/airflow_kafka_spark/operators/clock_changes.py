@@ -82,17 +82,17 @@ def _load_timetable(timetable: Any) -> Timetable:
 def _find_clock_changes(zone: ZoneInfo, now: datetime) -> Iterator[tuple[datetime, timedelta]]:
     """Yield the instants at which the clock of a zone changes, exact to the minute, and by how much it does."""
 
-    def offset(instant: datetime) -> timedelta:
+    def get_offset(instant: datetime) -> timedelta:
         return instant.astimezone(zone).utcoffset() or timedelta()
 
     days = [now.astimezone(timezone.utc) + timedelta(days=number) for number in range(DAYS_AHEAD)]
     for before, after in pairwise(days):
-        if offset(before) == offset(after):
+        if get_offset(before) == get_offset(after):
             continue
-        shift = offset(after) - offset(before)
+        shift = get_offset(after) - get_offset(before)
         while after - before > timedelta(minutes=1):
             middle = before + (after - before) / 2
-            before, after = (middle, after) if offset(middle) == offset(before) else (before, middle)
+            before, after = (middle, after) if get_offset(middle) == get_offset(before) else (before, middle)
         yield after, shift
 
 

@@ -330,12 +330,12 @@ class EmbeddedAirflow(Embedded):
         """
         state: list[str] = [""]
 
-        def ended() -> bool:
+        def has_ended() -> bool:
             self.check()
             state[0] = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
             return state[0] in _FINAL
 
-        if not wait_until(ended, seconds, every=0.5):
+        if not wait_until(has_ended, seconds, every=0.5):
             account = self.account(dag_id, run_id)
             raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s:\n{account}\n")
         return state[0]

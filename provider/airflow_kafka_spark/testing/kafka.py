@@ -637,24 +637,24 @@ class EmbeddedKafka(Embedded):
         wanted = {broker.node_id for broker in brokers}
         self._admin_client = None
 
-        def settled(partition: PartitionMetadata) -> bool:
+        def is_settled(partition: PartitionMetadata) -> bool:
             replicas = wanted & set(partition.replicas)
             if partition.leader < 0:
                 # The only replica with all records may be on a broker that does not run.
                 return replicas != set(partition.replicas)
             return replicas <= set(partition.isrs)
 
-        def serves() -> bool:
+        def is_serving() -> bool:
             metadata = self._read_metadata()
             if metadata is None or not wanted <= set(metadata.brokers) or metadata.controller_id < 0:
                 return False
-            return all(settled(partition) for topic in metadata.topics.values() for partition in topic.partitions.values())
+            return all(is_settled(partition) for topic in metadata.topics.values() for partition in topic.partitions.values())
 
-        def ended() -> Broker | None:
+        def find_ended() -> Broker | None:
             return next((broker for broker in brokers if not broker.running), None)
 
-        done = processes.wait_until(lambda: ended() is not None or serves(), _START_SECONDS)
-        return ended() or (None if done else brokers[0])
+        done = processes.wait_until(lambda: find_ended() is not None or is_serving(), _START_SECONDS)
+        return find_ended() or (None if done else brokers[0])
 
     def _make_failure(self, broker: Broker) -> ServerFailed:
         code = broker.process.exit_code if broker.process else None

@@ -247,15 +247,15 @@ class EmbeddedPostgres(Embedded):
         psycopg = _import_psycopg()
         server = self._get_server()
 
-        def connects() -> bool:
+        def try_to_connect() -> bool:
             try:
                 self.connect(connect_timeout=5).close()
             except psycopg.OperationalError:
                 return False
             return True
 
-        processes.wait_until(lambda: not server.running or connects(), _START_SECONDS)
-        return server.running and connects()
+        processes.wait_until(lambda: not server.running or try_to_connect(), _START_SECONDS)
+        return server.running and try_to_connect()
 
     def _make_failure(self, server: processes.ServerProcess, name: str = "the server") -> ServerFailed:
         code = server.exit_code

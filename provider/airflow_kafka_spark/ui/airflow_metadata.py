@@ -360,7 +360,7 @@ def parse_task(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
     mapped = set((expanded or {}).get("value") or ()) if isinstance(expanded, Mapping) else set()
     args = {**dict(task.get("partial_kwargs") or {}), **{k: v for k, v in task.items() if k != "partial_kwargs"}}
 
-    def text(name: str) -> str | None:
+    def find_text(name: str) -> str | None:
         value = args.get(name)
         return value if isinstance(value, str) and value and "{{" not in value and name not in mapped else None
 
@@ -372,19 +372,19 @@ def parse_task(dag_id: str, task: Mapping[str, Any]) -> PipelineTask | None:
     inlets, outlets = _list_uris(args.get("inlets")), _list_uris(args.get("outlets"))
     task_id = str(task["task_id"])
     templated = bool(args.get("pipeline")) or bool(expanded) or bool(task.get("_is_mapped"))
-    pipeline = text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
-    connection = text("kafka_conn_id") or _find_connection([*inlets, *outlets]) or DEFAULT_CONNECTION
+    pipeline = find_text("pipeline") or (None if templated else f"{dag_id}.{task_id}")
+    connection = find_text("kafka_conn_id") or _find_connection([*inlets, *outlets]) or DEFAULT_CONNECTION
     # A task that follows another pipeline has that pipeline's assets as inlets, too, after those that it reads.
     return PipelineTask(
         dag_id,
         task_id,
-        LedgerName(connection, text("ledger_topic") or DEFAULT_TOPIC),
+        LedgerName(connection, find_text("ledger_topic") or DEFAULT_TOPIC),
         pipeline,
         () if "topics" in mapped else _parse_topics(args.get("topics")),
-        text("group_id"),
+        find_text("group_id"),
         ", ".join(inlets),
         ", ".join(outlets),
-        text("errors_deadletterqueue_topic_name"),
+        find_text("errors_deadletterqueue_topic_name"),
         limit if isinstance(limit, int) and "max_records" not in mapped else None,
         starting_offsets=None if "starting_offsets" in mapped else offsets["starting_offsets"][0],
         ending_offsets=None if "ending_offsets" in mapped else offsets["ending_offsets"][0],

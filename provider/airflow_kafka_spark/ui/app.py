@@ -59,7 +59,7 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message.get("headers", [])}
                 added = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
@@ -67,7 +67,7 @@ class SecurityHeaders:
                 message["headers"] = [*message.get("headers", []), *missing]
             await send(message)
 
-        await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
+        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
 def make_app() -> ASGIApp:
@@ -99,18 +99,18 @@ def make_app() -> ASGIApp:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    def on(kind: type[E], respond: Callable[[E], JSONResponse]) -> None:
-        async def handler(request: Request, error: Exception) -> JSONResponse:
+    def add_handler(kind: type[E], respond: Callable[[E], JSONResponse]) -> None:
+        async def handle(request: Request, error: Exception) -> JSONResponse:
             assert isinstance(error, kind)
             return respond(error)
 
-        app.add_exception_handler(kind, handler)
+        app.add_exception_handler(kind, handle)
 
-    on(RequestRefused, make_response)
-    on(KafkaSparkError, make_response)
-    on(RequestValidationError, _respond_to_invalid)
-    on(StarletteException, lambda error: make_error_response(error.status_code, str(error.detail)))
-    on(Exception, _respond_to_failure)
+    add_handler(RequestRefused, make_response)
+    add_handler(KafkaSparkError, make_response)
+    add_handler(RequestValidationError, _respond_to_invalid)
+    add_handler(StarletteException, lambda error: make_error_response(error.status_code, str(error.detail)))
+    add_handler(Exception, _respond_to_failure)
 
 
 def _respond_to_invalid(error: RequestValidationError) -> JSONResponse:

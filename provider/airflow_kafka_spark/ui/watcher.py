@@ -547,18 +547,18 @@ class Watcher:
             ledger.start()
 
     def _list_topics_of(self, name: LedgerName) -> Callable[[str], tuple[tuple[str, ...], str | None]]:
-        def topics_of(pipeline: str) -> tuple[tuple[str, ...], str | None]:
+        def find_topics(pipeline: str) -> tuple[tuple[str, ...], str | None]:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return tasks[0].topics if tasks else (), tasks[0].group if tasks else None
 
-        return topics_of
+        return find_topics
 
     def _find_schedule_of(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
-        def schedule_of(pipeline: str) -> DagSchedule | None:
+        def find_schedule(pipeline: str) -> DagSchedule | None:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return self.catalog.schedules.get(tasks[0].dag_id) if tasks else None
 
-        return schedule_of
+        return find_schedule
 
 
 _watcher: Watcher | None = None

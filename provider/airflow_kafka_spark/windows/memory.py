@@ -561,22 +561,22 @@ def fold_records(pipeline: str, records: Iterable[LedgerRecord], parsed: ParsedR
         else:
             newest[key] = _parse_value(record, is_control=key[0] == CONTROL), record.offset
 
-    def of(kind: str) -> list[tuple[tuple[Any, ...], dict[str, Any], int]]:
+    def list_values(kind: str) -> list[tuple[tuple[Any, ...], dict[str, Any], int]]:
         return [(key[1:], value, offset) for key, (value, offset) in newest.items() if key[0] == kind]
 
-    position = next((value for _, value, _ in of("position")), None)
-    binding = next((value for _, value, _ in of(BINDING)), None)
+    position = next((value for _, value, _ in list_values("position")), None)
+    binding = next((value for _, value, _ in list_values(BINDING)), None)
     return Memory(
         pipeline,
         position=position_from_json(position["position"]) if position else Position(),
         last_number=position["last_number"] if position else 0,
-        entries={number: _parse_entry(value, offset) for (number,), value, offset in of("window")},
+        entries={number: _parse_entry(value, offset) for (number,), value, offset in list_values("window")},
         exists=exists,
-        markers={split: marker_from_json(value["marker"]) for split, value, _ in of("split")},
+        markers={split: marker_from_json(value["marker"]) for split, value, _ in list_values("split")},
         intervals=Intervals(intervals, archives.values()),
-        changes={number: change_from_json(value["change"], offset) for (number,), value, offset in of("change")},
-        dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in of("dead")},
-        controls={number: change_from_json(value["change"], offset) for (number,), value, offset in of(CONTROL)},
+        changes={number: change_from_json(value["change"], offset) for (number,), value, offset in list_values("change")},
+        dead={number: dead_letters_from_json(number, value["dead"], offset) for (number,), value, offset in list_values("dead")},
+        controls={number: change_from_json(value["change"], offset) for (number,), value, offset in list_values(CONTROL)},
         binding=binding_from_json(binding["binding"]) if binding else None,
         seen=seen,
     )

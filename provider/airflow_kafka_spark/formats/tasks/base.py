@@ -54,12 +54,12 @@ ArrayFunction = Callable[[pa.Array], pa.Array]
 def refuse_nulls(change: ArrayFunction) -> ArrayFunction:
     """Return a conversion that raises :class:`NeedsRowWise` for a column with nulls."""
 
-    def checked(array: pa.Array) -> pa.Array:
+    def check_and_change(array: pa.Array) -> pa.Array:
         if array.null_count:
             raise NeedsRowWise
         return change(array)
 
-    return checked
+    return check_and_change
 
 
 class BatchDecoder(Decoder):
@@ -242,13 +242,13 @@ def check_within(array: pa.Array, low: int, high: int) -> None:
 def check_length(length: int) -> ArrayFunction:
     """Return a check that texts have at most this many characters."""
 
-    def checked(array: pa.Array) -> pa.Array:
+    def check(array: pa.Array) -> pa.Array:
         longest = pc.max(pc.utf8_length(array)).as_py()
         if longest is not None and longest > length:
             raise NeedsRowWise
         return array
 
-    return checked
+    return check
 
 
 def check_years(array: pa.Array) -> pa.Array:

@@ -60,7 +60,7 @@ def produce_all(producer: Producer, topic: str, partition: int, records: Sequenc
     offsets: dict[int, int] = {}
     failures: list[KafkaError] = []
 
-    def reported(index: int) -> Callable[[KafkaError | None, Message], None]:
+    def make_callback(index: int) -> Callable[[KafkaError | None, Message], None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error:
                 failures.append(error)
@@ -70,7 +70,7 @@ def produce_all(producer: Producer, topic: str, partition: int, records: Sequenc
         return on_delivery
 
     for index, record in enumerate(records):
-        producer.produce(topic, record.value, record.key, partition, on_delivery=reported(index))
+        producer.produce(topic, record.value, record.key, partition, on_delivery=make_callback(index))
     producer.flush(seconds)
     if failures or len(offsets) != len(records):
         from confluent_kafka import KafkaError, KafkaException

@@ -65,13 +65,13 @@ def _make_comparison(compare: Callable[[Value, Value], Value], beside: Callable[
         NaN. Nulls stay null.
     """
 
-    def function(_: pa.DataType, left: Value, right: Value) -> Value:
+    def compare_values(_: pa.DataType, left: Value, right: Value) -> Value:
         found = compare(left, right)
         if pa.types.is_floating(left.type):
             found = pc.or_(found, pc.fill_null(beside(pc.is_nan(left), pc.is_nan(right)), False))
         return found
 
-    return function
+    return compare_values
 
 
 def _and_not(one: Value, other: Value) -> Value:
@@ -316,14 +316,14 @@ _CAST_RANGE = "CAST_OVERFLOW: a number does not fit into the type it is cast to"
 def _make_checked(kernel: Callable[..., Value]) -> Function:
     """Return a function of whole numbers that fails for a result that does not fit. Spark has a second name for the error."""
 
-    def function(kind: pa.DataType, *values: Value) -> Value:
+    def compute(kind: pa.DataType, *values: Value) -> Value:
         try:
             return kernel(*values)
         except pa.ArrowInvalid:
             small = len(values) > 1 and kind in (pa.int8(), pa.int16())
             raise ExpressionFailed(f"BINARY_{_OVERFLOW}" if small else _OVERFLOW) from None
 
-    return function
+    return compute
 
 
 def plus(_: pa.DataType, left: Value, right: Value) -> Value:
@@ -396,13 +396,13 @@ def _remove_zone(value: Value) -> Value:
 def _make_failing(tries: Function, message: str) -> Function:
     """Return a cast that fails where another one returns null for a value."""
 
-    def function(kind: pa.DataType, value: Value) -> Value:
+    def cast(kind: pa.DataType, value: Value) -> Value:
         found = tries(kind, value)
         if _has_any(pc.and_(pc.is_null(found), pc.is_valid(value))):
             raise ExpressionFailed(message)
         return found
 
-    return function
+    return cast
 
 
 def fitting_decimal(kind: pa.DataType, value: Value) -> Value:
@@ -542,7 +542,7 @@ def _parse_decimal(text: str, kind: pa.DataType) -> Decimal | None:
 def _make_case_change(ascii_only: Callable[[Value], Value], convert: Callable[[str], str]) -> Function:
     """Return a function that changes the case of letters. Letters that Python's Unicode does not have are unchanged."""
 
-    def function(kind: pa.DataType, text: Value) -> Value:
+    def change_case(kind: pa.DataType, text: Value) -> Value:
         if isinstance(text, pa.Scalar):
             return _apply_per_value(kind, text, convert)
         changed, plain = ascii_only(text), pc.string_is_ascii(text)
@@ -551,7 +551,7 @@ def _make_case_change(ascii_only: Callable[[Value], Value], convert: Callable[[s
         others = pc.invert(plain)
         return pc.replace_with_mask(changed, pc.fill_null(others, False), _apply_per_value(kind, text.filter(others), convert))
 
-    return function
+    return change_case
 
 
 upper = _make_case_change(pc.ascii_upper, str.upper)
@@ -607,10 +607,10 @@ def joined(_: pa.DataType, separator: pa.Scalar, *texts: Value) -> Value:
 
 
 def _make_hash(name: str) -> Function:
-    def function(kind: pa.DataType, value: Value) -> Value:
+    def compute_hash(kind: pa.DataType, value: Value) -> Value:
         return _apply_per_value(kind, value, lambda data: hashlib.new(name, data, usedforsecurity=False).hexdigest())
 
-    return function
+    return compute_hash
 
 
 # --- maps and lists -------------------------------------------------------------------------------------------------------------
@@ -629,10 +629,10 @@ def count_of_items(kind: pa.DataType, value: Value) -> Value:
 
 
 def _make_moment_part(kernel: Callable[..., Value], **options: Any) -> Function:
-    def function(kind: pa.DataType, value: Value) -> Value:
+    def extract(kind: pa.DataType, value: Value) -> Value:
         return pc.cast(kernel(_remove_zone(value), **options), kind)
 
-    return function
+    return extract
 
 
 def day_of(kind: pa.DataType, moment: Value) -> Value:
@@ -660,12 +660,12 @@ def beginning_of(kind: pa.DataType, moment: Value, unit: pa.Scalar) -> Value:
 def _make_text_function(kind: Kind) -> Function:
     encoder = TextEncoder("it", kind)
 
-    def function(wanted: pa.DataType, value: Value) -> Value:
+    def format_values(wanted: pa.DataType, value: Value) -> Value:
         if isinstance(value, pa.Scalar):
-            return function(wanted, pa.array([value.as_py()], value.type))[0]
+            return format_values(wanted, pa.array([value.as_py()], value.type))[0]
         return pc.cast(encoder.encode({"it": value}), wanted)
 
-    return function
+    return format_values
 
 
 date_text, moment_text, local_text = _make_text_function("date"), _make_text_function("zoned"), _make_text_function("local")

@@ -697,14 +697,14 @@ class UploadStore:
         """
         client = self.client
 
-        def one(item: tuple[int, Mapping[str, Any]]) -> None:
+        def complete_one(item: tuple[int, Mapping[str, Any]]) -> None:
             number, file = item
             faults.reached(f"upload.{number}.completing")
             self._complete(client, file)
             faults.reached(f"upload.{number}.completed")
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(one, enumerate(files)))
+            list(pool.map(complete_one, enumerate(files)))
 
     def _complete(self, client: Any, file: Mapping[str, Any]) -> None:
         from botocore.exceptions import ClientError

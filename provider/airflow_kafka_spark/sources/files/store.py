@@ -335,14 +335,14 @@ class ObjectStore(FileStore):
         fs, base = self._place
         fs.invalidate_cache()
 
-        def one(name: str) -> ListedFile | None:
+        def stat_one(name: str) -> ListedFile | None:
             try:
                 return parse_info(name, fs.info(f"{base}/{name}"))
             except FileNotFoundError:
                 return None
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            return {file.name: file for file in pool.map(one, names) if file}
+            return {file.name: file for file in pool.map(stat_one, names) if file}
 
     def open(self, name: str) -> IO[bytes]:
         fs, base = self._place

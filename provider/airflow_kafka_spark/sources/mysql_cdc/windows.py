@@ -121,20 +121,20 @@ class MySqlChunkPlanner(ChunkPlanner):
         ordering, found, after = ", ".join(names), list[Key](), table.upto
         texts = ", ".join(DIALECT.make_text(make_typed_column(kind), name) for kind, name in zip(table.types, names, strict=True))
 
-        def behind(key: Key | None) -> str:
+        def make_condition(key: Key | None) -> str:
             """Return the condition of the rows behind a key; "" without one."""
             if key is None:
                 return ""
             return f"WHERE {DIALECT.make_after_condition(names, format_literals(table.types, key))} "
 
         while table.key and len(found) < most:
-            query = f"SELECT {texts} FROM {shape.source} {behind(after)}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
+            query = f"SELECT {texts} FROM {shape.source} {make_condition(after)}ORDER BY {ordering} LIMIT {self.rows - 1}, 1"
             last = fetch_rows(self.connection, query)
             if not last:
                 break
             after = tuple(str(value) for value in last[0])
             found.append(after)
-        if found and not fetch_rows(self.connection, f"SELECT 1 FROM {shape.source} {behind(after)}LIMIT 1"):
+        if found and not fetch_rows(self.connection, f"SELECT 1 FROM {shape.source} {make_condition(after)}LIMIT 1"):
             found.pop()  # the last chunk has as many rows as the others, and no end
         return found
 

@@ -161,12 +161,12 @@ def _check_quotes(view: np.ndarray, quotes: np.ndarray, dialect: CsvDialect) -> 
 
 
 def _add_null_check(column: Column, convert: FromText) -> FromText:
-    def checked(array: pa.Array) -> pa.Array:
+    def check_and_convert(array: pa.Array) -> pa.Array:
         if array.null_count and not column.nullable:
             raise NeedsRowWise
         return convert(array)
 
-    return checked
+    return check_and_convert
 
 
 def _make_text_conversion(data_type: DataType, timestamp_format: str | None) -> FromText:

@@ -578,7 +578,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFind
     parse = msgspec.json.Decoder(_make_struct_type(columns, msgspec, _find_checked_type)).decode
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-    def suspects(records: Sequence[bytes]) -> list[int]:
+    def find_suspects(records: Sequence[bytes]) -> list[int]:
         found: list[int] = []
         left = iter(records)
         while length_hint(left):
@@ -589,7 +589,7 @@ def _find_by_type(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFind
                 found.append(len(records) - length_hint(left) - 1)
         return found
 
-    return suspects
+    return find_suspects
 
 
 def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> SuspectFinder:
@@ -597,7 +597,7 @@ def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> Suspect
     refused = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
     checks = [(attrgetter(f"f{at}"), re.compile(form).fullmatch) for at, form in _list_notations(columns)]
 
-    def suspects(records: Sequence[bytes]) -> list[int]:
+    def find_suspects(records: Sequence[bytes]) -> list[int]:
         found, rows, places = [], [], []
         for at, value in enumerate(records):
             try:
@@ -609,7 +609,7 @@ def _find_by_notation(columns: Sequence[Column], msgspec: ModuleType) -> Suspect
             found += [at for at, value in zip(places, map(value_of, rows), strict=True) if value and not fits(value)]
         return sorted(set(found))
 
-    return suspects
+    return find_suspects
 
 
 def _make_struct_type(columns: Sequence[Column], msgspec: ModuleType, type_of: Callable[[DataType, Any], Any]) -> Any:

@@ -149,7 +149,7 @@ def _make_validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
 
     validator = validator_for(schema)(schema)
 
-    def wrong(text: bytes) -> str:
+    def find_error(text: bytes) -> str:
         try:
             error = best_match(validator.iter_errors(json.loads(text)))
         except Exception as e:  # noqa: BLE001 - what a schema's patterns and references do with a value is not ours
@@ -159,7 +159,7 @@ def _make_validator(schema: Mapping[str, Any]) -> Callable[[bytes], str]:
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path).lstrip(".")
         return (f"column `{place}`: " if place else "") + f"the schema refuses it: {error.message[:_MAX_MESSAGE]}"
 
-    return wrong
+    return find_error
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class JsonSchemaEncoder(RowEncoder):
 def _make_object_writer(fields: Sequence[Column], path: str) -> Callable[[Mapping[str, Any]], str]:
     parts = [(f.name, json.dumps(f.name, ensure_ascii=False) + ":", _make_writer(f.type, f"{path}{f.name}"), f) for f in fields]
 
-    def text(row: Mapping[str, Any]) -> str:
+    def write_object(row: Mapping[str, Any]) -> str:
         found = []
         for name, begin, write, field in parts:
             value = row.get(name)
@@ -213,7 +213,7 @@ def _make_object_writer(fields: Sequence[Column], path: str) -> Callable[[Mappin
                 raise ValueDoesNotFit.of(f"{path}{name}", "it is null, and the schema requires it")
         return "{" + ",".join(found) + "}"
 
-    return text
+    return write_object
 
 
 def _make_writer(data_type: DataType, path: str) -> _Write:
@@ -239,12 +239,12 @@ def _make_writer(data_type: DataType, path: str) -> _Write:
 
 
 def _make_nullable_writer(write: _Write, nullable: bool) -> _Write:
-    def text(value: object) -> str:
+    def write_nullable(value: object) -> str:
         if value is None and not nullable:
             raise ValueError("it holds a null, which the schema does not allow there")
         return "null" if value is None else write(value)
 
-    return text
+    return write_nullable
 
 
 def _write_string(value: str) -> str:
@@ -290,38 +290,38 @@ def _write_clock(value: int, zone: str) -> str:
 
 
 def _make_days_writer(_: LogicalType) -> _Write:
-    def text(value: int) -> str:
+    def write_days(value: int) -> str:
         _write_day(value)
         return str(value)
 
-    return text
+    return write_days
 
 
 def _make_millis_writer(_: LogicalType) -> _Write:
-    def text(value: int) -> str:
+    def write_millis(value: int) -> str:
         _write_clock(value, "")
         if value % 1000:
             raise ValueError("it holds microseconds, which Connect's and Debezium's Timestamp cannot hold")
         return str(value // 1000)
 
-    return text
+    return write_millis
 
 
 def _make_micros_writer(_: LogicalType) -> _Write:
-    def text(value: int) -> str:
+    def write_micros(value: int) -> str:
         _write_clock(value, "")
         return str(value)
 
-    return text
+    return write_micros
 
 
 def _make_nanos_writer(_: LogicalType) -> _Write:
-    def text(value: int) -> str:
+    def write_nanos(value: int) -> str:
         if abs(value) > _MOST_NANOS:
             raise ValueError(f"found {value} µs after 1970, expected a time in the years 1678 to 2261: nanoseconds are 64 bits")
         return str(value * 1000)
 
-    return text
+    return write_nanos
 
 
 def _make_unscaled_writer(kind: LogicalType) -> _Write:

@@ -298,14 +298,14 @@ class JsonRowReader:
         """Return the reader of a value that may be null."""
         read = self._make_type_reader(data_type)
 
-        def value(text: str, i: int) -> tuple[Any, int]:
+        def read_value(text: str, i: int) -> tuple[Any, int]:
             if not text.startswith("null", i):
                 return read(text, i)
             if nullable:
                 return None, i + 4
             raise BadValue(f"found null, expected {data_type} NOT NULL")
 
-        return value
+        return read_value
 
     def _make_type_reader(self, data_type: DataType) -> JsonReader:
         if isinstance(data_type, Struct):
@@ -330,13 +330,13 @@ class JsonRowReader:
             return read
         read_parts = self._make_object_reader(VARIABLE_SCALE_DECIMAL)
 
-        def decimal(text: str, i: int) -> tuple[Any, int]:
+        def read_decimal(text: str, i: int) -> tuple[Any, int]:
             if text[i] != "{":
                 return read(text, i)
             parts, end = read_parts(text, i)
             return convert_variable_scale(parts["value"], parts["scale"], kind), end
 
-        return decimal
+        return read_decimal
 
     def _make_object_reader(self, columns: Sequence[Column]) -> JsonReader:
         readers = {c.name: self._make_value_reader(c.type, c.nullable) for c in columns}
@@ -414,10 +414,10 @@ class JsonRowReader:
         index = len(self.as_numbers)
         self.as_numbers.append(False)
 
-        def seen(number: bool) -> None:
+        def note(number: bool) -> None:
             self.as_numbers[index] = number
 
-        return seen
+        return note
 
     def _make_instant_reader(self) -> JsonReader:
         seen = self._note_numbers()

@@ -233,16 +233,16 @@ def _make_field_conversion(node: FieldLayout, cut: bool) -> Callable[[Sequence[A
     if node.many == "list":
         wanted = to_arrow_type(node.column.type)
 
-        def lists(messages: Sequence[Any]) -> pa.Array:
+        def convert_lists(messages: Sequence[Any]) -> pa.Array:
             found = list(map(get, messages))
             return pa.ListArray.from_arrays(_compute_offsets(found), convert(list(chain.from_iterable(found))), type=wanted)
 
-        return lists
+        return convert_lists
     if not node.nullable:
         return lambda messages: convert(list(map(get, messages)))
     name = node.name
 
-    def optional(messages: Sequence[Any]) -> pa.Array:
+    def convert_optional(messages: Sequence[Any]) -> pa.Array:
         there = [type(m).HasField(m, name) for m in messages]
         if all(there):
             return convert(list(map(get, messages)))
@@ -250,7 +250,7 @@ def _make_field_conversion(node: FieldLayout, cut: bool) -> Callable[[Sequence[A
         present = np.array(there, bool)
         return found.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
-    return optional
+    return convert_optional
 
 
 def _compute_offsets(found: Sequence[Any]) -> pa.Array:
@@ -261,7 +261,7 @@ def _make_map_conversion(node: FieldLayout, get: Callable[[Any], Any], cut: bool
     keys, values = (_make_value_conversion(part, cut) for part in node.inner)
     wanted = to_arrow_type(node.column.type)
 
-    def maps(messages: Sequence[Any]) -> pa.Array:
+    def convert_maps(messages: Sequence[Any]) -> pa.Array:
         found = list(map(get, messages))
         # Sorted, so that a retry returns what the first attempt returned.
         order = [sorted(one) for one in found]
@@ -270,7 +270,7 @@ def _make_map_conversion(node: FieldLayout, get: Callable[[Any], Any], cut: bool
         array = pa.MapArray.from_arrays(_compute_offsets(found), keyed, values(flat))
         return array if array.type.equals(wanted) else array.cast(wanted)
 
-    return maps
+    return convert_maps
 
 
 def _make_value_conversion(node: FieldLayout, cut: bool) -> _FieldConvert:

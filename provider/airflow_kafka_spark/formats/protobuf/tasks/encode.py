@@ -66,7 +66,7 @@ class ProtobufEncoder(RowEncoder):
         names = {node.name for node in nodes}
         choices = {choice: [n.name for n in nodes if n.choice == choice] for choice in sorted({n.choice for n in nodes} - {""})}
 
-        def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+        def make_fields(row: Mapping[str, Any]) -> dict[str, Any]:
             found = {}
             for name, convert, nullable, place in setters:
                 value = row.get(name)
@@ -88,7 +88,7 @@ class ProtobufEncoder(RowEncoder):
                 raise ValueDoesNotFit.of(f"{path}{min(row.keys() - names)}", "the message has no such field")
             return found
 
-        return fields
+        return make_fields
 
     def _make_field(self, node: FieldLayout, path: str) -> _Set:
         if node.many == "map":

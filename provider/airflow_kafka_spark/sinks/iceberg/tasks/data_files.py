@@ -341,15 +341,15 @@ def _mask_nulls(numbers: np.ndarray, like: pa.Array) -> pa.Array:
 def _compute_murmur3(longs: np.ndarray) -> np.ndarray:
     """Return the 32 bit Murmur3 hash of each number's eight bytes."""
 
-    def turned(words: np.ndarray, by: int) -> np.ndarray:
+    def rotate(words: np.ndarray, by: int) -> np.ndarray:
         return (words << np.uint32(by)) | (words >> np.uint32(32 - by))
 
     bits = longs.astype(np.int64).view(np.uint64)
     found = np.zeros(len(bits), np.uint32)
     with np.errstate(over="ignore"):
         for words in ((bits & np.uint64(0xFFFFFFFF)).astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)):
-            found ^= turned(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-            found = turned(found, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+            found ^= rotate(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+            found = rotate(found, 13) * np.uint32(5) + np.uint32(0xE6546B64)
         found ^= np.uint32(8)
         found = (found ^ (found >> np.uint32(16))) * np.uint32(0x85EBCA6B)
         found = (found ^ (found >> np.uint32(13))) * np.uint32(0xC2B2AE35)

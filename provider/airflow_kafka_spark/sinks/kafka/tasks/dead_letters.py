@@ -225,11 +225,11 @@ def make_routed_records(
     :param locate: returns the positions at which records were read, as headers, for the columns of a batch.
     """
 
-    def context(row: Mapping[str, Any]) -> dict[str, Any]:
+    def make_context(row: Mapping[str, Any]) -> dict[str, Any]:
         facts = locate(row) | {"pipeline": pipeline, "reason": row["reason"]}
         return {ROUTED_PREFIX + name: value for name, value in facts.items()}
 
-    return _make_records(routed, context)
+    return _make_records(routed, make_context)
 
 
 def _make_records(letters: pa.Table, context: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None) -> pa.RecordBatch:

@@ -149,7 +149,7 @@ _INTEGERS: Mapping[int, tuple[str, str, str, str]] = {
 def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     signed, unsigned, schema, of_unsigned = _INTEGERS[column.kind]
 
-    def key(raw: bytes) -> str:
+    def format_key(raw: bytes) -> str:
         return str(int.from_bytes(raw, "little", signed=not column.is_unsigned))
 
     if column.kind == binlog.INT24:
@@ -158,7 +158,7 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         def read_three(data: bytes, at: int) -> tuple[str, int]:
             return str(int.from_bytes(data[at : at + 3], "little", signed=is_signed)), at + 3
 
-        return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), key, "number", _INTEGER)
+        return ReadColumn(read_three, {"type": schema}, lambda raw: str(int(raw)), format_key, "number", _INTEGER)
     text: Callable[[int], str] = str
     column_form = _INTEGER
     packed, found = (
@@ -169,7 +169,7 @@ def _make_integer_column(column: LogColumn, form: ValueForm) -> ReadColumn:
         text = _format_long
         if form.unsigned == "precise":
             text, found, column_form = format_unscaled_integer, make_decimal_schema(0, 20), ColumnForm("decimal")
-    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), key, "number", column_form)
+    return ReadColumn(_make_packed_reader(packed, text), found, lambda raw: text(int(raw)), format_key, "number", column_form)
 
 
 def _format_long(value: int) -> str:
@@ -219,7 +219,7 @@ def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadCol
     groups = list_decimal_groups(precision, scale)
     size = sum(count for count, _ in groups)
 
-    def unscaled(data: bytes, at: int) -> int:
+    def read_unscaled(data: bytes, at: int) -> int:
         raw = bytearray(data[at : at + size])
         is_negative = not raw[0] & 0x80
         raw[0] ^= 0x80
@@ -231,7 +231,7 @@ def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadCol
             at += count
         return -number if is_negative else number
 
-    def text(number: int) -> str:
+    def format_decimal(number: int) -> str:
         digits, sign = str(abs(number)).rjust(scale + 1, "0"), "-" if number < 0 else ""
         return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}" if scale else f"{sign}{digits}"
 
@@ -239,14 +239,14 @@ def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadCol
     schema = make_decimal_schema(scale, precision)
     column_form: ColumnForm | None = ColumnForm("decimal", scale)
     if form.decimals == "string":
-        shown, schema, column_form = (lambda number: f'"{text(number)}"'), {"type": "string"}, None
+        shown, schema, column_form = (lambda number: f'"{format_decimal(number)}"'), {"type": "string"}, None
     elif form.decimals == "double":
-        shown, schema, column_form = (lambda number: repr(float(text(number)))), {"type": "double"}, DOUBLE_FORM
+        shown, schema, column_form = (lambda number: repr(float(format_decimal(number)))), {"type": "double"}, DOUBLE_FORM
     return ReadColumn(
-        lambda data, at: (shown(unscaled(data, at)), at + size),
+        lambda data, at: (shown(read_unscaled(data, at)), at + size),
         schema,
         lambda raw: shown(int(raw.replace(b".", b""))),
-        lambda raw: text(unscaled(raw, 0)),
+        lambda raw: format_decimal(read_unscaled(raw, 0)),
         "number",
         column_form,
     )
@@ -290,27 +290,27 @@ def _make_characters_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     width = 0 if column.kind in (binlog.BLOB, binlog.VARCHAR) else column.width
     if column.collation == BINARY:
 
-        def binary(raw: bytes) -> str:
+        def format_binary(raw: bytes) -> str:
             # The log leaves out the zeros at the end of a BINARY.
             return format_base64(raw.ljust(width, b"\0"))
 
         return ReadColumn(
-            _make_sized_reader(prefix, binary),
+            _make_sized_reader(prefix, format_binary),
             {"type": "bytes"},
-            binary,
+            format_binary,
             lambda raw: raw[prefix:].ljust(width, b"\0").hex(),
             "binary",
         )
     decode = make_decoder(column.collation, form)
 
-    def text(raw: bytes) -> str:
+    def format_text(raw: bytes) -> str:
         return encode_basestring(decode(raw))
 
     compared = f"text {form.charsets[column.collation]}"
     return ReadColumn(
-        _make_sized_reader(prefix, text),
+        _make_sized_reader(prefix, format_text),
         {"type": "string"},
-        text,
+        format_text,
         lambda raw: raw[prefix:].hex(),
         compared,
         _find_text_form(column.collation, form),
@@ -354,21 +354,21 @@ def _make_choice_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     decode = (lambda raw: raw.decode("latin1")) if column.collation == BINARY else make_decoder(column.collation, form)
     values = [decode(raw) for raw in column.values]
 
-    def member(data: bytes, at: int) -> tuple[str, int]:
+    def read_member(data: bytes, at: int) -> tuple[str, int]:
         number = int.from_bytes(data[at : at + size], "little")
         return encode_basestring(values[number - 1] if number else ""), at + size
 
-    def members(data: bytes, at: int) -> tuple[str, int]:
+    def read_members(data: bytes, at: int) -> tuple[str, int]:
         bits = int.from_bytes(data[at : at + size], "little")
         return encode_basestring(",".join(value for n, value in enumerate(values) if bits >> n & 1)), at + size
 
-    def of_query(raw: bytes) -> str:
+    def format_queried(raw: bytes) -> str:
         return encode_basestring(decode(raw))
 
     text_form = _find_text_form(column.collation, form)
     if column.kind == binlog.ENUM:
-        return ReadColumn(member, make_enum_schema("Enum", values), of_query, form=text_form)
-    return ReadColumn(members, make_enum_schema("EnumSet", values), of_query, form=text_form)
+        return ReadColumn(read_member, make_enum_schema("Enum", values), format_queried, form=text_form)
+    return ReadColumn(read_members, make_enum_schema("EnumSet", values), format_queried, form=text_form)
 
 
 def _make_geometry_column(prefix: int, *, is_point: bool) -> ReadColumn:
@@ -376,17 +376,17 @@ def _make_geometry_column(prefix: int, *, is_point: bool) -> ReadColumn:
     name = "io.debezium.data.geometry.Geometry"
     schema = {"type": "struct", "name": name, "version": 1, "doc": "Geometry", "fields": struct_of}
 
-    def text(raw: bytes) -> str:
+    def format_geometry(raw: bytes) -> str:
         srid = int.from_bytes(raw[:4], "little")
         return f'{{"wkb":{format_base64(raw[4:])},"srid":{srid or "null"}}}'
 
-    def point(raw: bytes) -> str:
+    def format_point_value(raw: bytes) -> str:
         x, y = struct.unpack_from("<dd", raw, 9)
         return format_point(repr(x), repr(y), raw[4:], int.from_bytes(raw[:4], "little") or None)
 
     if is_point:
-        return ReadColumn(_make_sized_reader(prefix, point), POINT_SCHEMA, point)
-    return ReadColumn(_make_sized_reader(prefix, text), schema, text)
+        return ReadColumn(_make_sized_reader(prefix, format_point_value), POINT_SCHEMA, format_point_value)
+    return ReadColumn(_make_sized_reader(prefix, format_geometry), schema, format_geometry)
 
 
 # --- dates and times ----------------------------------------------------------------------------------------------------
@@ -488,14 +488,14 @@ def _make_duration_reader(fraction: int, unit: int) -> Callable[[bytes, int], in
     """Return the reading of the microseconds of a TIME, which may be negative."""
     size, bits = 3 + fraction, 8 * fraction
 
-    def micros(data: bytes, at: int) -> int:
+    def read_micros(data: bytes, at: int) -> int:
         packed = int.from_bytes(data[at : at + size], "big") - (0x800000 << bits)
         sign, packed = (-1, -packed) if packed < 0 else (1, packed)
         clock, part = packed >> bits, packed & (1 << bits) - 1
         seconds = (clock >> 12 & 0x3FF) * 3600 + (clock >> 6 & 63) * 60 + (clock & 63)
         return sign * (seconds * MICROS + part * unit)
 
-    return micros
+    return read_micros
 
 
 def _count_days(year: int, month: int, day: int, form: ValueForm) -> int | None:
@@ -523,26 +523,26 @@ def _read_date_parts(data: bytes, at: int) -> tuple[int, int, int]:
 def _make_timestamp_column(precision: int, form: ValueForm) -> ReadColumn:
     fraction, unit = FRACTIONS[precision]
 
-    def instant(raw: bytes) -> str:
+    def format_utc(raw: bytes) -> str:
         """Return a time as text, in UTC; "" for the zero date."""
         seconds = int.from_bytes(raw[:4], "big")
         part = int.from_bytes(raw[4:], "big") * unit
         return _format_instant(seconds, part, precision) if seconds or part else ""
 
-    def shown(text: str) -> str:
+    def quote(text: str) -> str:
         return f'"{text}"' if text else ("null" if _count_days(0, 0, 0, form) is None else "")
 
-    def of_text(raw: bytes) -> str:
+    def format_queried(raw: bytes) -> str:
         text = raw.decode()
-        return shown("" if text.startswith("0000-") else f"{text.replace(' ', 'T')}Z")
+        return quote("" if text.startswith("0000-") else f"{text.replace(' ', 'T')}Z")
 
-    def key(raw: bytes) -> str:
-        return instant(raw).replace("T", " ").rstrip("Z") or "0000-00-00 00:00:00"
+    def format_key(raw: bytes) -> str:
+        return format_utc(raw).replace("T", " ").rstrip("Z") or "0000-00-00 00:00:00"
 
     schema = make_named_schema("string", "io.debezium.time.ZonedTimestamp")
     size = 4 + fraction
-    read: ValueReader = lambda data, at: (shown(instant(data[at : at + size])), at + size)  # noqa: E731
-    return ReadColumn(read, schema, of_text, key, "timestamp", ColumnForm("utc", precision))
+    read: ValueReader = lambda data, at: (quote(format_utc(data[at : at + size])), at + size)  # noqa: E731
+    return ReadColumn(read, schema, format_queried, format_key, "timestamp", ColumnForm("utc", precision))
 
 
 def _format_instant(seconds: int, micros: int, precision: int) -> str:
