@@ -17,10 +17,13 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import lru_cache
 from inspect import Signature, signature
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
 from airflow_kafka_spark.errors.base import find_similar_name
 from airflow_kafka_spark.errors.setup import Problem
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 
@@ -77,7 +80,7 @@ def replace_wrong_types(spec: T, prefix: str = "") -> tuple[T, list[Problem]]:
             changes[found.name] = found.default
         elif found.default_factory is not MISSING:
             changes[found.name] = found.default_factory()
-    return replace(spec, **changes), [problem for _, problem in wrong]  # type: ignore[type-var]
+    return cast("T", replace(cast("DataclassInstance", spec), **changes)), [problem for _, problem in wrong]
 
 
 def replace_wrong_arguments(owner: T) -> tuple[T, list[Problem]]:
@@ -115,11 +118,16 @@ def describe_similar_arguments(kind: type, given: Iterable[str]) -> str:
     :param kind: the class. Arguments that it passes on to classes that it extends count, too.
     :param given: the names that were given.
     """
-    known = {name for of in kind.__mro__ if of is not object for name in signature(of.__init__).parameters}  # type: ignore[misc]
+    known = {name for constructor in _list_constructors(kind) for name in signature(constructor).parameters}
     known -= {"self", "args", "kwargs"}
     similar = {name: find_similar_name(name, known) for name in given if name not in known}
     hints = [f"`{found}` for `{name}`" for name, found in similar.items() if found]
     return f". Did you mean {', '.join(hints)}?" if hints else ""
+
+
+def _list_constructors(kind: type) -> list[Callable[..., None]]:
+    """Return the constructors of a class and of the classes that it extends, its own one first."""
+    return [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
 
 
 class OptionsType(ABCMeta):
@@ -140,7 +148,7 @@ class OptionsType(ABCMeta):
     @property
     def __signature__(cls) -> Signature:
         """The arguments of the constructor, which the method above would hide."""
-        own = signature(cls.__init__)  # type: ignore[misc]
+        own = signature(_list_constructors(cls)[0])
         return own.replace(parameters=list(own.parameters.values())[1:])
 
 

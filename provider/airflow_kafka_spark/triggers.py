@@ -254,7 +254,8 @@ def _make_hook(conn_id: str, connection: Connection) -> KafkaHook:
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 
     class Connected(KafkaHook):
-        def get_connection(self, conn_id: str) -> Connection:  # type: ignore[override]
+        @classmethod
+        def get_connection(cls, conn_id: str) -> Connection:
             return connection
 
     return Connected(conn_id)

@@ -151,7 +151,7 @@ _OF_LEDGER = (
     Mutant(
         name="ledger-dead-letters-go-with-the-window",
         path="ledger/interval.py",
-        old="kept = dead.without_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None",
+        old="kept = dead.exclude_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None",
         new="kept = None",
         breaks="A replay of a data interval does not send dead letters once more, however old the interval is.",
         tests=("tests/ledger/test_interval.py::TestArchives::test_the_dead_letters_of_an_old_interval_are_not_sent_once_more",),

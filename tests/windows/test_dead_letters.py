@@ -100,8 +100,8 @@ def test_half_of_a_million_scattered_offsets_are_small_on_their_way():
 
 def test_what_other_sinks_take_is_remembered_and_decided_anew_by_replay():
     first, again, other = (Captured(replay, "rare", "file:///rare", 5, f"{replay}") for replay in (0, 1, 1))
-    dead = DeadLetters(7, "dead").with_captured([first]).with_captured([again])
+    dead = DeadLetters(7, "dead").add_captured([first]).add_captured([again])
     assert dead.captured == (first, again) and dead.list_captured(0) == (first,)
-    dead = dead.with_captured([other])
-    assert dead.list_captured(1) == (other,) and dead.with_captured([]) == dead
+    dead = dead.add_captured([other])
+    assert dead.list_captured(1) == (other,) and dead.add_captured([]) == dead
     assert dead_letters_from_json(7, json.loads(json.dumps(dead_letters_to_json(dead)))) == dead

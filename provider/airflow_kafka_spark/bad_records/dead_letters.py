@@ -189,7 +189,7 @@ class SideOutputs:
         from airflow_kafka_spark.sinks.kafka.tasks.send import Sender
 
         replay = ledger.claimed.window.replay
-        is_known = known is not None and known.with_captured(captured).with_skipped(replay, skipped) == known
+        is_known = known is not None and known.add_captured(captured).add_skipped(replay, skipped) == known
         if known is not None and is_known and not (outputs or earlier):
             return known
         entry, described = ledger.claimed, self.hook.describe_topics([output.topic for output in outputs]) if outputs else {}
@@ -213,8 +213,8 @@ class SideOutputs:
                 batches.append(Batch(replay, entry.attempt.token, earlier))
             name = self.dead.name if self.dead is not None else ""
             dead = known or DeadLetters(entry.window.number, name)
-            dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).with_captured(captured)
-            dead = dead.with_skipped(replay, skipped)
+            dead = replace(dead, topic=name or dead.topic, batches=(*dead.batches, *batches)).add_captured(captured)
+            dead = dead.add_skipped(replay, skipped)
             record = self._make_record(dead, ledger, outputs)
             # The record is written last, because no reader passes it in the ledger's partition before its transaction ends.
             (offset,) = ledger.send(producer, [record])
@@ -315,7 +315,7 @@ def find_kept_dead_letters(ledger: Ledger) -> DeadLetters | None:
     ``rebind``. These are sent again."""
     window = ledger.claimed.window
     dead = ledger.memory.dead.get(window.number)
-    return dead.without_topics(window.lost_topic_ids) if dead is not None else None
+    return dead.exclude_topics(window.lost_topic_ids) if dead is not None else None
 
 
 def replace_results(results: Sequence[SplitResult], again: Sequence[SplitResult]) -> list[SplitResult]:

@@ -163,11 +163,11 @@ def rebind(hook: KafkaHook, request: ChangeRequest, *, running: bool | None = No
         changed=change is not None,
         open_windows=going,
         binding=memory.binding,
-        warnings=_rebind_warnings(memory, going, change),
+        warnings=_list_rebind_warnings(memory, going, change),
     )
 
 
-def _rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | None) -> tuple[str, ...]:
+def _list_rebind_warnings(memory: Memory, going: tuple[OpenWindow, ...], change: Change | None) -> tuple[str, ...]:
     names = ", ".join(o.name for o in going[:5])
     of_topics = any(entry.window.publishes for entry in list_open_entries(memory))
     moved = (

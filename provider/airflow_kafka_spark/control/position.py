@@ -515,7 +515,7 @@ def skip(hook: KafkaHook, request: ChangeRequest, *, group_id: str | None = None
                 attempt = entry.attempt
                 raise AttemptAtWork(str(entry.window), entry.window.run, attempt.number, attempt.started_at, running is True)
             return _move_past_window(hook, memory, entry), group
-        return _to_the_end(hook, memory, group or ""), group
+        return _move_to_the_end(hook, memory, group or ""), group
 
     # Checked before fencing, so that a refused command does not disturb an open window.
     memory = read_pipeline(hook, request.pipeline, request.ledger_topic).memory
@@ -582,7 +582,7 @@ def _move_past_window(hook: KafkaHook, memory: Memory, entry: WindowEntry) -> Po
     return PositionChange(number, replace(position, moved=number), before, moves, list_open_entries(memory), log)
 
 
-def _to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
+def _move_to_the_end(hook: KafkaHook, memory: Memory, group: str) -> PositionChange:
     move = plan_move(hook, memory, parse_target("latest"), (), group)
     if back := [m for m in move.moves if m.before is not None and m.after < m.before]:
         raise ChangeRefused(

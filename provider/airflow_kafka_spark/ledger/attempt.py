@@ -446,7 +446,7 @@ class Ledger:
             withdrawn.
         """
         self.refuse_too_wide(window)
-        entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
+        entry = self._claim(WindowEntry(window, State.PLANNED, self._make_attempt(1)))
         faults.reached("plan.written")
         if self.beside_intervals or self.memory.intervals:
             # After the claim: intervals that are planned later read this window, and those planned earlier are read here.
@@ -467,7 +467,7 @@ class Ledger:
         from airflow_kafka_spark.hooks.kafka.hook import DEFAULT_LARGEST
 
         report = make_widest_report(window, self.group_id or "").to_dict()
-        value = make_window_record(WindowEntry(window, State.COMPLETE, self._attempt(1), report)).value or b""
+        value = make_window_record(WindowEntry(window, State.COMPLETE, self._make_attempt(1), report)).value or b""
         if len(value) <= SMALL_RECORD_BYTES:
             return
         try:
@@ -487,7 +487,7 @@ class Ledger:
         """
         self._withdraw_if_overlapping(entry)
         name = self._get_exclusive_object(entry.window.binding)
-        entry = self._claim(replace(entry, attempt=self._attempt(entry.attempt.number + 1)))
+        entry = self._claim(replace(entry, attempt=self._make_attempt(entry.attempt.number + 1)))
         # The earlier attempt may have died before it recorded the use of the group or slot.
         if (owner := self._take(name)) is not None:
             raise self.owned(name, owner)
@@ -537,9 +537,9 @@ class Ledger:
     def replay(self, entry: WindowEntry) -> WindowEntry:
         """Reopen a COMPLETE window with its offsets, so that the sink replaces its rows. Position and group do not move."""
         window = replace(entry.window, replay=entry.window.replay + 1)
-        return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._attempt(1)))
+        return self._claim(replace(entry, window=window, state=State.PLANNED, attempt=self._make_attempt(1)))
 
-    def _attempt(self, number: int) -> Attempt:
+    def _make_attempt(self, number: int) -> Attempt:
         return Attempt(number, secrets.token_hex(8), self.run, format_utc_now())
 
     def make_companion_records(self, entry: WindowEntry) -> list[LedgerRecord]:
@@ -848,7 +848,7 @@ class ChangeLedger(Ledger):
         assert producer is not None, "one ledger takes over once"
         try:
             producer.begin_transaction()
-            claimed = (replace(entry, attempt=self._attempt(entry.attempt.number + 1)) for entry in entries)
+            claimed = (replace(entry, attempt=self._make_attempt(entry.attempt.number + 1)) for entry in entries)
             self.send(producer, [make_window_record(entry) for entry in claimed])
             producer.commit_transaction(TRANSACTION_SECONDS)
         except Exception as error:

@@ -65,21 +65,21 @@ class TopicBoundaries:
     archives: tuple[tuple[bytes, BoundaryArchive], ...]
     partition: int
 
-    def of(self, topic_id: str) -> tuple[list[BoundaryArchive], list[Boundary]]:
+    def select(self, topic_id: str) -> tuple[list[BoundaryArchive], list[Boundary]]:
         """Return the archives and the proposals of the topic with this id."""
         archives = [archive for _, archive in self.archives if archive.first.topic_id == topic_id]
         return archives, [boundary for _, boundary in self.proposals if boundary.topic_id == topic_id]
 
     def find_near(self, topic_id: str, instants: Iterable[int], lows: Mapping[int, int]) -> dict[int, Boundary]:
         """Return settled boundaries by instant: all that are not archived, and the archived ones that affect these instants."""
-        archives, proposals = self.of(topic_id)
+        archives, proposals = self.select(topic_id)
         return resolve_proposals(
             [*select_near_boundaries(archives, (*instants, *(p.instant for p in proposals)), lows), *proposals]
         )
 
     def list_settled(self, topic_id: str) -> dict[int, Boundary]:
         """Return all settled boundaries, by instant. Every archive is decompressed."""
-        archives, proposals = self.of(topic_id)
+        archives, proposals = self.select(topic_id)
         return resolve_proposals([*(boundary for archive in archives for boundary in archive.boundaries), *proposals])
 
 

@@ -227,7 +227,7 @@ class IntervalLedger(Ledger):
         """
         self.refuse_overlaps()
         self.refuse_too_wide(window)
-        entry = self._claim(WindowEntry(window, State.PLANNED, self._attempt(1)))
+        entry = self._claim(WindowEntry(window, State.PLANNED, self._make_attempt(1)))
         faults.reached("plan.written")
         # Others may have been planned concurrently. All are in the log now, and all readers see them in the order of the log.
         self.read()
@@ -277,7 +277,7 @@ class IntervalLedger(Ledger):
         """Return the record of the interval in the pipeline's ledger. It has the binding and the dead letters, too, because the
         records of the window are removed some day."""
         dead = self.memory.dead.get(NUMBER)
-        kept = dead.without_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None
+        kept = dead.exclude_topics(entry.window.lost_topic_ids).for_replays if dead is not None else None
         return [self._make_state_record(entry, kept)]
 
     def _make_state_record(self, entry: WindowEntry, dead: DeadLetters | None) -> LedgerRecord:

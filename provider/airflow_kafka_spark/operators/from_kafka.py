@@ -241,7 +241,7 @@ class FromKafkaOperator(WindowOperator):
         """Return the problems that Kafka and Spark report: missing topics, a group with members, offsets that do not fit the
         topics, a Spark that cannot start."""
         name = "topics" if self.subscription.topics else "topics_pattern"
-        checks = {name: self._find_missing_topics, "group_id": self._find_group_problems, **self._bound_checks(run)}
+        checks = {name: self._find_missing_topics, "group_id": self._find_group_problems, **self._make_bound_checks(run)}
         of_kafka: list[Problem] = []
         for where, check in checks.items():
             if any(problem.where == "kafka_conn_id" for problem in of_kafka):
@@ -275,7 +275,7 @@ class FromKafkaOperator(WindowOperator):
             action = "Stop them, or use a group of this pipeline's own"
             yield Problem("group_id", f"group `{group}` has live members: {listed}", action)
 
-    def _bound_checks(self, run: Run) -> dict[str, Callable[[], Iterator[Problem]]]:
+    def _make_bound_checks(self, run: Run) -> dict[str, Callable[[], Iterator[Problem]]]:
         """Return the checks of start and end that need the topics, by argument. Other starts and ends than offsets and a group
         without a fallback always fit."""
         found: dict[str, Callable[[], Iterator[Problem]]] = {}

@@ -538,7 +538,7 @@ class Watcher:
             self.ledgers[name].stop()
         kept = {name: ledger for name, ledger in self.ledgers.items() if name in wanted}
         new = {
-            name: LedgerWatch(name, self.hook_of, self._list_topics_of(name), self._find_schedule_of(name))
+            name: LedgerWatch(name, self.hook_of, self._make_topic_finder(name), self._make_schedule_finder(name))
             for name in wanted - kept.keys()
         }
         # The object is replaced, never changed, because requests read it without a lock.
@@ -546,14 +546,14 @@ class Watcher:
         for ledger in self.ledgers.values():
             ledger.start()
 
-    def _list_topics_of(self, name: LedgerName) -> Callable[[str], tuple[tuple[str, ...], str | None]]:
+    def _make_topic_finder(self, name: LedgerName) -> Callable[[str], tuple[tuple[str, ...], str | None]]:
         def find_topics(pipeline: str) -> tuple[tuple[str, ...], str | None]:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return tasks[0].topics if tasks else (), tasks[0].group if tasks else None
 
         return find_topics
 
-    def _find_schedule_of(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
+    def _make_schedule_finder(self, name: LedgerName) -> Callable[[str], DagSchedule | None]:
         def find_schedule(pipeline: str) -> DagSchedule | None:
             tasks = self.by_pipeline.get((name, pipeline), ())
             return self.catalog.schedules.get(tasks[0].dag_id) if tasks else None

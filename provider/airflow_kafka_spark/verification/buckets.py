@@ -47,7 +47,7 @@ class Buckets:
     parents: int = 1
     chosen: frozenset[int] | None = None
 
-    def of(self, key_checksum: int) -> int | None:
+    def find(self, key_checksum: int) -> int | None:
         """Return the bucket of a row; None if the row is not compared."""
         if self.chosen is not None and key_checksum % self.parents not in self.chosen:
             return None

@@ -379,7 +379,7 @@ class DatabaseSide:
                 return self._query_bucket_sums(session, piece, buckets)
             total: BucketSums = {}
             for row in self.read_rows(session, piece):
-                number = buckets.of(compute_row_checksum(row[: self.key], self.forms[: self.key]))
+                number = buckets.find(compute_row_checksum(row[: self.key], self.forms[: self.key]))
                 if number is not None:
                     add_sums(total, number, Sums(1, compute_row_checksum(row, self.forms)))
             return total
@@ -395,7 +395,7 @@ class DatabaseSide:
         key = self.forms[: self.key]
         with self.open_session("reading rows of some buckets") as session:
             found = self._read(session, self._make_bucket_clause(session, piece, buckets))
-            return [row for row in found if buckets.of(compute_row_checksum(row[: self.key], key)) is not None]
+            return [row for row in found if buckets.find(compute_row_checksum(row[: self.key], key)) is not None]
 
     def _make_bucket_clause(self, session: DatabaseSession, piece: Chunk, buckets: Buckets) -> str:
         """Return the FROM clause for the rows of some buckets, or for more rows if the database lacks the key's form."""

@@ -228,7 +228,7 @@ class LakeSide:
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
                 for row in read_rows(batch, self.columns, self.forms):
-                    number = buckets.of(compute_row_checksum(row[: self.key], key))
+                    number = buckets.find(compute_row_checksum(row[: self.key], key))
                     if number is not None:
                         yield number, row
 

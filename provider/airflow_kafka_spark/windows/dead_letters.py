@@ -221,7 +221,7 @@ class DeadLetters:
         """Return what later replays of the window have to know: the records in topics. None without any."""
         return replace(self, offset=-1, captured=(), skipped=()) if self.batches else None
 
-    def without_topics(self, topic_ids: Collection[str]) -> DeadLetters:
+    def exclude_topics(self, topic_ids: Collection[str]) -> DeadLetters:
         """Return a copy without the records in topics with these ids, so that they are sent again."""
         if not topic_ids:
             return self
@@ -267,7 +267,7 @@ class DeadLetters:
         """Return the records that this replay routes to other sinks."""
         return tuple(found for found in self.captured if found.replay == replay)
 
-    def with_captured(self, captured: Sequence[Captured]) -> DeadLetters:
+    def add_captured(self, captured: Sequence[Captured]) -> DeadLetters:
         """Return a copy with the records that are routed to other sinks. They replace earlier ones of that sink and replay."""
         replays = {found.replay for found in captured}
         return replace(self, captured=(*(c for c in self.captured if c.replay not in replays), *captured))
@@ -280,7 +280,7 @@ class DeadLetters:
         """Return the number of bad records that this replay leaves out."""
         return sum(map(len, self.list_sent(replay).values())) + self.count_skipped(replay)
 
-    def with_skipped(self, replay: int, count: int) -> DeadLetters:
+    def add_skipped(self, replay: int, count: int) -> DeadLetters:
         """Return a copy with the number of bad records that were left out. It replaces the count of the previous attempt."""
         counts = {**dict(self.skipped), replay: count}
         return replace(self, skipped=tuple((at, n) for at, n in sorted(counts.items()) if n))

@@ -70,11 +70,11 @@ def test_a_token_is_in_no_address_that_is_shown(connect):
     hook = connect(conn_type="spark_connect", host="head", login="me", password="geheim;==", extra={"use_ssl": True})
     assert "geheim" not in hook.master
     assert hook._remote == "sc://head:15002/;user_id=me;token=geheim%3B%3D%3D;use_ssl=true"
-    assert hook._without_secret("refused: geheim;==, geheim%3B%3D%3D") == "refused: ***, ***"
+    assert hook._remove_secrets("refused: geheim;==, geheim%3B%3D%3D") == "refused: ***, ***"
     hook = connect(conn_type="spark_connect", host="sc://head:15002/;token=geheim;x-a=b", login="me")
     assert hook.master == "sc://head:15002"
     assert hook._remote == "sc://head:15002/;token=geheim;x-a=b;user_id=me"
-    assert hook._without_secret("refused: geheim") == "refused: ***"
+    assert hook._remove_secrets("refused: geheim") == "refused: ***"
 
 
 def test_a_spark_connect_server_has_a_host(connect):

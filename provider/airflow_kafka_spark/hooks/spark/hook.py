@@ -211,7 +211,7 @@ class SparkHook(BaseHook):
             return
         pyspark = sys.modules.get("pyspark")
         if pyspark is None or pyspark.SparkContext._active_spark_context is None:
-            self._early = EarlyStart(lambda: self._start(()), is_needed)
+            self._early = EarlyStart(lambda: self._start_context(()), is_needed)
 
     def give_up_early_start(self) -> None:
         """Cancel :meth:`start_early`, unless the session is being started already."""
@@ -257,7 +257,7 @@ class SparkHook(BaseHook):
         if active is not None:
             yield active
             return
-        session: SparkSession = self._start(())
+        session = self._start_connect_session()
         try:
             yield session
         finally:
@@ -285,7 +285,7 @@ class SparkHook(BaseHook):
             with self._explain_errors():
                 yield active
             return
-        context: SparkContext = made or self._start(jars)
+        context = made or self._start_context(jars)
         try:
             with self._explain_errors():
                 yield context
@@ -322,14 +322,22 @@ class SparkHook(BaseHook):
         archive = self._find_class_archive()
         return () if archive is None else (*_QUICK_START, *archive.make_java_options(given))
 
-    def _start(self, jars: tuple[str, ...]) -> Any:
-        """Return a new context, or a session of a Connect server.
+    def _start_connect_session(self) -> SparkSession:
+        """Return a new session of a Connect server.
 
         :raises SparkUnavailable: it cannot be started.
         """
-        # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        settings = self.make_settings()
+        settings = self._prepare_settings()
+        with self._announce_start():
+            return self._make_session(settings)
+
+    def _start_context(self, jars: tuple[str, ...]) -> SparkContext:
+        """Return a new context, or the one of a warm process.
+
+        :param jars: local jar files for a new context.
+        :raises SparkUnavailable: it cannot be started.
+        """
+        settings = self._prepare_settings()
         if jars:
             settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), *jars]))
         if self.is_local:
@@ -339,20 +347,33 @@ class SparkHook(BaseHook):
                 return kept.sparkContext
             # Before the user's options: of equal names, the last one takes effect.
             settings[_JAVA] = " ".join([*self._make_quick_start_options(settings[_JAVA]), settings[_JAVA]])
+        with self._announce_start("" if self.is_local else settings.get(_PYTHON, "")):
+            made = self._make_context(settings)
+        if not self.is_local:
+            _send_package(made)
+        return made
+
+    def _prepare_settings(self) -> dict[str, str]:
+        # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        return self.make_settings()
+
+    @contextmanager
+    def _announce_start(self, python: str = "") -> Iterator[None]:
+        """Log that Spark is started, and raise its errors as :class:`SparkUnavailable`.
+
+        :param python: the Python of executors; "" for this process's one.
+        """
         log.info("Starting Spark on %s", self.master)
         try:
-            python = "" if self.is_local or self.is_connect else settings.get(_PYTHON, "")
             with _use_executor_python(python), _redirect_errors_to_output():
-                made: Any = self._make_session(settings) if self.is_connect else self._make_context(settings)
+                yield
         except Exception as error:
             reason = find_first_line(error)
             if not self.is_connect:
                 reason = discard_ended() or reason
                 discard()
-            raise SparkUnavailable(self.spark_conn_id, self.master, self._without_secret(reason)) from error
-        if not (self.is_connect or self.is_local):
-            _send_package(made)
-        return made
+            raise SparkUnavailable(self.spark_conn_id, self.master, self._remove_secrets(reason)) from error
 
     def _make_session(self, settings: Mapping[str, str]) -> SparkSession:
         from pyspark.sql import SparkSession
@@ -426,7 +447,7 @@ class SparkHook(BaseHook):
             return False, str(error)
         if done:
             return True, f"Connected to Spark {outcome} at {self.master}."
-        return False, f"Spark at {self.master}: {self._without_secret(outcome)}"
+        return False, f"Spark at {self.master}: {self._remove_secrets(outcome)}"
 
     def find_unreachable_reason(self, *, refuse_silent: bool = False) -> str:
         """Return the reason why the master cannot be reached; "" if it can, or if that cannot be checked.
@@ -440,7 +461,7 @@ class SparkHook(BaseHook):
         uses_tls = use_ssl or (bool(connection.password) and not self.master.startswith("sc://localhost"))
         return find_unreachable_reason(self.master, uses_tls=uses_tls, refuse_silent=refuse_silent)
 
-    def _without_secret(self, text: str) -> str:
+    def _remove_secrets(self, text: str) -> str:
         given = self._split_host()[1].split(";")
         in_host = [part.partition("=")[2] for part in given if part.startswith("token=")]
         for secret in filter(None, (self.connection.password, *in_host)):

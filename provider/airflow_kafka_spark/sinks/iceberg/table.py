@@ -382,8 +382,8 @@ class PartitionField:
         name, _, width = self.transform.rstrip("]").partition("[")
         return f"{name}({width}, {self.column})" if width else f"{name}({self.column})"
 
-    def parsed(self) -> Transform[Any, Any]:
-        """Return the transform of pyiceberg."""
+    def make_transform(self) -> Transform[Any, Any]:
+        """Return the transform as pyiceberg has it."""
         from pyiceberg.transforms import parse_transform
 
         return parse_transform(self.transform)
@@ -404,7 +404,7 @@ def make_spec(fields: list[PartitionField], schema: Schema) -> PartitionSpec:
 
     first = 1000
     made = [
-        partitioning.PartitionField(schema.find_field(f.column).field_id, first + i, f.parsed(), f.name)
+        partitioning.PartitionField(schema.find_field(f.column).field_id, first + i, f.make_transform(), f.name)
         for i, f in enumerate(fields)
     ]
     return partitioning.PartitionSpec(*made)

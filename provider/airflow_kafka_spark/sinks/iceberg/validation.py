@@ -256,7 +256,7 @@ def _find_partition_field_problems(field: PartitionField, schema: pa.Schema) -> 
     kind, fine = schema.field(field.column).type, False
     if not find_unstorable_reason(kind) and not pa.types.is_nested(kind) and not pa.types.is_floating(kind):
         source = make_iceberg_schema(pa.schema([("column", kind)])).fields[0].field_type
-        fine = field.parsed().can_transform(source)
+        fine = field.make_transform().can_transform(source)
     if fine:
         return
     yield Problem("sink.partition_by", f"`{field}` cannot partition: column `{field.column}` is {kind}", "Name another column")

@@ -318,7 +318,7 @@ class DefaultFill:
     default: pa.Array | None = None
     parts: tuple[DefaultFill | None, ...] = ()
 
-    def of(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    def fill(self, array: pa.Array, wanted: pa.DataType) -> pa.Array:
         """Return the values with nulls replaced by defaults.
 
         :param wanted: their type; a part that may not be null holds no null afterwards.
@@ -345,7 +345,7 @@ class DefaultFill:
 
 def fill_nulls(filling: DefaultFill | None, array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return the values with nulls replaced by defaults, if there are any."""
-    return array if filling is None else filling.of(array, wanted)
+    return array if filling is None else filling.fill(array, wanted)
 
 
 def _read_starts(array: pa.Array) -> pa.Array:

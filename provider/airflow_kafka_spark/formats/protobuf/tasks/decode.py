@@ -104,7 +104,7 @@ class ProtobufDecoder(BatchDecoder):
                 messages = [parse(r[HEADER_BYTES + 1 :] if r[: HEADER_BYTES + 1] in heads else payload(r)) for r in records]
         except DecodeError as e:
             raise BadValue(f"no message of type `{self._layout.full_name}`: {e}") from None
-        return pa.RecordBatch.from_arrays(self._columns.of(messages), schema=self._schema)
+        return pa.RecordBatch.from_arrays(self._columns.convert(messages), schema=self._schema)
 
     def _strip_header(self, record: bytes) -> bytes:
         """Return the bytes after the header.
@@ -197,7 +197,7 @@ class _MessageColumns:
         self._names = {f.name for f in message.fields}
         self._fields = [(f.name, _make_field_conversion(f, cut)) for f in message.fields]
 
-    def of(self, messages: Sequence[Any]) -> list[pa.Array]:
+    def convert(self, messages: Sequence[Any]) -> list[pa.Array]:
         """Return one array per field."""
         for message in messages:
             unknown = UnknownFieldSet(message)
@@ -277,7 +277,7 @@ def _make_value_conversion(node: FieldLayout, cut: bool) -> _FieldConvert:
     wanted = to_arrow_type(node.type)
     if node.how == "message":
         columns, fields = _MessageColumns(node, cut), list(wanted)
-        return lambda values: pa.StructArray.from_arrays(columns.of(values), fields=fields)
+        return lambda values: pa.StructArray.from_arrays(columns.convert(values), fields=fields)
     if node.how == "wrapper":
         (inner,) = node.inner
         convert, get = _make_value_conversion(inner, cut), attrgetter("value")

@@ -40,11 +40,12 @@ class EventReader(SplitReader):
     needed: tuple[str, ...]
     _tokens: dict[int, Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def columns(self) -> tuple[tuple[str, Kind], ...]:  # type: ignore[override]
-        """The columns that are needed, and their kinds."""
+    columns: tuple[tuple[str, Kind], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
         kinds: Mapping[str, Kind] = {"key": "connect", "value": "connect"} if self.has_schemas else {}
-        return tuple((name, kinds.get(name, kind)) for name, kind in COLUMNS if name in self.needed)
+        columns = tuple((name, kinds.get(name, kind)) for name, kind in COLUMNS if name in self.needed)
+        object.__setattr__(self, "columns", columns)
 
     @property
     @abstractmethod

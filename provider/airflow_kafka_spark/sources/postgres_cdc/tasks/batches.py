@@ -227,7 +227,7 @@ class BatchWriter:
         for number, (lsn, data), transaction in found:
             message = self._decode(lsn, data)
             assert message is not None
-            with self._writer.going_back(self._transactions[transaction], table, is_filtered=is_filtered):
+            with self._writer.enter_earlier_transaction(self._transactions[transaction], table, is_filtered=is_filtered):
                 self._write_single(number, lsn, message)
 
     # --- batches ---

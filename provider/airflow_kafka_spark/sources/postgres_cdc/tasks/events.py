@@ -74,7 +74,7 @@ class PostgresTableWriter(TableWriter):
         self.relation = relation
         name = (relation.schema, relation.table)
         self.is_taken = options.tables is None or name in options.tables
-        converted = self._converted = [types.of(column.type_oid, column.modifier) for column in relation.columns]
+        converted = self._converted = [types.find_converter(column.type_oid, column.modifier) for column in relation.columns]
         self._converts: list[ValueConverter] = [value.convert for value in converted]
         self._unavailable = [_make_placeholder(value.schema, options.placeholder) for value in converted]
         # With the replica identity FULL every column is flagged.
@@ -231,7 +231,7 @@ class PostgresEventWriter(ChangeWriter[PostgresTableWriter, int]):
         return table.has_key and not needs_old and self.form.skipped.isdisjoint(operations)
 
     @contextmanager
-    def going_back(
+    def enter_earlier_transaction(
         self, parts: TransactionParts, table: PostgresTableWriter | None, *, is_filtered: bool = False
     ) -> Iterator[None]:
         """Write changes of an earlier transaction, in which a table may have been another one.

@@ -89,16 +89,16 @@ class ValueTypes:
     user_types: Mapping[int, UserType] = field(default_factory=dict)
     money_digits: int = 2
 
-    def of(self, oid: int, modifier: int) -> Converted:
+    def find_converter(self, oid: int, modifier: int) -> Converted:
         """Return the converter of a type. Types without one of their own are written as PostgreSQL's text."""
         found = self.user_types.get(oid)
         if found is not None and found.kind == "d":
-            return self.of(found.base, found.modifier)
+            return self.find_converter(found.base, found.modifier)
         if found is not None and found.kind == "e":
             return Converted(_convert_text, make_enum_schema("Enum", found.labels), _TEXT)
         element = found.element if found is not None else _ARRAYS.get(oid, 0)
         if element:
-            return _make_array_conversion(self.of(element, modifier))
+            return _make_array_conversion(self.find_converter(element, modifier))
         if oid in _SIMPLE:
             return _SIMPLE[oid]
         if oid in (1700, 790):
