@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol, get_args
 
 from airflow_kafka_spark.arguments import find_choice_problems
 from airflow_kafka_spark.errors import Problem
 from airflow_kafka_spark.hooks.databases import parse_name
+from airflow_kafka_spark.sources.base import find_lag_problems
 
 DecimalHandling = Literal["precise", "double", "string"]
 TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect"]
@@ -19,6 +20,50 @@ TOPIC_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _NOT_IN_TOPICS = re.compile(r"[^A-Za-z0-9._-]")
 
 
+class LogOptions(Protocol):
+    """Options that the sources of all databases have, and that :func:`find_log_option_problems` checks."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def snapshot_chunk_rows(self) -> int: ...
+    @property
+    def snapshot_chunks_per_window(self) -> int: ...
+    @property
+    def max_replica_lag(self) -> float | None: ...
+    @property
+    def skipped_operations(self) -> Sequence[str]: ...
+    @property
+    def decimal_handling_mode(self) -> DecimalHandling: ...
+    @property
+    def time_precision_mode(self) -> TimePrecision: ...
+
+
+Modes = Mapping[str, tuple[object, Sequence[str]]]
+"""Per option, its value and the known values."""
+Sizes = Mapping[str, tuple[object, int]]
+"""Per option, its value and the smallest one that is accepted."""
+
+
+def find_log_option_problems(options: LogOptions, sizes: Sizes, modes: Modes | None = None) -> Iterator[Problem]:
+    """Yield the problems of the options that all sources have, and of those that only one has.
+
+    :param sizes: the sizes that only this source has.
+    :param modes: the choices that only this source has. Default: none.
+    """
+    common: Modes = {
+        "snapshot": (options.snapshot, get_args(Snapshot)),
+        "decimal_handling_mode": (options.decimal_handling_mode, get_args(DecimalHandling)),
+        "time_precision_mode": (options.time_precision_mode, get_args(TimePrecision)),
+    }
+    for name, (value, known) in {**common, **(modes or {})}.items():
+        yield from find_choice_problems(f"source.{name}", value, known)
+    yield from _find_operation_problems(options.skipped_operations)
+    yield from _find_size_problems(sizes)
+    yield from _find_snapshot_problems(options.snapshot_chunk_rows, options.snapshot_chunks_per_window)
+    yield from find_lag_problems(options.max_replica_lag)
+
+
 def find_prefix_problems(prefix: object) -> Iterator[Problem]:
     """Yield a problem if a text cannot be the prefix of the names of topics."""
     if isinstance(prefix, str) and prefix and not TOPIC_PREFIX.fullmatch(prefix):
@@ -26,35 +71,23 @@ def find_prefix_problems(prefix: object) -> Iterator[Problem]:
         yield Problem("source.topic_prefix", f"`{prefix}` cannot begin the name of a topic", action)
 
 
-def find_size_problems(sizes: Mapping[str, tuple[object, int]]) -> Iterator[Problem]:
-    """Yield the sizes that are not whole numbers, or are too small.
-
-    :param sizes: per option, its value and the smallest one that is accepted.
-    """
+def _find_size_problems(sizes: Sizes) -> Iterator[Problem]:
+    """Yield the sizes that are not whole numbers, or are too small."""
     for name, (size, smallest) in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < smallest:
             yield Problem(f"source.{name}", f"it is {size!r}; expected a whole number from {smallest:,}")
 
 
-def find_snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
+def _find_snapshot_problems(chunk_rows: object, chunks: object) -> Iterator[Problem]:
     """Yield the problems of the sizes of a snapshot.
 
     :param chunk_rows: the option ``snapshot_chunk_rows``.
     :param chunks: the option ``snapshot_chunks_per_window``.
     """
-    yield from find_size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
+    yield from _find_size_problems({"snapshot_chunk_rows": (chunk_rows, 1), "snapshot_chunks_per_window": (chunks, 1)})
     if isinstance(chunks, int) and chunks > MOST_CHUNKS:
         found = f"it is {chunks:,}; expected at most {MOST_CHUNKS}"
         yield Problem("source.snapshot_chunks_per_window", found, "The position of the pipeline holds the chunks of a window")
-
-
-def find_mode_problems(modes: Mapping[str, tuple[object, Sequence[str]]]) -> Iterator[Problem]:
-    """Yield the options that have an unknown value.
-
-    :param modes: per option, its value and the known values.
-    """
-    for name, (value, known) in modes.items():
-        yield from find_choice_problems(f"source.{name}", value, known)
 
 
 def parse_table_name(name: str, schema: str) -> tuple[str, str]:
@@ -87,7 +120,7 @@ def find_topic_problems(prefix: str, tables: Iterable[tuple[str, str]]) -> Itera
             yield Problem("source.tables", found, "Rename one, or capture it by another pipeline with another `topic_prefix`")
 
 
-def find_operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
+def _find_operation_problems(skipped: Sequence[str]) -> Iterator[Problem]:
     """Yield the problems of ``skipped_operations``."""
     wrong = [op for op in skipped if op not in OPERATIONS]
     if isinstance(skipped, str) or wrong:

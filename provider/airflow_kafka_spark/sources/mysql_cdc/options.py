@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sources.base import find_lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
+    Modes,
     Snapshot,
     TimePrecision,
-    find_mode_problems,
-    find_operation_problems,
+    find_log_option_problems,
     find_prefix_problems,
-    find_size_problems,
-    find_snapshot_problems,
     find_table_problems,
 )
 
@@ -62,19 +59,11 @@ class MySqlCdcOptions:
         if not isinstance(given, str) or not _COORDINATES.fullmatch(given):
             action = 'Write "latest", "earliest" or coordinates such as "mysql-bin.000042:4"'
             yield Problem("source.starting_position", f"it is {given!r}; expected coordinates in the log", action)
-        yield from find_mode_problems(
-            {
-                "snapshot": (self.snapshot, get_args(Snapshot)),
-                "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
-                "time_precision_mode": (self.time_precision_mode, get_args(TimePrecision)),
-                "bigint_unsigned_handling_mode": (self.bigint_unsigned_handling_mode, get_args(UnsignedHandling)),
-                "zero_date_handling_mode": (self.zero_date_handling_mode, get_args(ZeroDateHandling)),
-            }
-        )
-        yield from find_operation_problems(self.skipped_operations)
-        yield from find_size_problems({"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)})
-        yield from find_snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
-        yield from find_lag_problems(self.max_replica_lag)
+        modes: Modes = {
+            "bigint_unsigned_handling_mode": (self.bigint_unsigned_handling_mode, get_args(UnsignedHandling)),
+            "zero_date_handling_mode": (self.zero_date_handling_mode, get_args(ZeroDateHandling)),
+        }
+        yield from find_log_option_problems(self, {"max_binlog_bytes": (self.max_binlog_bytes, MIN_BINLOG_BYTES)}, modes)
         if (self.max_replica_lag is None) == bool(self.replica_conn_ids) or isinstance(self.replica_conn_ids, str):
             found = f"it is {self.replica_conn_ids!r}, beside `max_replica_lag={self.max_replica_lag!r}`; expected both or none"
             yield Problem("source.replica_conn_ids", found, 'Write ["replica"]: a primary does not know the lag of its replicas')

@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 from airflow_kafka_spark.errors import Problem
-from airflow_kafka_spark.sources.base import find_lag_problems
 from airflow_kafka_spark.sources.cdc.options import (
     DecimalHandling,
     Snapshot,
     TimePrecision,
-    find_mode_problems,
-    find_operation_problems,
+    find_log_option_problems,
     find_prefix_problems,
-    find_size_problems,
-    find_snapshot_problems,
     find_table_problems,
     parse_table_name,
 )
@@ -58,17 +53,7 @@ class PostgresCdcOptions:
             action = "Use lower-case letters, digits and underscores, at most 63"
             yield Problem("source.slot", f"`{self.slot}` is no name that PostgreSQL takes for a slot", action)
         yield from find_prefix_problems(self.topic_prefix)
-        yield from find_mode_problems(
-            {
-                "snapshot": (self.snapshot, get_args(Snapshot)),
-                "decimal_handling_mode": (self.decimal_handling_mode, get_args(DecimalHandling)),
-                "time_precision_mode": (self.time_precision_mode, get_args(TimePrecision)),
-            }
-        )
-        yield from find_operation_problems(self.skipped_operations)
-        yield from find_size_problems({"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
-        yield from find_snapshot_problems(self.snapshot_chunk_rows, self.snapshot_chunks_per_window)
-        yield from find_lag_problems(self.max_replica_lag)
+        yield from find_log_option_problems(self, {"max_wal_bytes": (self.max_wal_bytes, MIN_WAL_BYTES)})
         yield from find_table_problems(self.tables, self.message_key_columns, "public")
 
     @property
