@@ -104,7 +104,7 @@ class Demo:
             time.sleep(0.3)
         raise SystemExit(f"The DAG run has not ended after {_RUN_SECONDS:g} s:\n{self.airflow.account('orders', run_id)}")
 
-    def format_reports(self, reports: list[tuple[str, Any]]) -> str:
+    def format_reports(self, reports: list[tuple[str, str | Mapping[str, Any]]]) -> str:
         rows = []
         for task, value in reports:
             report = json.loads(value) if isinstance(value, str) else value

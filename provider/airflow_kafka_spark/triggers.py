@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 RETRY_SECONDS = 5.0
 """Maximum seconds to wait after a failure. A request to brokers that are down takes some seconds by itself."""
@@ -229,10 +230,10 @@ def raise_problems(problems: Sequence[Problem]) -> None:
 # --- threads and connections --------------------------------------------------------------------------------------------
 
 
-async def run_in_thread(function: Callable[..., T], *args: Any) -> T:
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a blocking function in another thread, and return its result. Its log lines keep the context of the caller."""
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args))
+    return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args, **kwargs))
 
 
 async def connect(conn_id: str) -> KafkaHook:

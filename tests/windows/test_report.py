@@ -17,7 +17,7 @@ from airflow_kafka_spark.windows.report import PassProgress, format_pass_progres
 
 
 def test_chunks_and_rows_that_are_done_and_the_time_to_go_follow_from_the_estimate():
-    begun = PassProgress.begin(1000.0, {"a": 950, "b": 10}, 100)
+    begun = PassProgress.begin(1000.0, (950, 10), 100)
     assert begun.make_facts(1000.0) == {"chunks": 0, "rows": 0, "seconds": 0.0, "all_chunks": 11, "all_rows": 960}
     found = begun.add(4, 400).make_facts(1400.0)
     assert found == {"chunks": 4, "rows": 400, "seconds": 400.0, "all_chunks": 11, "all_rows": 960, "seconds_left": 700.0}
@@ -28,7 +28,7 @@ def test_chunks_and_rows_that_are_done_and_the_time_to_go_follow_from_the_estima
 
 
 def test_an_estimate_that_was_too_small_is_corrected_and_a_complete_pass_is_exact():
-    begun = PassProgress.begin(0.0, {"a": 200}, 100)
+    begun = PassProgress.begin(0.0, (200,), 100)
     later = begun.add(5, 500)
     assert later.make_facts(10.0)["all_chunks"] == 6 and later.make_facts(10.0)["all_rows"] == 501
     done = later.add(1, 7, is_complete=True).make_facts(12.0)
@@ -37,7 +37,7 @@ def test_an_estimate_that_was_too_small_is_corrected_and_a_complete_pass_is_exac
 
 
 def test_rows_of_chunks_that_may_be_smaller_are_no_more_than_the_estimate():
-    done = PassProgress.begin(0.0, {"a": 20}, 100).add(1, 100, is_bound=True).make_facts(1.0)
+    done = PassProgress.begin(0.0, (20,), 100).add(1, 100, is_bound=True).make_facts(1.0)
     assert (done["rows"], done["all_rows"]) == (20, 20)
 
 

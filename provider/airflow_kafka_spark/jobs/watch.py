@@ -145,7 +145,7 @@ class Watch:
         """Follow the progress that the server reports by itself, about every two seconds, while its answer is awaited."""
         stalls = StallReporter(self.window, self.name_task)
 
-        def handle(stages: Any, **_: Any) -> None:
+        def handle(stages: Any, **_: object) -> None:
             known = list(stages or ())
             finished, tasks = sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known)
             reporter(finished, tasks)

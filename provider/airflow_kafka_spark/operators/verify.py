@@ -19,9 +19,9 @@ from airflow_kafka_spark.arguments import (
     unwrap_literals,
 )
 from airflow_kafka_spark.errors import Problem, SinkDiffers, ValidationError
+from airflow_kafka_spark.hooks.task_state import find_task_state_store
 from airflow_kafka_spark.operators.base import find_parts_rendered_none, render_templates
 from airflow_kafka_spark.operators.visibility.links import Links, TableLink, make_table_page
-from airflow_kafka_spark.operators.visibility.progress import find_store
 from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources import JdbcSource
 
@@ -154,7 +154,7 @@ class VerifyOperator(BaseOperator):
         options, plan = self._make_plan()
         self.links = Links(context.get("ti"))
         self.links.show(TableLink, make_table_page(options.sink.uri))
-        report = verify(plan, options, ConcurrentWork(options.parallel, self._stopped), find_store(context))
+        report = verify(plan, options, ConcurrentWork(options.parallel, self._stopped), find_task_state_store(context))
         found = report.to_json()
         self._log(report)
         if report.is_equal or options.on_difference == "warn":

@@ -101,7 +101,7 @@ class SupervisorClient:
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _ask(self, do: str, **arguments: Any) -> Any:
+    def _ask(self, do: str, **arguments: object) -> Any:
         with self._lock:
             stdin, stdout = self._process.stdin, self._process.stdout
             assert stdin is not None and stdout is not None

@@ -304,7 +304,7 @@ class EmbeddedAirflow(Embedded):
                 log = self.log(name)
                 raise ServerFailed("Airflow", f"its {name} has ended {how}; its log {log} ends with:\n{read_tail(log, 20)}\n")
 
-    def trigger(self, dag_id: str, **body: Any) -> str:
+    def trigger(self, dag_id: str, **body: object) -> str:
         """Start a DAG run, and return its run id.
 
         :param body: fields of the REST request, as ``logical_date`` or ``conf``.
@@ -340,7 +340,7 @@ class EmbeddedAirflow(Embedded):
             raise ServerFailed("Airflow", f"run {run_id} of {dag_id} is still {state[0]} after {seconds:.0f} s:\n{account}\n")
         return state[0]
 
-    def run(self, dag_id: str, seconds: float = 300.0, **body: Any) -> tuple[str, str]:
+    def run(self, dag_id: str, seconds: float = 300.0, **body: object) -> tuple[str, str]:
         """Trigger a run and wait for it. Return its id and its state."""
         run_id = self.trigger(dag_id, **body)
         return run_id, self.wait(dag_id, run_id, seconds)

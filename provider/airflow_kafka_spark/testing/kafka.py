@@ -452,7 +452,7 @@ class EmbeddedKafka(Embedded):
         """``host:port`` of every broker's listener for clients, separated by commas."""
         return ",".join(f"{processes.LOOPBACK}:{broker.port}" for broker in self._get_brokers())
 
-    def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> dict[str, Any]:
+    def connection_extra(self, user: str | None = None, mechanism: str | None = None, **settings: object) -> dict[str, Any]:
         """Return the extra of an Airflow connection of type ``kafka``, which is also a librdkafka configuration.
 
         :param user: with SASL, one of the users of ``security``; default the first.
@@ -464,11 +464,11 @@ class EmbeddedKafka(Embedded):
             extra |= self.security.make_client_settings(user, mechanism, self._certificates)
         return extra | {name.replace("_", "."): value for name, value in settings.items()}
 
-    def connection_json(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
+    def connection_json(self, user: str | None = None, mechanism: str | None = None, **settings: object) -> str:
         """Return the Airflow connection as JSON, for an ``AIRFLOW_CONN_...`` variable. Arguments as `connection_extra`."""
         return json.dumps({"conn_type": "kafka", "extra": self.connection_extra(user, mechanism, **settings)})
 
-    def connection_uri(self, user: str | None = None, mechanism: str | None = None, **settings: Any) -> str:
+    def connection_uri(self, user: str | None = None, mechanism: str | None = None, **settings: object) -> str:
         """Return the Airflow connection as a URI. Arguments as `connection_extra`."""
         return f"kafka://?__extra__={quote(json.dumps(self.connection_extra(user, mechanism, **settings)), safe='')}"
 

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from airflow_kafka_spark.hooks.task_state import TaskStateStore
 from airflow_kafka_spark.verification.buckets import BucketComparison
 from airflow_kafka_spark.verification.concurrency import ConcurrentWork, ProgressLog
 from airflow_kafka_spark.verification.database_side import Chunk, DatabaseSide
@@ -171,16 +172,6 @@ STATE_KEY = "kafka_spark.verification"
 SAVE_SECONDS = 10.0
 
 
-class StateStore(Protocol):
-    """Airflow's task state store."""
-
-    def get(self, key: str) -> Any: ...
-
-    def set(self, key: str, value: Any) -> None: ...
-
-    def delete(self, key: str) -> None: ...
-
-
 @dataclass
 class SavedState:
     """The state of a scan in Airflow's store, for a retry of the task.
@@ -191,7 +182,7 @@ class SavedState:
     :param fingerprint: the hash of tables and columns. The state of another comparison is not used.
     """
 
-    store: StateStore | None
+    store: TaskStateStore | None
     fingerprint: str
 
     def __post_init__(self) -> None:
@@ -229,7 +220,7 @@ class SavedState:
 
 
 def verify(
-    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: StateStore | None
+    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: TaskStateStore | None
 ) -> VerificationReport:
     """Compare both tables, and return the report.
 
@@ -276,7 +267,7 @@ class ChunkCounts:
 
 
 def _compare_by_ranges(
-    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: StateStore | None, findings: Findings
+    plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: TaskStateStore | None, findings: Findings
 ) -> ChunkCounts:
     assert isinstance(plan.sink, DatabaseSide)
     comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -49,14 +49,14 @@ class PassProgress:
     rows: int = 0
 
     @classmethod
-    def begin(cls, now: float, estimates: Mapping[Any, int], chunk_rows: int) -> PassProgress:
+    def begin(cls, now: float, estimates: Collection[int], chunk_rows: int) -> PassProgress:
         """Return the progress of a pass that begins.
 
         :param estimates: estimated number of rows of each table.
         :param chunk_rows: number of rows of a chunk.
         """
-        chunks = sum(max(1, math.ceil(rows / chunk_rows)) for rows in estimates.values())
-        return cls(now, sum(estimates.values()), chunks) if all(rows > 0 for rows in estimates.values()) else cls(now)
+        chunks = sum(max(1, math.ceil(rows / chunk_rows)) for rows in estimates)
+        return cls(now, sum(estimates), chunks) if all(rows > 0 for rows in estimates) else cls(now)
 
     def add(self, chunks: int, rows: int, *, is_bound: bool = False, is_complete: bool = False) -> PassProgress:
         """Return the progress up to the end of the next window.

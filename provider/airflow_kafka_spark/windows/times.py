@@ -211,7 +211,7 @@ def summarize_consumption(
     return Consumption(wide.width, {b * wide.width: count for b, count in wide.counts.items()}, counted)
 
 
-def parse_counts(given: Mapping[Any, Any]) -> dict[int, int]:
+def parse_counts(given: Mapping[Any, object]) -> dict[int, int]:
     """Return an upstream count by milliseconds since the epoch.
 
     :param given: counts by ISO 8601 instants with a zone, by datetimes, or by milliseconds since the epoch.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_kafka_spark.operators.visibility.progress import ERROR_KEY, KEY, Progress, error_to_dict, find_store
+from airflow_kafka_spark.hooks.task_state import find_task_state_store
+from airflow_kafka_spark.operators.visibility.progress import ERROR_KEY, KEY, Progress, error_to_dict
 from airflow_kafka_spark.windows.model import OffsetRange, SourcePlan, TargetTopic, Window
 
 RANGES = tuple(OffsetRange("t", p, 100, 200 if p else 100) for p in range(5))
@@ -67,7 +68,7 @@ def test_a_store_that_fails_never_fails_the_window_and_is_left_alone_for_a_while
 
 
 def test_without_a_store_nothing_is_published():
-    progress = Progress(find_store({}))
+    progress = Progress(find_task_state_store({}))
     progress.begin(window())
     progress.begin_step("close")
 

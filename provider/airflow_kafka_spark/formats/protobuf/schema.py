@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from airflow_kafka_spark.errors import PackageMissing, SchemaUnusable
@@ -30,7 +29,8 @@ from airflow_kafka_spark.formats.types import Array, Column, DataType, Decimal, 
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
-    from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
 
 
 MAIN = "schema.proto"
@@ -210,7 +210,7 @@ def _parse_last_file(files: bytes) -> FileDescriptorProto:
 
 
 @lru_cache(maxsize=256)
-def make_pool(files: bytes) -> tuple[Any, str]:
+def make_pool(files: bytes) -> tuple[DescriptorPool, str]:
     """Return the descriptors of a set, and the name of its last file.
 
     :raises SchemaUnusable: the files do not fit together.

@@ -182,7 +182,7 @@ def make_java_config(config: Mapping[str, Any], *, conn_id: str = "kafka_default
     return JavaConfig(options, _list_ignored(config, by_hand))
 
 
-def make_consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Consumer`` that reads frozen offset ranges.
 
     Four settings are fixed: no auto commit, ``auto.offset.reset=error``, read_committed, and partition EOF events. Settings of
@@ -205,7 +205,7 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: Any) -> dict[st
     return _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
 
 
-def make_producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_producer_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``Producer``: those of the connection without those of consumers, of the Java
     client, and of transactions.
 
@@ -217,7 +217,7 @@ def make_producer_config(config: Mapping[str, Any], **overrides: Any) -> dict[st
     return _remove_settings(config, CONSUMER_ONLY | TRANSACTION_DECIDES) | overrides
 
 
-def make_admin_config(config: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
+def make_admin_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:
     """Return the settings of a confluent-kafka ``AdminClient``: those of the connection without those of consumers, producers and
     Java.
 

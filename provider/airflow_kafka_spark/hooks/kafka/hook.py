@@ -139,11 +139,11 @@ class KafkaHook(KafkaBaseHook):
             )
         return java
 
-    def make_consumer_config(self, **overrides: Any) -> dict[str, Any]:
+    def make_consumer_config(self, **overrides: object) -> dict[str, Any]:
         """Return the settings for a reader of frozen ranges; see :func:`kafka_config.make_consumer_config`."""
         return kafka_config.make_consumer_config(self.config, **{"group.id": self.reading_group, **overrides})
 
-    def make_producer_config(self, **overrides: Any) -> dict[str, Any]:
+    def make_producer_config(self, **overrides: object) -> dict[str, Any]:
         """Return the settings for a producer; see :func:`kafka_config.make_producer_config`."""
         return kafka_config.make_producer_config(self.config, **overrides)
 

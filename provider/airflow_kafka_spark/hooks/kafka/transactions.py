@@ -208,10 +208,10 @@ def find_timeout_refusal(
 def describe_producer_error(error: BaseException) -> str:
     """Return a producer's error in one line."""
     cause = _find_client_error(error)
-    return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") else str(error)
+    return f"{cause.str()} ({cause.name()})" if hasattr(cause, "str") and hasattr(cause, "name") else str(error)
 
 
-def _find_client_error(error: BaseException) -> KafkaError | Any:
+def _find_client_error(error: BaseException) -> object:
     """Return the client's own error. A fatal error that is raised within a callback is the cause of a ``SystemError``."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__

@@ -147,7 +147,7 @@ class EachSplit(CheckedOnExecutors):
     def needs(self) -> tuple[str, ...]:
         return self.task.needs
 
-    def __call__(self, number: int, rows: Iterable[Any]) -> Iterator[str]:
+    def __call__(self, number: int, rows: Iterable[object]) -> Iterator[str]:
         # There are none, but Spark takes a worker for the next split only if its task has read its input to the end.
         deque(rows, maxlen=0)
         for batch in self.task(iter([pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], ["id"])])):

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, AirflowTaskTimeout, BaseOperator, BaseOperatorLink
 
+from airflow_kafka_spark.hooks.task_state import find_task_state_store
 from airflow_kafka_spark.jobs.watch import follow_jobs
 from airflow_kafka_spark.operators.options import LedgerOptions
 from airflow_kafka_spark.operators.visibility import links
 from airflow_kafka_spark.operators.visibility.lineage import Dataflow, make_lineage
-from airflow_kafka_spark.operators.visibility.progress import Progress, find_store, get_window_name
+from airflow_kafka_spark.operators.visibility.progress import Progress, get_window_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,7 +196,7 @@ class VisibleOperator(BaseOperator):
         """Show the links that are known when the task begins, and open the store of its progress."""
         self.run_now = run
         self.links = shown = links.Links(context.get("ti"))
-        self.progress = Progress(find_store(context), self._show_application)
+        self.progress = Progress(find_task_state_store(context), self._show_application)
         if run.map_index >= 0 or self._pipeline_is_templated:
             # The pages cannot find the task of this pipeline in the serialized DAG.
             self.progress.publish_configuration(self.configuration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_kafka_spark.windows.interval import Interval
 from airflow_kafka_spark.windows.times import compute_move_seconds
@@ -13,6 +13,7 @@ from airflow_kafka_spark.windows.times import compute_move_seconds
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from airflow_kafka_spark.hooks.task_state import TaskStateStore
     from airflow_kafka_spark.windows.model import Window
     from airflow_kafka_spark.windows.report import Report
 
@@ -79,19 +80,6 @@ PAUSE_SECONDS = 30.0
 """After a failure the store is not used for this time."""
 
 Step = Literal["plan", "move", "commit", "close"]
-
-
-class TaskStateStore(Protocol):
-    """Airflow's store of the state of a task instance."""
-
-    def get(self, key: str) -> Any:
-        """Return the JSON value of a key; None if the key does not exist."""
-
-    def delete(self, key: str) -> None:
-        """Remove a key."""
-
-    def set(self, key: str, value: object) -> None:
-        """Store a JSON value under a key."""
 
 
 class Progress:
@@ -230,14 +218,6 @@ def error_to_dict(error: BaseException, at: float) -> dict[str, Any]:
 def get_window_name(window: Window) -> str:
     """Return the name of a window on the pages: its number, or its data interval."""
     return Interval.of_ms(*window.interval).name if window.interval else str(window.number)
-
-
-def find_store(context: Mapping[str, Any]) -> TaskStateStore | None:
-    """Return the task state store; None if Airflow has none (before 3.3)."""
-    try:
-        return context.get("task_state_store")
-    except Exception:
-        return None
 
 
 def _count_splits(window: Window) -> int:

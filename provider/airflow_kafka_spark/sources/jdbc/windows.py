@@ -318,7 +318,7 @@ def _add_progress(
         return frozen
     if earlier is None:
         rows = session.estimate_rows(relation.sql) if options.query is None else 0
-        earlier = PassProgress.begin(time.time(), {relation.name: rows}, options.split_records)
+        earlier = PassProgress.begin(time.time(), (rows,), options.split_records)
     progress = earlier.add(len(frozen.splits), frozen.rows or 0, is_complete=not frozen.remaining)
     return replace(frozen, position={**frozen.position, "progress": progress.to_json()})
 

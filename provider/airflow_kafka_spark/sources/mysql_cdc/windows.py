@@ -70,7 +70,7 @@ def begin_snapshot(
     found = ((name, read_table_shape(server, connection, name, form)) for name in sorted(names))
     tables = tuple(TableSnapshot(name, shape.key, types=shape.types) for name, shape in found if shape is not None)
     estimates = {table.table: _estimate_rows(connection, table.table) for table in tables}
-    return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates, chunk_rows))
+    return SnapshotState(tables, progress=PassProgress.begin(time.time(), estimates.values(), chunk_rows))
 
 
 def _estimate_rows(connection: Connection, name: TableName) -> int:

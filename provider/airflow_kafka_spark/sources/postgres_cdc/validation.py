@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +193,7 @@ class PostgresLogValidation:
         yield from self._find_table_problems(connection, covered if wanted is None else wanted, covered)
 
     def _find_table_problems(
-        self, connection: psycopg.Connection[Any], wanted: set[Any] | frozenset[Any], covered: set[Any]
+        self, connection: psycopg.Connection[Any], wanted: Set[tuple[str, str]], covered: Set[tuple[str, str]]
     ) -> Iterator[Problem]:
         yield from find_topic_problems(self.options.topic_prefix, wanted)
         keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}

@@ -60,7 +60,7 @@ def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOpti
         if shape is not None:
             tables.append(TableSnapshot(name, shape.key_names, types=shape.orders, id=shape.relation.oid))
             estimates[name] = _estimate_rows(connection, shape.source)
-    return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates, options.snapshot_chunk_rows))
+    return SnapshotState(tuple(tables), progress=PassProgress.begin(time.time(), estimates.values(), options.snapshot_chunk_rows))
 
 
 def _read_wanted(connection: psycopg.Connection[Any], options: PostgresCdcOptions) -> frozenset[TableName]:

@@ -17,9 +17,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_kafka_spark import __version__
+
+T = TypeVar("T")
 
 DISTRIBUTION = "airflow-provider-kafka-spark"
 
@@ -183,7 +185,7 @@ def load(needs: Requirements, pickled: bytes) -> Any:
     return _make(*pickle.loads(pickled))
 
 
-def _make(kind: type[Any], state: Mapping[str, Any]) -> Any:
+def _make(kind: type[T], state: Mapping[str, Any]) -> T:
     task = object.__new__(kind)
     task.__dict__.update(state)
     return task

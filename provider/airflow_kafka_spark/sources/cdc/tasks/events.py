@@ -59,7 +59,7 @@ DOUBLE_FORM, FLOAT_FORM = ColumnForm("double", 15), ColumnForm("double", 6)
 """The forms of numbers of 64 and of 32 bits."""
 
 
-def make_named_schema(kind: str, name: str, **parameters: Any) -> dict[str, Any]:
+def make_named_schema(kind: str, name: str, **parameters: object) -> dict[str, Any]:
     """Return the Connect schema of a named type."""
     given = {key: str(value) for key, value in parameters.items() if value is not None}
     return {"type": kind, "name": name, "version": 1, **({"parameters": given} if given else {})}
@@ -381,7 +381,7 @@ class TableWriter(ABC):
         old, new = (HOLE if is_there else "null" for is_there in (has_old, has_new))
         return self.make_value_record(format_envelope(old, new, HOLE, self.transaction, HOLE)).decode().split(HOLE)
 
-    def _make_schema(self, name: str, indexes: Sequence[int], **more: Any) -> dict[str, Any]:
+    def _make_schema(self, name: str, indexes: Sequence[int], **more: object) -> dict[str, Any]:
         fields = []
         for at in indexes:
             column = self.columns[at]
