@@ -184,7 +184,7 @@ class KafkaTrigger(BaseTrigger, Generic[ProbeT]):
             while True:
                 pause = polling.poll_interval
                 try:
-                    hook = hook or await connect(polling.kafka_conn_id)
+                    hook = hook or await open_hook(polling.kafka_conn_id)
                     observed = await run_in_thread(probe.check, hook)
                     budget.reset()
                     line = observed.line
@@ -236,7 +236,7 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: context.run(function, *args, **kwargs))
 
 
-async def connect(conn_id: str) -> KafkaHook:
+async def open_hook(conn_id: str) -> KafkaHook:
     """Return a hook whose connection was looked up asynchronously, as a triggerer requires.
 
     :raises ConnectionInvalid: there is no such connection.
@@ -573,7 +573,7 @@ class KafkaLagTrigger(KafkaTrigger[LagProbe], BaseEventTrigger):
         try:
             while True:
                 try:
-                    hook = hook or await connect(self.polling.kafka_conn_id)
+                    hook = hook or await open_hook(self.polling.kafka_conn_id)
                     observed = await run_in_thread(probe.check, hook)
                     if not saved:
                         saved = await self._save_last_event(last_event)

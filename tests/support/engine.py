@@ -25,6 +25,8 @@ from tests.support import spark_daemon
 from tests.support.workers import daemons, session
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
 FOUND_BY = "TEST_ENGINE"
@@ -207,14 +209,13 @@ def take() -> None:
     from airflow_kafka_spark.hooks.spark.hook import SparkHook
 
     remember_classes()
-    address, start = Path(os.environ[FOUND_BY]), SparkHook._start
+    address, start = Path(os.environ[FOUND_BY]), SparkHook._start_context
 
-    def enter(hook: SparkHook, jars: tuple[str, ...]) -> Any:
-        if not hook.is_connect:
-            _enter(address, {"spark.master": hook.master, **hook.make_settings()}, jars)
+    def enter(hook: SparkHook, jars: tuple[str, ...]) -> SparkContext:
+        _enter(address, {"spark.master": hook.master, **hook.make_settings()}, jars)
         return start(hook, jars)
 
-    SparkHook._start = enter  # type: ignore[method-assign]
+    SparkHook._start_context = enter  # type: ignore[method-assign]
 
 
 def _enter(address: Path, settings: dict[str, str], jars: tuple[str, ...]) -> None:

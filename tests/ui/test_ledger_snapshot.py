@@ -16,7 +16,7 @@ from airflow_kafka_spark.ui.ledger_snapshot import (
     PipelineSnapshot,
     summarize_pipeline,
 )
-from airflow_kafka_spark.ui.views import count_dead_letters, describe_window, list_stored_windows, list_windows_before
+from airflow_kafka_spark.ui.views import count_dead_letters, list_stored_windows, list_windows_before, make_window_json
 from airflow_kafka_spark.windows.interval import Interval, IntervalState, parse_ledger_name
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
@@ -105,7 +105,7 @@ def test_dead_letters_and_what_went_elsewhere_of_a_window_that_was_published_are
         "total": 4,
         "windows": [{"number": 1, "name": "1", "records": 4, "topic": "dead"}],
     }
-    shown = describe_window(first, AirflowState({}, {}))
+    shown = make_window_json(first, AirflowState({}, {}))
     assert shown["records_routed"] == 13
     assert shown["routed"] == [{"to": "file:///gone", "records": 3}, {"to": "small", "records": 10}]
     assert [part["records"] for part in shown["dead_letters"]] == [2, 2]

@@ -613,7 +613,7 @@ def list_windows_before(windows: Sequence[WindowView], cursor: str) -> list[Wind
     return [w for w in windows if w.order < limit]
 
 
-def describe_window(view: WindowView, airflow: AirflowState) -> JsonObject:
+def make_window_json(view: WindowView, airflow: AirflowState) -> JsonObject:
     """Return a window as the pages show it."""
     entry, window = view.entry, view.entry.window
     complete = entry.state is State.COMPLETE
@@ -946,7 +946,7 @@ class UserView:
             "row": make_pipeline_row(item, airflow, self.access, now),
             "partitions": describe_partitions(item.measured, item.summary.read_position.offsets if item.summary else {}),
             "partitions_age": round(now - item.measured.at, 1) if item.measured else None,
-            "windows": [describe_window(w, airflow) for w in shown],
+            "windows": [make_window_json(w, airflow) for w in shown],
             "windows_total": snapshot.windows_total if snapshot else None if is_unread else 0,
             "windows_kept": len(windows),
             "changes": [describe_change(found) for found in memory.history] if memory else [],
@@ -983,7 +983,7 @@ class UserView:
         shown = list_windows_before(mine, before)[: min(max(limit, 1), 200)]
         airflow = self.read_airflow_state({w.task for w in shown if w.task})
         total = len(mine) if mine is not windows else snapshot.windows_total if snapshot else 0
-        return {"windows": [describe_window(w, airflow) for w in shown], "total": total}
+        return {"windows": [make_window_json(w, airflow) for w in shown], "total": total}
 
     @staticmethod
     def _list_windows(watch: LedgerWatch, pipeline: str) -> tuple[list[WindowView], PipelineSnapshot | None, str]:

@@ -214,7 +214,7 @@ def _encode_bound(column: ColumnMetrics, value: Any, above: bool) -> bytes | Non
     if isinstance(value, uuid.UUID):
         return value.bytes
     if column.kind == "decimal":
-        return _encode_signed(value if isinstance(value, int) else to_unscaled(value, column.scale))
+        return _encode_signed(value if isinstance(value, int) else compute_unscaled(value, column.scale))
     if isinstance(value, dt.datetime):
         return struct.pack("<q", (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND)
     if isinstance(value, dt.date):
@@ -239,7 +239,7 @@ def _find_next_bytes(value: bytes) -> bytes | None:
     return short[:-1] + bytes([short[-1] + 1]) if short else None
 
 
-def to_unscaled(value: Decimal, scale: int) -> int:
+def compute_unscaled(value: Decimal, scale: int) -> int:
     """Return the unscaled value of a decimal."""
     return int(value.scaleb(scale, _EXACT))
 
@@ -303,13 +303,13 @@ def _compute_bucket(value: Any, count: int, scale: int) -> int:
     import mmh3
 
     if isinstance(value, Decimal):
-        value = _encode_signed(to_unscaled(value, scale))
+        value = _encode_signed(compute_unscaled(value, scale))
     return (mmh3.hash(value) & 0x7FFFFFFF) % count
 
 
 def _truncate(value: Any, width: int, scale: int) -> Any:
     if isinstance(value, Decimal):
-        number = to_unscaled(value, scale)
+        number = compute_unscaled(value, scale)
         return Decimal(number - number % width).scaleb(-scale, _EXACT)
     return value[:width]
 
