@@ -136,7 +136,7 @@ LONG, LONG_CENTS = "9" * 5000 + ".25", (10**5000 - 1) * 100 + 25
     ],
 )
 def test_numbers_beyond_those_of_json_readers_are_exact_infinite_or_refused(oid, options, text, expected):
-    convert = ValueTypes(**options).of(oid, -1).convert
+    convert = ValueTypes(**options).find_converter(oid, -1).convert
     if expected is None:
         with pytest.raises(ValueRefused, match="64 bits cannot hold"):
             convert(text.encode())

@@ -111,7 +111,7 @@ def test_whole_columns_become_the_json_that_single_values_become(table):
     wrong = {}
     for types in FORMS:
         for (kind, _, _), column, array in zip(TYPES, shape.relation.columns[1:], columns, strict=True):
-            found = types.of(column.type_oid, column.modifier)
+            found = types.find_converter(column.type_oid, column.modifier)
             expected = [None if raw is None else found.convert(raw) for raw in array.to_pylist()]
             whole = format_column(array, found.form, found.convert).as_json().to_pylist()
             wrong |= {(types.decimals, kind, a): b for a, b in zip(whole, expected, strict=True) if a != b}
