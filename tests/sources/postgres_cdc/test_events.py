@@ -111,7 +111,7 @@ def test_values_of_every_type_are_written_as_debezium_does_and_the_schema_says_s
     ],
 )
 def test_money_of_every_locale_has_its_value(text, digits, cents):
-    converted = ValueTypes(money_digits=digits).of(790, -1)
+    converted = ValueTypes(money_digits=digits).find_converter(790, -1)
     assert json.loads(converted.convert(text.encode())) == b64(
         cents.to_bytes((cents + (cents < 0)).bit_length() // 8 + 1, "big", signed=True)
     )
