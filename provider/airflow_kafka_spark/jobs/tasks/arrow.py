@@ -4,7 +4,8 @@ Runs in Spark's tasks: imports neither Airflow nor pyspark. :class:`Program` com
 built between two transforms: the program works on the fields, and builds only the structs of its results. If a condition has one
 value for a whole batch, which is the usual case ("no error so far"), only the branch that it selects is computed.
 
-The functions are those of Spark's SQL, and ``tests/transforms/test_arrow.py`` proves that their results are equal to Spark's.
+The functions are those of Spark's SQL, named after their results as SQL's are, and ``tests/transforms/test_arrow.py`` proves that
+their results are equal to Spark's.
 Each takes the type of its result, then its arguments. An argument may be a scalar, which is the value of all rows. No function
 fails because of a null. Those of :data:`FALLIBLE` fail because of a value, with :class:`ExpressionFailed`, and only for values
 for which Spark in ANSI mode fails, too. They are computed only for the rows that need them, as in Spark: the rows of their
