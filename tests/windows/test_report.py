@@ -42,7 +42,7 @@ def test_rows_of_chunks_that_may_be_smaller_are_no_more_than_the_estimate():
 
 
 def test_without_an_estimate_only_what_is_done_is_said():
-    found = PassProgress.begin(0.0, {"a query": 0}, 100).add(3, 300).make_facts(7300.0)
+    found = PassProgress.begin(0.0, (0,), 100).add(3, 300).make_facts(7300.0)
     assert found == {"chunks": 3, "rows": 300, "seconds": 7300.0}
     assert format_pass_progress(found) == "3 chunks, at most 300 rows, in 2.0 h"
 
