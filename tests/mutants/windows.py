@@ -128,7 +128,10 @@ _OF_LEDGER = (
         old="        return find_forgotten_windows(memory, self.last_applied) if memory.is_blank else memory.claimed_position\n",
         new="        return memory.claimed_position\n",
         breaks="An interval leaves out what windows of a pipeline have moved that was forgotten since.",
-        tests=("tests/operators/test_interval_plans.py", "-k", "was_forgotten_with_its_group"),
+        tests=(
+            "tests/operators/test_interval_plans.py::TestBesideProgress"
+            "::test_a_pipeline_that_was_forgotten_with_its_group_moves_nothing_again_that_its_sink_has",
+        ),
     ),
     Mutant(
         name="ledger-lost-beside-intervals-in-the-sink",
@@ -136,7 +139,10 @@ _OF_LEDGER = (
         old="            after=ELSEWHERE if found.is_beyond_sink else 0,\n",
         new="            after=0,\n",
         breaks="A pipeline of windows of both kinds whose ledger is lost continues behind its intervals.",
-        tests=("tests/operators/test_intervals.py", "-k", "both_kinds and ledger-lost"),
+        tests=(
+            "tests/operators/test_intervals.py"
+            "::test_a_pipeline_with_windows_of_both_kinds_doubles_nothing_when_it_was[ledger-lost]",
+        ),
     ),
     Mutant(
         name="ledger-old-interval-removed-beside-its-replay",
@@ -573,7 +579,7 @@ _OF_SNAPSHOTS = (
     Mutant(
         name="log-publishes-what-a-savepoint-has-undone",
         path="sources/mysql_cdc/tasks/events.py",
-        old="        del self._held[savepoint.events - self._released :]\n",
+        old="        del self._held[savepoint - self._released :]\n",
         new="",
         breaks="Changes that were rolled back to a savepoint are left out.",
         tests=(

@@ -287,7 +287,7 @@ _OF_PUBLISHING = (
     Mutant(
         name="publish-reset-before-the-fences",
         path="control/position.py",
-        old="                move, group = planned(found.memory)\n",
+        old="                move, group = plan_reset(found.memory)\n",
         new="                pass\n",
         breaks="A partition that a task publishes while its window is given up is not published again.",
         tests=(
