@@ -297,7 +297,7 @@ def _forget_change(memory: Memory, number: int, request: ChangeRequest) -> Chang
         window=last,
         landed=landed,
         published=published,
-        forgotten=memory.find_forgotten_offsets(),
+        forgotten=memory.merge_moved_offsets(),
     )
 
 

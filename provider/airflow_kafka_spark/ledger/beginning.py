@@ -139,7 +139,7 @@ def _find_forgotten_intervals(
     :raises ForeignOffsets: the sink's record holds offsets of another cluster, or of another topic of the same name.
     :raises RecordElsewhere: the sink's record is of another table.
     """
-    left = memory.forgotten.forgotten if memory.forgotten else None
+    left = memory.forgotten_offsets
     interval = Interval.from_name(left.last_interval) if left else None
     if left is None or interval is None or last_applied is None or not memory.is_blank:
         return Position()
@@ -165,7 +165,7 @@ def _add_forgotten(position: Position, moved: Position, memory: Memory, log: Log
         topic_ids={topic: known for topic, known in moved.topic_ids.items() if topic not in older},
     )
     position = merge_positions(position, moved)
-    left = memory.forgotten.forgotten if memory.forgotten else None
+    left = memory.forgotten_offsets
     if left is None:
         return position
     known = {t for t, found in left.windows.topic_ids.items() if position.topic_ids.get(t) == found}

@@ -187,10 +187,15 @@ class Memory:
         found = [c for c in self.changes.values() if c.action == "forget"]
         return max(found, key=lambda c: c.number, default=None)
 
-    def find_forgotten_offsets(self) -> Forgotten:
+    @property
+    def forgotten_offsets(self) -> Forgotten | None:
+        """The offsets that the pipeline had moved when it was forgotten last; None if it was not, or by an earlier release."""
+        return self.forgotten.forgotten if self.forgotten is not None else None
+
+    def merge_moved_offsets(self) -> Forgotten:
         """Return the offsets that the pipeline has moved, for the record of a ``forget``, those of an earlier ``forget``
         included. Offsets of topics that were created again since are left out."""
-        before = (self.forgotten.forgotten if self.forgotten is not None else None) or Forgotten()
+        before = self.forgotten_offsets or Forgotten()
         own = Position(self.position.offsets, self.position.topic_ids, epochs=self.position.epochs, began=self.position.began)
         done = sorted((s for s in self.intervals.spans if s.state is State.COMPLETE or s.replay), key=lambda s: s.offset)
         intervals = before.intervals

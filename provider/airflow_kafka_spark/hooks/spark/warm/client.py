@@ -203,10 +203,10 @@ def _read_reason(files: ProcessFiles) -> str:
 
 def _answer(connection: socket.socket) -> dict[str, Any] | None:
     """Return the answer of the warm process; None if it has ended, or was stopped and is killed."""
-    if not _wait_for_answer(connection):
-        return None
-    connection.settimeout(START_SECONDS)
     try:
+        if not _wait_for_answer(connection):
+            return None
+        connection.settimeout(START_SECONDS)
         return receive_message(connection)
     except TimeoutError:
         raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s") from None
@@ -217,7 +217,7 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 def _wait_for_answer(connection: socket.socket) -> bool:
     """Wait until the warm process answers or ends, and return True. If it was stopped, kill it and return False.
 
-    :raises WarmUnavailable: it does not answer within :data:`START_SECONDS`.
+    :raises TimeoutError: it does not answer within :data:`START_SECONDS`.
     """
     pid, stopped = read_peer_credentials(connection)[0], 0.0
     deadline = time.monotonic() + START_SECONDS
@@ -230,7 +230,7 @@ def _wait_for_answer(connection: socket.socket) -> bool:
                 os.killpg(pid, signal.SIGKILL)
             return False
         if time.monotonic() > deadline:
-            raise WarmUnavailable(f"it did not answer within {START_SECONDS:g} s")
+            raise TimeoutError
     return True
 
 
