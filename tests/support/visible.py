@@ -17,8 +17,11 @@ from airflow_kafka_spark import faults
 from tests.support import engine
 
 
-def history() -> list[dict[str, Any]]:
-    """Collect the values that are written to the task state store from now on, in order."""
+def history(gate: Path) -> list[dict[str, Any]]:
+    """Collect the values that are written to the task state store from now on, in order.
+
+    :param gate: a file that is created when some splits of a window, and not all, are done.
+    """
     from airflow import settings
     from sqlalchemy import event
 
@@ -30,7 +33,12 @@ def history() -> list[dict[str, Any]]:
             return
         values = parameters.values() if isinstance(parameters, dict) else parameters
         # An upsert has it twice.
-        stored.extend(map(json.loads, dict.fromkeys(v for v in values if isinstance(v, str) and '"splits_done"' in v)))
+        found = [json.loads(v) for v in dict.fromkeys(v for v in values if isinstance(v, str) and '"splits_done"' in v)]
+        stored.extend(found)
+        if any(0 < value["splits_done"] < value["splits"] for value in found):
+            gate.touch()
+        elif any(value["step"] == "close" for value in found):
+            gate.unlink(missing_ok=True)
 
     return stored
 
@@ -77,12 +85,16 @@ def main(options: dict[str, Any], result: Path) -> None:
     from sqlalchemy import select
 
     from airflow_kafka_spark.jobs import watch
-    from tests.support.pipelines import make
+    from tests.support.gated import GatedJson
+    from tests.support.pipelines import SCHEMA, make
 
+    gate = Path(options["gate"])
+    # The last splits wait until progress of the first ones was published. However fast they are, it is seen.
+    value = GatedJson(SCHEMA, gate=str(gate), records=options["records"], free=options["free"])
     watch.POLL_SECONDS = 0.05
     engine.take()
     with DAG(options["dag_id"], schedule=None, start_date=datetime(2026, 1, 1, tzinfo=timezone.utc)) as dag:
-        make(**options["arguments"])
+        make(**options["arguments"], value=value)
     with create_session() as session:
         session.add(DagBundleModel(name="testing"))
     bag = DagBag(dag_folder=os.devnull, bundle_name="testing")
@@ -90,13 +102,14 @@ def main(options: dict[str, Any], result: Path) -> None:
     sync_bag_to_db(bag, "testing", None)
 
     found: dict[str, Any] = {}
+    stored = history(gate)
     pid = os.fork()
     if pid == 0:
         os.environ |= {faults.FAULT: options["fault"], faults.ONCE: str(result.with_suffix(".fired"))}
         dag.test(logical_date=datetime(2026, 1, 1, tzinfo=timezone.utc))
         os._exit(0)
     found["ended_with"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    stored = history()
+    gate.unlink()
     run = dag.test(logical_date=datetime(2026, 1, 2, tzinfo=timezone.utc))
     found |= {"state": str(run.state), "history": list(stored)}
     producer = Producer(options["broker"])
