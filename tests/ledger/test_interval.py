@@ -254,9 +254,9 @@ def test_a_pipeline_of_an_earlier_release_looks_for_the_owner_of_its_group_once(
     name, topic, looked = unique("pipeline"), unique("ledger"), []
     of_kafka = LedgerTopic.read_newest
 
-    def counted(self, partition, start, prefixes, *arguments):
+    def counted(self, partition, start, prefixes, *arguments, **options):
         looked.extend([prefixes] if prefixes == (make_group_key("g"),) else [])
-        return of_kafka(self, partition, start, prefixes, *arguments)
+        return of_kafka(self, partition, start, prefixes, *arguments, **options)
 
     monkeypatch.setattr(LedgerTopic, "read_newest", counted)
     # It has bound the pipeline, and has not recorded who uses the group.

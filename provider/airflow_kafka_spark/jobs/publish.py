@@ -273,7 +273,7 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     from airflow_kafka_spark.jobs.arrow import Unknown, make_program
     from airflow_kafka_spark.jobs.tasks.account import Tolerance
     from airflow_kafka_spark.jobs.tasks.read import Reading
-    from airflow_kafka_spark.sinks.kafka.sink import find_struct_problems
+    from airflow_kafka_spark.sinks.kafka.sink import can_encode_in_tasks, find_struct_problems
 
     # With all columns that a job may carry.
     read = change.read_task((), Reading(tolerance=Tolerance()))
@@ -284,14 +284,16 @@ def plan_in_session(session: SparkSession, change: SqlProjection | TopicChain) -
     if problems := problems or find_struct_problems(columns, formats.get("value"), formats.get("key")):
         raise ValidationError(problems)
     try:
-        _ = change.make_records(empty, in_tasks=False)[0].schema
-    except AnalysisException as error:
-        found = f"the columns cannot be written in its format. {describe_sql_refusal(error)}"
-        raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
-    try:
-        return TopicPlan(columns, formats, make_program(changed, read.schema))
+        plan = TopicPlan(columns, formats, make_program(changed, read.schema))
     except Unknown as reason:
-        return TopicPlan(columns, formats, unknown=str(reason))
+        plan = TopicPlan(columns, formats, unknown=str(reason))
+    if plan.program is None or not can_encode_in_tasks(columns, formats.get("value"), formats.get("key")):
+        try:
+            _ = change.make_records(empty, in_tasks=False)[0].schema
+        except AnalysisException as error:
+            found = f"the columns cannot be written in its format. {describe_sql_refusal(error)}"
+            raise ValidationError([Problem("sink", found, "Choose another format, or cast the columns")]) from None
+    return plan
 
 
 def _find_type_problems(part: str, found: DataType) -> list[Problem]:

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaException, Producer
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
 
 log = logging.getLogger(__name__)
 
@@ -378,8 +379,8 @@ class Ledger:
         """Return the pipeline that has recorded that it uses a group or a slot; None if there is none."""
         topic, key = self.topic, make_group_key(name)
 
-        def read(partition: int) -> LedgerRecord | None:
-            records = topic.read_newest(partition, 0, (key,), (key,))
+        def read(partition: int, bounds: PartitionOffsets) -> LedgerRecord | None:
+            records = topic.read_newest(partition, 0, (key,), (key,), bounds=bounds)
             return next((record for record in records if record.key == key and record.value is not None), None)
 
         record = topic.find(name, read, lambda found: found is not None)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
     from airflow_kafka_spark.windows.plan import Log
 
 log = logging.getLogger(__name__)
@@ -235,11 +236,11 @@ class Boundaries:
     def _read(self, topic: str) -> TopicBoundaries:
         single, archived = prefixes = make_boundary_prefix(topic), make_archive_prefix(topic)
 
-        def read(partition: int) -> TopicBoundaries:
+        def read(partition: int, bounds: PartitionOffsets) -> TopicBoundaries:
             proposals: list[tuple[bytes, Boundary]] = []
             archives: list[tuple[bytes, BoundaryArchive]] = []
             try:
-                for key, value, offset, _ in self.ledger.read_newest(partition, 0, prefixes, prefixes):
+                for key, value, offset, _ in self.ledger.read_newest(partition, 0, prefixes, prefixes, bounds=bounds):
                     # Each record has a key of its own, and may have been parsed by an earlier read.
                     if value and key.startswith(single):
                         if key not in self._proposals:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+    from airflow_kafka_spark.hooks.kafka.requests import PartitionOffsets
     from airflow_kafka_spark.windows.plan import Log
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ class IntervalLedger(Ledger):
     def _peek(self, wait_for: tuple[bytes, ...] = WAIT_FOR_NONE) -> None:
         """Read the ledger of the interval and that of its pipeline without fencing; both are in one partition."""
 
-        def read(partition: int) -> LedgerContent:
-            return self.topic.read_partition(self.pipeline, partition, wait_for=wait_for, parent=self.parent_pipeline)
+        def read(partition: int, bounds: PartitionOffsets) -> LedgerContent:
+            topic, parent = self.topic, self.parent_pipeline
+            return topic.read_partition(self.pipeline, partition, wait_for=wait_for, parent=parent, bounds=bounds)
 
         found = self.topic.find(self.parent_pipeline, read, lambda found: found.exists)
         self._parent = found.parent or Memory(self.parent_pipeline)

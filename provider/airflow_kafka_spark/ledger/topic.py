@@ -407,8 +407,8 @@ class LedgerTopic:
             if found.exists:
                 return found
 
-        def read_state(partition: int) -> LedgerContent:
-            return self.read_partition(pipeline, partition, on_hidden=on_hidden, parent=parent)
+        def read_state(partition: int, bounds: PartitionOffsets) -> LedgerContent:
+            return self.read_partition(pipeline, partition, on_hidden=on_hidden, parent=parent, bounds=bounds)
 
         return self.find(parent or pipeline, read_state, lambda found: found.exists)
 
@@ -417,7 +417,11 @@ class LedgerTopic:
 
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: none.
         """
-        return self.find(pipeline, lambda p: self.read_partition(pipeline, p, wait_for=wait_for), lambda found: found.exists)
+
+        def read_state(partition: int, bounds: PartitionOffsets) -> LedgerContent:
+            return self.read_partition(pipeline, partition, wait_for=wait_for, bounds=bounds)
+
+        return self.find(pipeline, read_state, lambda found: found.exists)
 
     def read_other_ledgers(self, pipeline: str, topic_ids: Collection[str]) -> Iterator[tuple[str, Memory]]:
         """Yield the names of other ledger topics that hold a pipeline of this name, with its state there.
@@ -433,20 +437,26 @@ class LedgerTopic:
                 if not there.is_blank or there.intervals:
                     yield name, there
 
-    def find(self, name: str, read: Callable[[int], T], is_there: Callable[[T], bool]) -> T:
+    def find(self, name: str, read: Callable[[int, PartitionOffsets], T], is_there: Callable[[T], bool]) -> T:
         """Return the result of reading the partition that contains the records of a name: that of new records, or else any other.
         Records of a name stay in the partition of the first one, even if partitions were added since.
 
-        :param read: reads one partition.
+        :param read: reads one partition within its present bounds.
         :param is_there: returns True if the partition contains records of the name.
         """
         home = self.find_partition(name)
-        found = read(home)
+        found = read(home, self._read_bounds([home])[home])
         others = [p for p in self.partitions if p != home]
         if is_there(found) or not others:
             return found
+        # One request for all of them: most are as they were at the last read, and need no other request.
+        bounds = self._read_bounds(others)
         with ThreadPoolExecutor(len(others)) as pool:
-            return next((there for there in pool.map(read, others) if is_there(there)), found)
+            return next((there for there in pool.map(lambda p: read(p, bounds[p]), others) if is_there(there)), found)
+
+    def _read_bounds(self, partitions: Collection[int]) -> dict[int, PartitionOffsets]:
+        found = self.hook.read_offsets([TopicPartition(self.name, partition) for partition in partitions])
+        return {tp.partition: offsets for tp, offsets in found.items()}
 
     def find_partition(self, name: str) -> int:
         """Return the partition for the first record of a name."""
@@ -463,6 +473,7 @@ class LedgerTopic:
         wait_for: tuple[bytes, ...] | None = None,
         on_hidden: OnHidden | None = None,
         parent: str | None = None,
+        bounds: PartitionOffsets | None = None,
     ) -> LedgerContent:
         """Return the state of a pipeline from the records of one partition.
 
@@ -470,10 +481,11 @@ class LedgerTopic:
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited. Default: all keys
             of the pipeline.
         :param parent: as for :meth:`read`.
+        :param bounds: as for :meth:`read_newest`.
         """
         names = (pipeline, parent) if parent else (pipeline,)
         mine = tuple(map(make_key_prefix, names))
-        records = self.read_newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden)
+        records = self.read_newest(partition, start, mine, mine if wait_for is None else wait_for, on_hidden, bounds)
         parsed = self._read_before[partition, start, mine].parsed
         try:
             memory = fold_records(pipeline, records, parsed)
@@ -488,6 +500,7 @@ class LedgerTopic:
         prefixes: tuple[bytes, ...],
         wait_for: tuple[bytes, ...],
         on_hidden: OnHidden | None = None,
+        bounds: PartitionOffsets | None = None,
     ) -> list[LedgerRecord]:
         """Return the newest committed record of each key with one of these prefixes, up to the present high watermark, in the
         order in which the keys were first read. They are preceded by the newest tombstone for each prefix.
@@ -496,9 +509,10 @@ class LedgerTopic:
         :param prefixes: prefixes of the keys to return.
         :param wait_for: prefixes of keys. The end of open transactions that may contain such keys is awaited.
         :param on_hidden: as for :class:`AwaitedRecords`.
+        :param bounds: the present bounds of the partition; None (default): they are looked up.
         """
         tp = TopicPartition(self.name, partition)
-        bounds = self.hook.read_offsets([tp])[tp]
+        bounds = bounds or self._read_bounds([partition])[partition]
         key, now = (partition, start, prefixes), time.monotonic()
         read = self._read_before.get(key)
         if read is None or read.past > bounds.high or read.epoch != bounds.epoch or now - read.at > READ_AGAIN_SECONDS:

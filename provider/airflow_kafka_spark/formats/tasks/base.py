@@ -136,16 +136,21 @@ class BatchDecoder(Decoder):
 
     def _split_into_chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Equal chunks: small, so that a bad record affects few others; large enough that starting the reader costs little.
-        parts = max(1, math.ceil(len(records) / CHUNK_RECORDS), math.ceil(sum(map(len, records)) / CHUNK_BYTES))
+        size = sum(map(len, records))
+        parts = max(1, math.ceil(len(records) / CHUNK_RECORDS), math.ceil(size / CHUNK_BYTES))
         step = max(1, math.ceil(len(records) / parts))
         for at in range(0, len(records), step):
-            yield from self._divide(records[at : at + step], at)
+            yield from self._divide(records[at : at + step], at, size)
 
-    def _divide(self, records: Sequence[bytes], start: int) -> Iterator[DecodedPart]:
+    def _divide(self, records: Sequence[bytes], start: int, most_bytes: int) -> Iterator[DecodedPart]:
         """Yield the records read as a batch; if that fails, in eight parts, so that a bad record costs little more than reading
         its chunk twice.
+
+        :param most_bytes: a size in bytes that the records do not exceed.
         """
-        count, size = len(records), sum(map(len, records))
+        count = len(records)
+        # Adding up the lengths takes as long as joining the records.
+        size = sum(map(len, records)) if count <= self._few or most_bytes > DIVIDED_BYTES else most_bytes
         if self._row_wise_only or (count <= self._few and size <= FEW_BYTES) or (count == 1 and size > MAX_BLOCK_BYTES):
             yield self.read_row_wise(records, start)
             return
@@ -159,7 +164,7 @@ class BatchDecoder(Decoder):
             return
         step = math.ceil(count / DIVISIONS)
         for at in range(0, count, step):
-            yield from self._divide(records[at : at + step], start + at)
+            yield from self._divide(records[at : at + step], start + at, size)
 
     def _read_part(self, records: Sequence[bytes], start: int) -> DecodedPart | None:
         """Return all records read as a batch, without the bad ones that a suspect finder has found; None if they must be

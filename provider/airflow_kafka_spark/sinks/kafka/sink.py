@@ -424,6 +424,17 @@ def find_struct_problems(records: StructType, value: Format | None, key: Format 
     ]
 
 
+def can_encode_in_tasks(records: StructType, value: Format | None, key: Format | None) -> bool:
+    """Return True if :func:`make_struct_encoders` does not raise :class:`EncodedBySpark`. No registry is asked.
+
+    The parameters are those of :func:`make_struct_encoders`.
+    """
+    return all(
+        format.encodes_in_tasks or _find_column_encoder(format, columns) is not None
+        for _, format, columns in _list_structs(records, value, key)
+    )
+
+
 def _list_structs(
     records: StructType, value: Format | None, key: Format | None
 ) -> Iterator[tuple[str, Format, tuple[TypedColumn, ...]]]:
@@ -437,7 +448,11 @@ def _list_structs(
 def _make_column_encoder(format: Format, columns: Sequence[TypedColumn]) -> StructEncoder:
     from airflow_kafka_spark.sinks.kafka.tasks.encode import ColumnEncoder
 
-    encoder = format.make_encoder([(column.name, find_kind(column.type)) for column in columns])
+    encoder = _find_column_encoder(format, columns)
     if encoder is None:
         raise EncodedBySpark(f"{type(format).__name__} of {', '.join(str(column.type) for column in columns)}")
     return ColumnEncoder(encoder)
+
+
+def _find_column_encoder(format: Format, columns: Sequence[TypedColumn]) -> Encoder | None:
+    return format.make_encoder([(column.name, find_kind(column.type)) for column in columns])

@@ -123,8 +123,9 @@ class AvroDecoder(BatchDecoder):
     def _split_into_chunks(self, records: Sequence[bytes]) -> Iterator[DecodedPart]:
         # Larger chunks than for texts: finding a bad value rereads fewer of the others.
         step = math.ceil(len(records) / math.ceil(len(records) / _CHUNK_VALUES)) if records else 1
+        size = sum(map(len, records))
         for at in range(0, len(records), step):
-            yield from self._divide(records[at : at + step], at)
+            yield from self._divide(records[at : at + step], at, size)
 
     def _read_batch(self, records: Sequence[bytes]) -> pa.RecordBatch | None:
         if sum(map(len, records)) > DIVIDED_BYTES * 4:
