@@ -152,6 +152,25 @@ def prefer_indexes(*, is_local: bool) -> str:
     return f"SELECT {settings}"
 
 
+READ_MEMORY = 64 << 20
+"""Bytes of the server's memory (``work_mem``) that a session may use which reads ranges of a key; more if the server allows more.
+
+The rows of a range may lie on pages all over the table. The server lists these pages, some 64 bytes for each, and reads them in
+their order. Where the list does not fit (into 4 MiB by default), it compares all rows of most pages with the range. The list has
+one item per row at most.
+"""
+
+
+def give_settings(settings: Mapping[str, str]) -> str:
+    """Return the query that makes these settings of a session, those that the server knows, and gives it :data:`READ_MEMORY`."""
+    values = ", ".join(f"({quote_literal(name)}, {quote_literal(value)})" for name, value in settings.items())
+    memory = f"CASE s.name WHEN 'work_mem' THEN greatest(s.setting::bigint, {READ_MEMORY >> 10})::text ELSE v.value END"
+    return (
+        f"SELECT set_config(s.name, {memory}, false) FROM pg_catalog.pg_settings s "
+        f"JOIN (VALUES {values}, ('work_mem', '')) v(name, value) ON v.name = s.name"
+    )
+
+
 def make_settings(
     settings: str, run: Callable[[str], object], rows: Callable[[str], object], recover: Callable[[], object] = lambda: None
 ) -> None:

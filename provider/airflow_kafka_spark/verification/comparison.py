@@ -81,13 +81,11 @@ class RangeComparison:
     :param source: the table with the expected rows.
     :param sink: the table that is compared with it.
     :param work: runs the comparisons.
-    :param chunk_rows: number of rows of a chunk.
     """
 
     source: DatabaseSide
     sink: DatabaseSide
     work: ConcurrentWork
-    chunk_rows: int
 
     def scan(self, state: ScanState, saved: Callable[[ScanState], None]) -> None:
         """Compare the chunks that follow those of ``state``, and update the state.
@@ -95,8 +93,9 @@ class RangeComparison:
         :param saved: called from time to time with the state, from which a later attempt can continue.
         """
         with self.source.open_session("asking for the number of rows") as session:
-            progress = ProgressLog(self.source.estimate_rows(session), state.source_rows)
-        for chunk, (source, sink) in self.work.map_concurrently(self.compute_sums, self._list_chunks(state)):
+            rows = self.source.estimate_rows(session)
+        progress, chunks = ProgressLog(rows, state.source_rows), self._list_chunks(state, self.source.choose_piece_rows(rows))
+        for chunk, (source, sink) in self.work.map_concurrently(self.compute_sums, chunks):
             state.add(chunk, source, sink)
             progress.add(source.rows)
             if source != sink:
@@ -104,10 +103,10 @@ class RangeComparison:
             if state.after is not None:
                 saved(state)
 
-    def _list_chunks(self, state: ScanState) -> Iterator[Chunk]:
+    def _list_chunks(self, state: ScanState, size: int) -> Iterator[Chunk]:
         if (self.source.has_nulls() or self.sink.has_nulls()) and state.after is None:
             yield Chunk(nulls=True)
-        yield from self._cut(Chunk(state.after), self.source, self.chunk_rows)
+        yield from self._cut(Chunk(state.after), self.source, size)
 
     def _cut(self, chunk: Chunk, side: DatabaseSide, size: int) -> Iterator[Chunk]:
         """Yield chunks of that many rows of ``side``. The last chunk has no upper bound."""
@@ -270,7 +269,7 @@ def _compare_by_ranges(
     plan: VerificationPlan, options: VerificationOptions, work: ConcurrentWork, store: TaskStateStore | None, findings: Findings
 ) -> ChunkCounts:
     assert isinstance(plan.sink, DatabaseSide)
-    comparison = RangeComparison(plan.source, plan.sink, work, options.chunk_rows)
+    comparison = RangeComparison(plan.source, plan.sink, work)
     saved = SavedState(store, _compute_fingerprint(plan.source, plan.sink, options))
     state = saved.load()
     comparison.scan(state, saved.save)

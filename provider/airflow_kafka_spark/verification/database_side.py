@@ -26,6 +26,12 @@ from airflow_kafka_spark.verification.forms import (
     to_form,
 )
 
+LEAST_ROWS = 100_000
+"""Number of rows of a part in which a table is read, unless the table is large."""
+MOST_PARTS = 32
+"""Approximate number of parts of a large table. A page has rows of many parts if the rows are not stored in the order of the key,
+and is read once for each of these parts."""
+
 
 class CanonicalSql(ABC):
     """Builds SQL expressions in the dialect of a database. ``c`` is always the expression of a column."""
@@ -285,7 +291,7 @@ class DatabaseSide:
     :param key: the number of columns of the key.
     :param where: a condition for the rows that are compared; empty for all.
     :param sql: the database's expressions.
-    :param piece_rows: number of rows of the pieces in which the table is read for a comparison by buckets.
+    :param piece_rows: number of rows of the parts in which the table is read; None: see :meth:`choose_piece_rows`.
     """
 
     database: SourceDatabase
@@ -295,7 +301,7 @@ class DatabaseSide:
     key: int
     where: str
     sql: CanonicalSql
-    piece_rows: int = 100_000
+    piece_rows: int | None = None
 
     @property
     def name(self) -> str:
@@ -308,6 +314,13 @@ class DatabaseSide:
     def estimate_rows(self, session: DatabaseSession) -> int:
         """Return the number of rows that the server estimates."""
         return session.estimate_rows(self.make_rows_clause(session, Chunk()))
+
+    def choose_piece_rows(self, rows: int) -> int:
+        """Return the number of rows of the parts in which the table is read.
+
+        :param rows: the number of all rows, as :meth:`estimate_rows` returns it.
+        """
+        return self.piece_rows or max(LEAST_ROWS, rows // MOST_PARTS)
 
     @property
     def is_indexed(self) -> bool:
@@ -362,9 +375,10 @@ class DatabaseSide:
 
     def read_pieces(self) -> Iterator[Chunk]:
         after: SplitKey | None = None
+        size = self.choose_piece_rows(self.estimate_row_count())
         while self.is_indexed:
             with self.open_session("cutting a piece") as session:
-                end = self.end_of(session, Chunk(after), self.piece_rows)
+                end = self.end_of(session, Chunk(after), size)
             if end is None:
                 break
             yield Chunk(after, end)

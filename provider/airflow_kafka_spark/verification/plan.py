@@ -28,7 +28,7 @@ class VerificationOptions:
     exclude_columns: Sequence[str] = ()
     where: str = ""
     sink_where: str = ""
-    chunk_rows: int = 100_000
+    chunk_rows: int | None = None
     parallel: int = 4
     rechecks: int = 0
     recheck_delay: float = 30.0
@@ -39,9 +39,9 @@ class VerificationOptions:
         """Return the problems of these options that need no server."""
         least = {"chunk_rows": 1, "parallel": 1, "rechecks": 0, "max_keys": 1}
         found = [
-            Problem(where, f"`{getattr(self, where)}` is not a whole number of at least {number}")
+            Problem(where, f"`{given}` is not a whole number of at least {number}")
             for where, number in least.items()
-            if getattr(self, where) < number
+            if (given := getattr(self, where)) is not None and given < number
         ]
         if not 0 <= self.recheck_delay < 1e9:
             found.append(Problem("recheck_delay", f"it is {self.recheck_delay!r}; expected seconds, at least 0"))
@@ -163,7 +163,9 @@ class DatabaseTable:
         column = self.relation.columns.get(name)
         return None if column is None else Comparable(name, self.sql.find_family(column), column.type)
 
-    def make_side(self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int) -> DatabaseSide:
+    def make_side(
+        self, names: Sequence[str], forms: tuple[Form, ...], key: int, where: str, piece_rows: int | None
+    ) -> DatabaseSide:
         """Return the table with the columns that are compared."""
         columns = tuple(self.relation.columns[name] for name in names)
         return DatabaseSide(self.database, self.relation, columns, forms, key, where, self.sql, piece_rows)

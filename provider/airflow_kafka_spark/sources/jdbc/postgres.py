@@ -27,6 +27,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
+    give_settings,
     hint_at_similar_table,
     is_login_refused,
     make_settings,
@@ -67,13 +68,24 @@ OLDEST_ADBC = (1, 13)
 
 # Gives all sessions equal settings, whatever server, database, role and JVM set, because bounds and values are transferred as
 # text.
-SESSION = (
-    "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
-    "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
-    "('xmlbinary', 'base64'), ('client_min_messages', 'warning'), ('standard_conforming_strings', 'on'), "
-    "('statement_timeout', '0'), ('transaction_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), "
-    "('idle_session_timeout', '0'), ('default_transaction_isolation', 'read committed'), "
-    "('default_transaction_read_only', 'on'), ('transaction_read_only', 'on')) v(name, value) ON v.name = s.name"
+SESSION = give_settings(
+    {
+        "TimeZone": "UTC",
+        "DateStyle": "ISO, MDY",
+        "IntervalStyle": "postgres",
+        "extra_float_digits": "1",
+        "bytea_output": "hex",
+        "xmlbinary": "base64",
+        "client_min_messages": "warning",
+        "standard_conforming_strings": "on",
+        "statement_timeout": "0",
+        "transaction_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "idle_session_timeout": "0",
+        "default_transaction_isolation": "read committed",
+        "default_transaction_read_only": "on",
+        "transaction_read_only": "on",
+    }
 )
 
 # libpq's options and pgjdbc's properties; an empty name: the driver needs none.

@@ -14,6 +14,7 @@ from airflow_kafka_spark.hooks.databases import (
     PostgresServer,
     describe_driver_message,
     fetch_rows,
+    give_settings,
     make_settings,
     read_system_identifier,
 )
@@ -21,12 +22,23 @@ from airflow_kafka_spark.hooks.databases import (
 if TYPE_CHECKING:
     import psycopg
 
-SESSION = (
-    "SELECT set_config(s.name, v.value, false) FROM pg_catalog.pg_settings s JOIN (VALUES ('TimeZone', 'UTC'), "
-    "('DateStyle', 'ISO, MDY'), ('IntervalStyle', 'iso_8601'), ('extra_float_digits', '1'), ('bytea_output', 'hex'), "
-    "('xmlbinary', 'base64'), ('client_min_messages', 'warning'), ('statement_timeout', '0'), ('transaction_timeout', '0'), "
-    "('idle_in_transaction_session_timeout', '0'), ('idle_session_timeout', '0'), ('search_path', 'pg_catalog'), "
-    "('row_security', 'off'), ('default_transaction_isolation', 'read committed')) v(name, value) ON v.name = s.name"
+SESSION = give_settings(
+    {
+        "TimeZone": "UTC",
+        "DateStyle": "ISO, MDY",
+        "IntervalStyle": "iso_8601",
+        "extra_float_digits": "1",
+        "bytea_output": "hex",
+        "xmlbinary": "base64",
+        "client_min_messages": "warning",
+        "statement_timeout": "0",
+        "transaction_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "idle_session_timeout": "0",
+        "search_path": "pg_catalog",
+        "row_security": "off",
+        "default_transaction_isolation": "read committed",
+    }
 )
 """Gives all sessions equal settings, because values of the log are transferred as text. Row security would hide rows from a
 snapshot that the log has; if it is off, the server refuses the statement.
