@@ -7,11 +7,12 @@ pipeline's transactions is open, and a further attempt writes nothing.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import datetime, timezone
 
 import pytest
 
-from airflow_kafka_spark.errors import TooManyBadRecords
+from airflow_kafka_spark.errors import SourceRejected, TooManyBadRecords
 from airflow_kafka_spark.transforms import Condition, Filter, Sql, TimestampConverter
 from tests.support.dead_letters import letters
 from tests.support.oracle import committed_records, same_multiset
@@ -100,6 +101,28 @@ def test_killed_then_retried_what_transforms_make_of_every_row_is_there_exactly_
     assert same_multiset(good, [row["id"] for row in there]) == 801
     shown = [json.loads(value)["id"] for _, value, _, _ in letters(orders.kafka.connection_extra(), dead)]
     assert same_multiset(range(17, 900, 100), shown) == 9
+
+
+@pytest.mark.faults
+def test_killed_then_retried_every_row_of_a_table_read_by_pages_is_published_exactly_once_and_a_changed_table_is_refused(
+    orders,
+):
+    options = {"source": {"cursor": None, "split_by": "pages"}}
+    orders.sell(900)
+    for number, change in enumerate(("VACUUM (FREEZE)", "UPDATE")):
+        victim = orders.victim(f"run{number}", fault="publish.committed", **options)
+        assert victim.wait() == 1 and victim.fired, victim.tail()
+        with orders.postgres.connect(autocommit=True) as connection:
+            moved = f"UPDATE \"{orders.table}\" SET customer = 'moved' WHERE id % 100 = 0"
+            connection.execute(moved if change == "UPDATE" else f'{change} "{orders.table}"')
+        if change != "UPDATE":
+            assert orders.run(f"run{number}", **options)["records_written"] == orders.check() == 900
+    for _ in range(2):
+        with pytest.raises(SourceRejected, match="9 of its rows were inserted or updated since the pass by pages began"):
+            orders.run("run1", **options)
+    orders.wait_settled()
+    times = Counter(record[0] for record in orders.records())
+    assert set(times.values()) <= {1, 2} and sum(times.values()) > 1700
 
 
 @pytest.mark.faults

@@ -583,6 +583,7 @@ class SourceToKafkaOperator(WindowOperator):
         markers = publish_splits(ledger, window, splits, lambda left: self._publish(window, ledger, left))
         self.check(window)
         plan = window.source
+        self.source.check_published(plan.splits, plan.position)
         tokens = [marker.result.token if marker.result else {} for marker in markers]
         ledger.move_source(self.source.compute_position_after(plan.splits, plan.position, tokens))
         report = sum_up_published(window, markers)

@@ -195,6 +195,16 @@ class RowSource(metaclass=OptionsType):
         """
         return position
 
+    def check_published(self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any]) -> None:  # noqa: B027
+        """Make sure that the published splits of a window have the rows that the source promises; nothing by default. Called
+        before the window is complete.
+
+        :param splits: of the window.
+        :param position: of the window's :class:`FrozenWindow`.
+        :raises SourceUnavailable: the source does not answer.
+        :raises SourceRejected: rows may be published twice, or not at all.
+        """
+
     def count_bytes_behind(self, position: Mapping[str, Any]) -> int | None:
         """Return the present number of bytes of the source's log after a window; None (default) if the source is not a log.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
-from airflow_kafka_spark.sources.jdbc.windows import find_relation, list_selected_columns, make_split_conditions, select_statement
+from airflow_kafka_spark.sources.jdbc.windows import find_relation, list_selected_columns, make_split_selects
 from tests.sinks.postgres.kit import Place
 from tests.sources.jdbc.spark_process import Answer
 
@@ -37,11 +37,10 @@ def read(source: JdbcSource, splits: Sequence[Mapping[str, Any]]) -> list[list[t
     """The rows of each split."""
     with source.find_database().open_session("reading") as session:
         relation = find_relation(source, session)
-        order = tuple(splits[0]["order"]) if splits else ()
-        select = select_statement(session, relation, list_selected_columns(source, relation), order)
-        columns = ", ".join(f"c{n}" for n in range(len(list_selected_columns(source, relation))))
-        conditions = make_split_conditions(session, relation, order, splits)
-        return [session.fetch_rows(f"SELECT {columns} FROM {select} WHERE {condition}") for condition in conditions]
+        selected = list_selected_columns(source, relation)
+        columns = ", ".join(f"c{n}" for n in range(len(selected)))
+        parts = make_split_selects(session, relation, selected, splits)
+        return [session.fetch_rows(f"SELECT {columns} FROM {select} WHERE {condition}") for select, condition in parts]
 
 
 def windows(source: JdbcSource, position: Mapping[str, Any] | None = None, most: int = 1000) -> Iterator[FrozenWindow]:

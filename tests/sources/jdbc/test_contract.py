@@ -16,6 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "incrementing": {"cursor": "id"},
     "timestamp": {"timestamp_column": "at"},
     "bulk": {},
+    "pages": {"split_by": "pages"},
 }
 COLUMNS = ("shop", "id", "at", "note")
 
@@ -25,7 +26,7 @@ class JdbcCase(RowSourceCase):
 
     def __init__(self, place: Place, kind: str) -> None:
         self.place = place
-        self.incremental = kind != "bulk"
+        self.incremental = kind not in ("bulk", "pages")
         place.execute("CREATE TABLE t (shop text, id bigint, at timestamptz NOT NULL, note text, PRIMARY KEY (shop, id))")
         options = {**KINDS[kind], "include_columns": COLUMNS, "split_records": 60}
         self.source = source_of(place, **options)

@@ -208,6 +208,10 @@ class DatabaseSession(ABC):
         """Let the planner prefer indexes for the rest of the session, also in tables without statistics, whose size it does not
         know. Does nothing by default."""
 
+    def find_pages_obstacle(self, relation: Relation) -> str:
+        """Return the reason why a table cannot be read by its pages, as a clause; empty if it can."""
+        return "the server is no PostgreSQL; InnoDB stores rows in the order of the primary key, so that its ranges are pages"
+
     @abstractmethod
     def estimate_rows(self, relation: str) -> int:
         """Return the number of rows that the server's planner estimates, without reading the table.

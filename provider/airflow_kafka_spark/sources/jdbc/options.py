@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_kafka_spark.sources.jdbc.database import ReadLimits
 
 ReadMode = Literal["bulk", "incrementing", "timestamp", "timestamp+incrementing"]
+SplitBy = Literal["key", "pages"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class JdbcSourceOptions:
     db_timezone: str = "UTC"
     validate_non_null: bool = True
     key: Sequence[str] = ()
+    split_by: SplitBy = "key"
     include_columns: Sequence[str] | None = None
     split_records: int = 250_000
     max_records: int | None = None
@@ -136,10 +138,25 @@ class JdbcSourceOptions:
             yield Problem("source.timestamp_column", what, "Name another column, or leave one of them out")
         if self.key and "incrementing" in mode:
             yield Problem("source.key", f'rows are cut by the cursor with `mode="{mode}"`', "Leave it out")
+        yield from self._find_split_by_problems()
         if self.delay and "timestamp" not in mode:
             yield Problem(
                 "source.delay", f'it means nothing with `mode="{mode}"`; expected a timestamp to wait for', "Leave it out"
             )
+
+    def _find_split_by_problems(self) -> Iterator[Problem]:
+        if self.split_by not in get_args(SplitBy):
+            yield Problem("source.split_by", f"it is {self.split_by!r}; expected one of {', '.join(get_args(SplitBy))}")
+        if self.split_by != "pages":
+            return
+        if self.effective_mode != "bulk":
+            yield Problem(
+                "source.split_by", f'it is `pages`, and `mode="{self.effective_mode}"`; expected `bulk`', "Leave it out"
+            )
+        if self.query is not None:
+            yield Problem("source.split_by", "it is `pages`, and a query has no pages; expected `table`", "Leave it out")
+        if self.key:
+            yield Problem("source.key", 'it means nothing with `split_by="pages"`', "Leave it out")
 
     def _list_problems(self) -> Iterator[Problem]:
         for option, names in (("key", self.key), ("include_columns", self.include_columns or ())):

@@ -53,6 +53,7 @@ from airflow_kafka_spark.sources.jdbc.database import (
     bracket_ipv6,
     escape_template,
 )
+from airflow_kafka_spark.sources.jdbc.pages import find_pages_obstacle
 
 if TYPE_CHECKING:
     import psycopg
@@ -185,6 +186,9 @@ class PostgresSession(DatabaseSession):
     def estimate_rows(self, relation: str) -> int:
         plan = self.fetch_rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {relation}")[0][0]
         return int(plan[0]["Plan"]["Plan Rows"])
+
+    def find_pages_obstacle(self, relation: Relation) -> str:
+        return find_pages_obstacle(self, relation, self.connection.info.server_version // 10_000)
 
     def get_text_order(self, relation: Relation, column: SourceColumn) -> str:
         if not relation.writers:

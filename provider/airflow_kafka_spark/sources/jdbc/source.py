@@ -47,7 +47,10 @@ class JdbcSource(JdbcSourceOptions, RowSource):
 
     - ``bulk``: the whole table, repeatedly, by its key. Each *pass* is one window, or several if ``max_records`` (or the
       limit of 2 000 splits) ends a window early; the next window then continues. After a complete pass the next window begins a
-      new one. Rows that are inserted during a pass are in it or in the next.
+      new one. Rows that are inserted during a pass are in it or in the next. With ``split_by="pages"``, a pass reads the rows
+      as they were when it began, and each of them at most once. If rows were inserted, updated or moved since, the window
+      fails before it is complete, and so does each last window of a pass: rows that were updated may be missing. Rows that are
+      deleted meanwhile may be published. ``split_records`` and ``max_records`` are approximate then, by the server's estimates.
     - ``incrementing``: every row once, by a column whose values only grow; later updates are not seen. A row that becomes visible
       with a smaller value than one already published is never read. So transactions that are writing the table are awaited
       when a window is frozen (``writers_timeout``; on a primary of PostgreSQL). Not covered are values that were drawn long
@@ -89,12 +92,15 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         ``validate.non.null``). With False, rows without a cursor are never read. Default True.
     :param key: the columns to cut by, for ``bulk`` and between rows of one timestamp; default the primary key. They need not be
         unique: rows of equal keys are in one split. In ``bulk``, rows with a NULL in it are a split of their own.
+    :param split_by: ``key`` (default), or ``pages`` for a ``bulk`` read of a table of PostgreSQL 14 or newer that does not change
+        meanwhile: splits are ranges of its pages, so that each page is read once, whatever the order of the key.
     :param include_columns: the columns to read, in this order; default all.
     :param split_records: rows per split, and so per Spark task and Kafka transaction; default 250 000.
     :param max_records: rows per window, at most; None (default) for all there are, up to 2 000 splits. Rows with equal split
         columns stay together, even if the window then has more rows.
     :param writers_timeout: seconds to wait, when a window with a cursor is frozen, for transactions that are writing the table;
-        then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
+        when a pass by pages begins, for all transactions of the server that have made changes.
+        Then the task fails and may be retried. 0 does not wait. A standby of PostgreSQL does not show them, nor does the server
         of a foreign table or of a table that a subscription writes, nor a replica of MariaDB or MySQL: these are refused, unless
         this is 0. On other servers of MariaDB and MySQL, it has no effect. Default 60.
     :param fetchsize: rows per round trip to the database, where Spark's JDBC reader reads; default 10 000.
@@ -212,6 +218,16 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         from airflow_kafka_spark.sources.jdbc.windows import freeze_window
 
         return freeze_window(self, self.find_database(), position)
+
+    def check_published(self, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any]) -> None:
+        """Make sure that no row has changed since a pass by pages began. See :meth:`RowSource.check_published`.
+
+        :raises SourceUnavailable: the server does not answer.
+        :raises SourceRejected: rows were inserted, updated or moved.
+        """
+        from airflow_kafka_spark.sources.jdbc.windows import refuse_changed_table
+
+        refuse_changed_table(self, self.find_database(), splits, position)
 
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, with the columns that the table has now. See :meth:`RowSource.read_frame`.

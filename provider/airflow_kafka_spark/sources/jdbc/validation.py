@@ -57,6 +57,7 @@ class ServerValidation:
             *self._find_column_problems(relation),
             *self._find_case_problems(relation),
             *self._find_cursor_problems(relation),
+            *self._find_pages_problems(relation),
         ]
         found += [*self._find_key_problems(relation), *self._find_writer_problems(relation)]
         if not found and self.options_valid:
@@ -156,6 +157,14 @@ class ServerValidation:
         if hidden:
             yield Problem(where, f"{hidden}: {HIDDEN_WRITERS}", SHOW_WRITERS)
 
+    def _find_pages_problems(self, relation: Relation) -> Iterator[Problem]:
+        if self.options.split_by != "pages" or self.options.query is not None:
+            return
+        obstacle, failed = self._ask("source.split_by", "asking for pages", lambda open_: open_.find_pages_obstacle(relation))
+        yield from failed
+        if obstacle:
+            yield Problem("source.split_by", f"it is `pages`, and {obstacle}", 'Read it with `split_by="key"`')
+
     def _find_key_problems(self, relation: Relation) -> Iterator[Problem]:
         for name in self.options.key:
             column = relation.columns.get(name)
@@ -163,7 +172,7 @@ class ServerValidation:
                 yield _make_missing_column_problem("source.key", relation, name)
             else:
                 yield from _find_order_problems("source.key", relation, column)
-        if self.options.effective_mode != "bulk" or self.options.key:
+        if self.options.effective_mode != "bulk" or self.options.key or self.options.split_by == "pages":
             return
         if not relation.key:
             what = f"{relation.name} has no primary key, nor a unique index that takes no NULL, to cut it by"
@@ -198,5 +207,6 @@ def list_unchecked_arguments(options: JdbcSourceOptions, cause: str) -> list[Pro
         "source.include_columns": options.include_columns,
         **{f"source.{option}": name for _, option, name in options.cursor_options},
         "source.key": options.key,
+        "source.split_by": options.split_by == "pages",
     }
     return [Unchecked(where, cause) for where, value in given.items() if value and where != cause]

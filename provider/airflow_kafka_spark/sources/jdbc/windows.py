@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -20,6 +23,7 @@ from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.formats.types import quote_with_backticks
 from airflow_kafka_spark.hooks.databases import SESSION_ENDED, is_session_ended, parse_name
 from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow
+from airflow_kafka_spark.sources.jdbc import pages
 from airflow_kafka_spark.sources.jdbc.database import (
     DatabaseSession,
     MissingRelation,
@@ -205,17 +209,12 @@ def resolve_window_start(options: JdbcSourceOptions, relation: Relation, positio
     ordered_as = _list_orders(relation, order)
     if position is None:
         return WindowStart(order, ordered_as)
-    mode = options.effective_mode
-    recorded_order, cursor = tuple(position["order"]), len(options.cursor_columns)
-    recorded = (position["mode"], position.get("table"), recorded_order[:cursor])
-    now = (mode, relation.name if options.query is None else None, options.cursor_columns)
-    if recorded != now:
-        was = f'mode "{recorded[0]}" on {_format_names(recorded[2])} of {recorded[1] or "a query"}'
-        asked = f'"{now[0]}" on {_format_names(now[2])} of {now[1] or "a query"}'
-        action = "Put the options back, or give the operator a new `pipeline=` name to start over"
-        raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
-    table_pass = position.get("pass", 1)
+    _refuse_other_options(options, relation, position)
+    recorded_order, table_pass = tuple(position["order"]), position.get("pass", 1)
     if position.get("complete"):
+        return WindowStart(order, ordered_as, None, table_pass + 1)
+    if "pages" in position:
+        log.warning("%s: its pass by pages is not complete, and a new one by the key begins", relation.name)
         return WindowStart(order, ordered_as, None, table_pass + 1)
     after = position.get("after")
     if after is None:
@@ -224,6 +223,20 @@ def resolve_window_start(options: JdbcSourceOptions, relation: Relation, positio
     # The previous window may have ended between rows that only its own order separates.
     orders = _list_orders(relation, recorded_order)
     return WindowStart(recorded_order, orders, tuple(after), table_pass, position.get("table_id", 0))
+
+
+def _refuse_other_options(options: JdbcSourceOptions, relation: Relation, position: Mapping[str, Any]) -> None:
+    """Refuse a position of other options.
+
+    :raises SourceRejected: it belongs to another table, mode or cursor.
+    """
+    recorded = (position["mode"], position.get("table"), tuple(position["order"])[: len(options.cursor_columns)])
+    now = (options.effective_mode, relation.name if options.query is None else None, options.cursor_columns)
+    if recorded != now:
+        was = f'mode "{recorded[0]}" on {_format_names(recorded[2])} of {recorded[1] or "a query"}'
+        asked = f'"{now[0]}" on {_format_names(now[2])} of {now[1] or "a query"}'
+        action = "Put the options back, or give the operator a new `pipeline=` name to start over"
+        raise SourceRejected(relation.name, f"earlier windows were read in {was}, the options say {asked}", action)
 
 
 def _list_orders(relation: Relation, names: Sequence[str]) -> tuple[str, ...]:
@@ -273,6 +286,10 @@ def freeze_window(options: JdbcSourceOptions, database: SourceDatabase, position
     """Decide the window after ``position``; see :meth:`RowSource.freeze`."""
     with database.open_session("freezing a window") as session:
         relation = find_relation(options, session)
+        if options.split_by == "pages":
+            if position is not None:
+                _refuse_other_options(options, relation, position)
+            return pages.freeze_pages(options, session, relation, position)
         start = resolve_window_start(options, relation, position)
         order = SplitOrder.of(session, relation, start.order)
         cursor = options.effective_mode != "bulk"
@@ -579,9 +596,9 @@ def read_frame(
     with database.open_session("reading the catalog") as session:
         relation = find_relation(options, session)
         columns = list_selected_columns(options, relation)
-        order = _find_common_order(relation, splits)
-        select = select_statement(session, relation, columns, order)
-        conditions = make_split_conditions(session, relation, order, splits)
+        parts = make_split_selects(session, relation, columns, splits)
+        selects = [(select, [condition for _, condition in found]) for select, found in groupby(parts, key=itemgetter(0))]
+        selects = selects or [(select_statement(session, relation, columns, ()), [])]
     reader = database.make_reader_options(options.fetchsize, options.limits)
     properties = {
         **reader.options,
@@ -590,14 +607,17 @@ def read_frame(
         "pushDownPredicate": "false",
     }
     try:
-        read = spark.read.jdbc(reader.url, select, predicates=conditions, properties=properties)
+        frames = [
+            spark.read.jdbc(reader.url, select, predicates=conditions, properties=properties) for select, conditions in selects
+        ]
     except Exception as error:  # of the JVM, or of a server of Spark Connect
         if is_session_ended(str(error)):
             raise SourceUnavailable(database.server.where, "asking for the types of its columns", SESSION_ENDED) from error
         raise
     # Spark does not escape quotes in names of columns: its statements only ever name these numbered ones.
     values = [f"{column.spark.format(c=f'c{n}')} AS {quote_with_backticks(column.name)}" for n, column in enumerate(columns)]
-    return read.selectExpr(*values)
+    # Partitions of a union are those of its parts, in their order.
+    return reduce(lambda some, more: some.unionAll(more), frames).selectExpr(*values)
 
 
 def make_split_reader(
@@ -614,11 +634,9 @@ def make_split_reader(
         for column in columns:
             if column.kind is None:
                 return f"column `{column.name}` is of type {column.type}"
-        order = _find_common_order(relation, splits)
-        select = select_statement(session, relation, [replace(column, select=column.task) for column in columns], order)
-        conditions = make_split_conditions(session, relation, order, splits)
+        parts = make_split_selects(session, relation, [replace(column, select=column.task) for column in columns], splits)
     values = ", ".join(f"c{n}" for n in range(len(columns)))
-    statements = [f"SELECT {values} FROM {select} WHERE {c}" for c in conditions]
+    statements = [f"SELECT {values} FROM {select} WHERE {condition}" for select, condition in parts]
     return database.make_split_reader(relation.name, columns, statements, options.limits)
 
 
@@ -634,9 +652,35 @@ def _find_common_order(relation: Relation, splits: Sequence[Mapping[str, Any]]) 
 def select_statement(session: DatabaseSession, relation: Relation, columns: Sequence[SourceColumn], order: Sequence[str]) -> str:
     """Return the derived table that is read: the values as c0, c1, ... and the unchanged split columns as k0, k1, ..."""
     quote = session.dialect.quote
-    values = [f"{column.select.format(c=quote(column.name))} AS c{n}" for n, column in enumerate(columns)]
-    keys = [f"{quote(find_column(relation, name).name)} AS k{n}" for n, name in enumerate(order)]
-    return f"(SELECT {', '.join([*values, *keys])} FROM {relation.sql}) AS __source"
+    return _select_from(session, relation.sql, columns, [quote(find_column(relation, name).name) for name in order])
+
+
+def _select_from(session: DatabaseSession, table: str, columns: Sequence[SourceColumn], keys: Sequence[str]) -> str:
+    values = [f"{column.select.format(c=session.dialect.quote(column.name))} AS c{n}" for n, column in enumerate(columns)]
+    return f"(SELECT {', '.join([*values, *(f'{key} AS k{n}' for n, key in enumerate(keys))])} FROM {table}) AS __source"
+
+
+def make_split_selects(
+    session: DatabaseSession, relation: Relation, columns: Sequence[SourceColumn], splits: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Return per split the derived table that is read, and the condition for the split's rows in it."""
+    if any("pages" in split for split in splits):
+        names = pages.find_names(session, relation, splits)
+        tables = [_select_from(session, names[split["pages"][0]], columns, ["ctid", "xmin"]) for split in splits]
+        return list(zip(tables, map(pages.make_split_condition, splits), strict=True))
+    order = _find_common_order(relation, splits)
+    select = select_statement(session, relation, columns, order)
+    return [(select, condition) for condition in make_split_conditions(session, relation, order, splits)]
+
+
+def refuse_changed_table(
+    options: JdbcSourceOptions, database: SourceDatabase, splits: Sequence[Mapping[str, Any]], position: Mapping[str, Any]
+) -> None:
+    """Refuse a window of pages whose rows have changed since the pass began; see :meth:`RowSource.check_published`."""
+    if "pages" not in position:
+        return
+    with database.open_session("looking for rows that have changed since the pass by pages began") as session:
+        pages.refuse_changed_rows(session, find_relation(options, session), splits, position)
 
 
 def make_split_conditions(
