@@ -74,8 +74,8 @@ class VerifyOperator(BaseOperator):
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
     :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None
         (default): as ``where``.
-    :param chunk_rows: number of rows of a chunk; None (default): 100,000, or a part in 32 of a larger table. Rows of a chunk may
-        lie all over a table, and many chunks would read each of its pages many times.
+    :param chunk_rows: number of rows of a chunk; None (default): 100,000, or without ``rechecks`` a part in 32 of a larger table.
+        Rows of a chunk may lie all over a table, and many chunks would read each of its pages many times.
     :param parallel: number of chunks that are compared at a time, and of sessions in each database; default 4.
     :param rechecks: number of times that differing chunks are compared again before their rows are named; default 0.
     :param recheck_delay: seconds before each recheck; default 30.

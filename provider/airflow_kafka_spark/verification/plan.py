@@ -13,7 +13,13 @@ from airflow_kafka_spark.sinks.base import Sink
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
-from airflow_kafka_spark.verification.database_side import CanonicalSql, DatabaseSide, MySqlCanonicalSql, PostgresCanonicalSql
+from airflow_kafka_spark.verification.database_side import (
+    LEAST_ROWS,
+    CanonicalSql,
+    DatabaseSide,
+    MySqlCanonicalSql,
+    PostgresCanonicalSql,
+)
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, find_form
 from airflow_kafka_spark.verification.lake_side import LakeSide, LakeTable
 
@@ -200,7 +206,8 @@ class _Planning:
         if problems:
             return None, problems
         names, others, forms = [a for a, _, _ in pairs], [b for _, b, _ in pairs], tuple(form for _, _, form in pairs)
-        size = self.options.chunk_rows
+        # A row that is on its way makes its chunk differ at each recheck.
+        size = self.options.chunk_rows or (LEAST_ROWS if self.options.rechecks else None)
         source = self.ours.make_side(names, forms, len(key), self.options.where, size)
         sink: DatabaseSide | LakeSide
         if isinstance(self.theirs, LakeTable):
