@@ -499,7 +499,27 @@ _OF_SOURCES = (
 _SNAPSHOTS = "tests/sources/mysql_cdc/test_snapshots.py"
 _OF_ROWS_AND_LOG = f"{_SNAPSHOTS}::test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again[1-False]"
 
+_PAGES = "tests/sources/jdbc/test_pages.py"
+
 _OF_SNAPSHOTS = (
+    Mutant(
+        name="pages-have-versions-that-are-newer-than-the-pass",
+        path="sources/jdbc/pages.py",
+        old="""    unchanged = f"NOT ({make_changed_condition('k1', split['since'])})"
+""",
+        new="""    unchanged = "true"
+""",
+        breaks="A row that moves to another page while a table is read by its pages is read once at most.",
+        tests=(f"{_PAGES}::test_a_version_that_is_newer_than_the_pass_is_not_read_so_that_no_row_is_there_twice",),
+    ),
+    Mutant(
+        name="pages-of-a-table-that-changes",
+        path="sources/jdbc/pages.py",
+        old="    if rows:\n",
+        new="    if False:\n",
+        breaks="A table that changes while it is read by its pages is refused.",
+        tests=(f"{_PAGES}::test_a_table_that_changes_while_it_is_read_by_pages_is_refused_before_the_pass_is_complete",),
+    ),
     Mutant(
         name="snapshot-place-is-asked-for-behind-it",
         path="sources/mysql_cdc/tasks/snapshot.py",

@@ -127,6 +127,24 @@ def test_a_table_that_changes_while_it_is_read_by_pages_is_refused_before_the_pa
     assert paged(place).freeze(again.position).position["pass"] == again.position["pass"] + 1
 
 
+def test_a_version_that_is_newer_than_the_pass_is_not_read_so_that_no_row_is_there_twice(place: Place) -> None:
+    """Of a row that moves and is then deleted, nothing is left that a check could find."""
+    fill(place)
+    place.execute(f"DELETE FROM t WHERE id BETWEEN {ROWS - 100} AND {ROWS - 1}")
+    place.execute("VACUUM t")
+    source = paged(place, max_records=700)
+    first, *others = windows(source)
+    pages = [row for part in read(source, first.splits) for row in part]
+    place.execute("UPDATE t SET note = repeat('z', 1000) WHERE id = 1")
+    ((page,),) = place.rows("SELECT (ctid::text::point)[0]::int FROM t WHERE id = 1")
+    assert others[-1].splits[-1]["pages"][3] > page >= others[0].splits[0]["pages"][2], "it moves to a page that is not read yet"
+    pages += [row for frozen in others for part in read(source, frozen.splits) for row in part]
+    assert len(set(pages)) == len(pages)
+    place.execute("DELETE FROM t WHERE id = 1")
+    source.check_published(others[-1].splits, others[-1].position)
+    assert set(place.rows("SELECT id FROM t")) <= set(pages)
+
+
 def test_a_pass_by_pages_begins_when_the_transactions_have_ended_that_were_open(place: Place) -> None:
     """A version that such a transaction writes later, in a subtransaction, would seem to be older than the pass."""
     fill(place)
@@ -155,6 +173,16 @@ def test_ids_of_transactions_are_compared_across_their_wrap_around(place: Place)
     for xid, is_changed in {**ids, 1: False, 2: False}.items():
         text = f"CAST('{xid % 2**32}' AS xid)"
         assert place.rows(f"SELECT {make_changed_condition(text, since)}") == [(is_changed,)], xid - since
+
+
+def test_sessions_that_read_have_memory_for_the_pages_of_a_split_and_no_less_than_the_role_has(place: Place) -> None:
+    source = paged(place)
+    with place.make_role("secret") as role:
+        place.connect_as(role, "secret")
+        for given, expected in (("1MB", "64MB"), ("100MB", "100MB")):
+            place.execute(f"ALTER ROLE {role} SET work_mem = '{given}'")
+            with source.find_database().open_session("asking for its memory") as session:
+                assert session.fetch_rows("SHOW work_mem") == [(expected,)]
 
 
 def test_what_has_no_pages_is_refused_before_it_is_read(place: Place) -> None:
