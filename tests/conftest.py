@@ -41,6 +41,9 @@ from tests.support import distribution
 from tests.support.cpu import CpuMeter
 from tests.support.registry import EmbeddedRegistry
 
+# Their assertions show values, as those of test modules do.
+pytest.register_assert_rewrite("tests.formats.contract", "tests.sinks.contract", "tests.sources.contract")
+
 _RUN = uuid.uuid4().hex[:6]
 _counter = itertools.count(1)
 

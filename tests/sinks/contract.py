@@ -6,25 +6,30 @@ A new sink gets a :class:`~tests.sinks.cases.Case` and is named in ``conftest.py
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import pickle
+import sys
 import threading
+import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
+from airflow.sdk import Asset
 
 from airflow_kafka_spark.errors import ForeignOffsets, KafkaSparkError, Problem, WindowConflict
 from airflow_kafka_spark.sinks.base import Guarantee, Rows, SplitWriter, WindowWriter
 from airflow_kafka_spark.windows.model import Applied, OffsetRange
 from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, write_split
 from tests.sinks.cases import Case
-from tests.sinks.feed import Feed, Job, recut, rows_of
+from tests.sinks.feed import Feed, Job, recut, replayed, rows_of
 from tests.sinks.oracle import same_multiset
 from tests.support.waiting import eventually
 
@@ -41,7 +46,7 @@ def record_of(job: Job) -> Applied:
     """Return the facts of a window that a sink must record."""
     window = job.window
     ids = {"cluster_id": window.cluster_id, "topic_ids": window.topic_ids}
-    return Applied(window.pipeline, window.number, window.ranges, written=len(job.expected), **ids)
+    return Applied(window.pipeline, window.number, window.ranges, len(job.expected), replay=window.replay, **ids)
 
 
 class SinkContract:
@@ -56,8 +61,8 @@ class SinkContract:
         assert same_multiset(job.expected, case.read()) == 353
 
     def test_unicode_in_values_and_in_the_names_of_pipelines(self, case: Case) -> None:
-        names = ["Zürich.日本", "Zürich.日本 ", "a/b"]
-        jobs = [Feed(case.schema, pipeline=name, first_id=n * 1000).next() for n, name in enumerate(names)]
+        names = ["Zürich.日本", "Zürich.日本 ", "a/b", "A/B", "a_b"]
+        jobs = [Feed(case.schema, pipeline=name, first_id=n * 1000).next(3, 2, 1) for n, name in enumerate(names)]
         for job in jobs:
             assert apply(case.sink, job) == record_of(job)
         assert [case.sink.find_last_applied(job.window.pipeline) for job in jobs] == [record_of(job) for job in jobs]
@@ -156,6 +161,46 @@ class SinkContract:
             assert {count for look in seen for count in look.values()} == {75}
         assert case.leftovers() == []
         assert same_multiset([line for job in jobs for line in job.expected], case.read()) == 375
+
+    def test_rows_and_the_record_of_a_window_appear_in_one_step(self, case: Case, feed: Feed) -> None:
+        """A kill leaves what others see at this moment. So a reader and another attempt look before a line of ``commit`` is run,
+        in window after window. A binary search finds the line before which the record is there for the first time.
+        """
+        if not case.whole_windows:
+            pytest.skip("this sink commits splits or files by themselves")
+        jobs = [feed.next()]
+        apply(case.sink, jobs[0])
+
+        def commit(line: int) -> tuple[int, bool]:
+            """Commit the next window. Return the number of lines, and if the record was there before one of them."""
+            job = feed.next(4, 3, 2)
+            seen: list[tuple[int, bool, int]] = []
+
+            def count_rows() -> int:
+                return len(set(job.ids) & set(case.ids()))
+
+            def look() -> None:
+                seen.append((count_rows(), case.sink.find_applied(job.window) is not None, count_rows()))
+
+            with case.sink.begin(job.window, job.splits, job.shape) as writer:
+                results = write_all(writer, job)
+                with before_line(line, look, beside=type(case.sink)) as count:
+                    assert writer.commit(results) == record_of(job)
+            jobs.append(job)
+            for rows, has_record, rows_then in seen:
+                found = f"before line {line} of commit(), {rows} of 9 rows are visible"
+                assert rows in (0, 9), found
+                assert has_record or not rows, f"{found} without a record of the window: a retry would add them again"
+                assert rows_then == 9 or not has_record, f"{found}, and the record of the window is: a retry would not add them"
+            return count(), any(has_record for _, has_record, _ in seen)
+
+        last, _ = commit(0)
+        without, having = 0, last + 1
+        while having - without > 1:
+            line = (without + having) // 2
+            without, having = (without, line) if commit(line)[1] else (line, having)
+        assert 0 < without < last, "the window appears within commit()"
+        same_multiset([line for job in jobs for line in job.expected], case.read())
 
     def test_leaving_without_commit_leaves_nothing(self, case: Case, feed: Feed) -> None:
         first, second = feed.next(), feed.next()
@@ -376,7 +421,7 @@ class SinkContract:
             case.age(8)
             # A server may take a moment to notice that a client was killed.
             litter = {name for name in left if not any(kept.startswith(f"{name}/") for kept in begun)}
-            assert eventually(lambda: not litter & pass_by())
+            eventually(lambda: not litter & pass_by(), 30, f"another pipeline leaves what is abandoned: {sorted(litter)}")
             assert begun <= set(case.leftovers()), "what lives stays, however old it is"
             assert writer.commit(results) == record_of(job)
         # Splits that commit by themselves were committed before the kill.
@@ -505,6 +550,34 @@ class SinkContract:
         assert case.everything() == before
         assert all(problem.where == "on_rerun" and problem.action for problem in asked)
 
+    def test_a_replay_replaces_the_rows_of_its_window_once(self, case: Case, feed: Feed) -> None:
+        if case.sink.find_replay_problems():
+            pytest.skip("this sink replaces no rows")
+        jobs = [feed.next() for _ in range(3)]
+        for job in jobs:
+            apply(case.sink, job)
+        again = replayed(jobs[1], first=5)
+        assert 0 < len(again.ids) < len(jobs[1].ids)
+        assert case.sink.find_applied(again.window) is None
+        assert case.sink.find_window_replay_problems(again.window) == []
+        with case.sink.begin(again.window, again.splits, again.shape) as writer:
+            results = write_all(writer, again)
+            if case.whole_windows:
+                assert Counter(case.ids()) == Counter(i for job in jobs for i in job.ids), "the old rows stay until the commit"
+            assert writer.commit(results) == record_of(again)
+        before = case.everything()
+        for job in (again, jobs[1]):
+            assert apply(case.sink, job) == record_of(again), "the replay is the newest version of its window"
+        assert case.everything() == before
+        assert case.sink.find_last_applied(feed.pipeline) == record_of(jobs[2])
+        same_multiset([line for job in (jobs[0], again, jobs[2]) for line in job.expected], case.read())
+        # The next window follows the last one, and the window can be replayed again, with all of its rows.
+        fourth, twice = feed.next(), replayed(jobs[1], replay=2)
+        for job in (fourth, twice):
+            assert apply(case.sink, job) == record_of(job)
+        same_multiset([line for job in (*jobs, fourth) for line in job.expected], case.read())
+        assert case.leftovers() == []
+
     # --- before it starts ---------------------------------------------------------------------------------------------
 
     def test_validate_finds_nothing_where_all_is_well_and_changes_nothing(self, case: Case, feed: Feed) -> None:
@@ -525,15 +598,28 @@ class SinkContract:
         assert {p.where for p in problems} >= where, problems
         assert len(problems) >= len(where) >= 2
         assert all(isinstance(p, Problem) and p.what for p in problems)
+        known = {p.where for p in sink.find_target_problems()}
+        assert known, "some can be found without the rows"
+        assert known <= {p.where for p in problems} and case.everything() == before
 
     @every_format
     def test_a_split_writer_is_picklable_and_shows_no_password(self, case: Case, feed: Feed) -> None:
         job = feed.next()
         with case.sink.begin(job.window, job.splits, job.shape) as writer:
             task = writer.make_split_writer()
-            texts = [repr(x) + str(x) for x in (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri)]
+            shown = (task, travelled(task), writer, case.sink, case.sink.uri, case.sink.asset_uri, case.sink.find_destination())
+            texts = [repr(x) + str(x) for x in shown]
             assert not [secret for secret in case.secrets for text in texts if secret in text]
             assert pickle.dumps(pickle.loads(pickle.dumps(task)))
+
+    def test_its_uri_is_an_asset_of_its_own_and_ends_with_the_name_of_the_target(self, case: Case) -> None:
+        uri = case.sink.asset_uri
+        assert Asset(uri=uri).uri == uri, "Airflow would change it, so that several targets might be one asset"
+        parts = urllib.parse.urlsplit(uri)
+        # Airflow drops a fragment. A sink that a filter names is known by the last part of the path.
+        assert parts.scheme and not parts.query and not parts.fragment
+        assert urllib.parse.unquote(parts.path.rpartition("/")[2])
+        assert case.sink.find_destination() == pickle.loads(pickle.dumps(case.sink)).find_destination()
 
     def test_a_sink_is_a_frozen_value_that_travels(self, case: Case) -> None:
         assert pickle.loads(pickle.dumps(case.sink)) == case.sink
@@ -542,6 +628,37 @@ class SinkContract:
         assert all(hasattr(case.sink, name) for name in case.sink.template_fields)
         with pytest.raises(AttributeError):
             case.sink.anything = 1  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def before_line(number: int, look: Callable[[], None], beside: type) -> Iterator[Callable[[], int]]:
+    """Call a function before a line of this package, or of the modules beside a class, is run in this thread.
+
+    :param number: the number of the line among those that are run, from 1; 0 for none.
+    :return: a function that returns the number of lines that were run.
+    """
+    places = tuple({str(Path(inspect.getfile(each)).parent) for each in (WindowWriter, beside)})
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        if event == "call":
+            return trace if frame.f_code.co_filename.startswith(places) else None
+        if event == "line":
+            count += 1
+            if count == number:
+                sys.settrace(None)
+                try:
+                    look()
+                finally:
+                    sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield lambda: count
+    finally:
+        sys.settrace(before)
 
 
 def _skip_twin(case: Case, point: str) -> None:

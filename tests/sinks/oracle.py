@@ -13,11 +13,23 @@ _PLAIN = {str, int, bool, bytes, dt.date, type(None)}
 
 
 def same_multiset(expected: Iterable[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> int:
-    """Assert that both hold the same rows the same number of times, and at least one row. Return the number of rows."""
+    """Assert that both hold the same rows the same number of times, and at least one row. Return the number of rows.
+
+    :raises RecordsDiffer: naming the values that differ if all rows are there by their ids, else the rows.
+    """
     expected, found = list(expected), list(found)
     # Values whose texts are equal are equal, types included, and texts of rows take a tenth of the time.
     if expected and sorted(map(repr, expected)) == sorted(map(repr, found)):
         return len(expected)
+    want, have = ({line.get("id"): line for line in lines} for lines in (expected, found))
+    if want.keys() == have.keys() and len(want) == len(expected) == len(found):
+        values = [(i, name, value, have[i].get(name)) for i, line in want.items() for name, value in line.items()]
+        wrong = [(i, name, value, there) for i, name, value, there in values if frozen(value) != frozen(there)]
+        if wrong:
+            listed = [
+                f"column `{n}` of row {i}: found {there!r:.200}, expected {value!r:.200}" for i, n, value, there in wrong[:6]
+            ]
+            raise oracle.RecordsDiffer(f"{len(wrong)} values differ. {'; '.join(listed)}")
     return oracle.same_multiset(map(frozen, expected), map(frozen, found))
 
 

@@ -29,10 +29,15 @@ def same_multiset(expected: Iterable[Any], found: Iterable[Any]) -> int:
     if missing or surplus:
         raise RecordsDiffer(
             f"{sum(missing.values())} missing, {sum(surplus.values())} too many; "
-            f"missing {list(missing.items())[:12]}, too many {list(surplus.items())[:12]}"
+            f"missing {_list_first(missing)}, too many {_list_first(surplus)}"
         )
     assert want, "nothing was compared"
     return sum(want.values())
+
+
+def _list_first(items: Counter[Any]) -> str:
+    shown = [f"{text[:400]}{'...' * (len(text) > 400)}" for text in map(repr, list(items)[:6])]
+    return f"[{', '.join(shown)}{', ...' * (len(items) > 6)}]"
 
 
 def wait_stable(config: dict[str, Any], topic: str, seconds: float = 45.0) -> bool:

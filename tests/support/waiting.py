@@ -10,15 +10,18 @@ from airflow_kafka_spark.testing._processes import wait_until
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], seconds: float = 180.0) -> T:
-    """Call ``look`` until its result is true, and return the result."""
+def eventually(look: Callable[[], T], seconds: float = 180.0, what: str = "it did not happen in time") -> T:
+    """Call ``look`` until its result is true, and return the result.
+
+    :param what: the message of the failure.
+    """
     found: list[T] = []
 
     def is_there() -> bool:
         found[:] = [look()]
         return bool(found[0])
 
-    assert wait_until(is_there, seconds, every=0.1), "it did not happen in time"
+    assert wait_until(is_there, seconds, every=0.1), what
     return found[0]
 
 

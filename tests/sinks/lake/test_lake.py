@@ -218,9 +218,8 @@ def test_pipelines_that_write_to_one_table_at_the_same_time_lose_and_double_noth
 # --- replays --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [(), ("name",)], ids=["plain", "partitioned"])
-def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(new_lake, feed, columns):
-    lake = new_lake(SMALL, partition_by=columns)
+def test_a_replay_replaces_the_rows_of_its_window_in_one_commit(new_lake, feed):
+    lake = new_lake(SMALL)
     jobs = [feed.next(20, 5, 9) for _ in range(3)]
     for job in jobs:
         apply(lake.sink, job)
