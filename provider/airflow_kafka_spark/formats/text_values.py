@@ -1,4 +1,5 @@
-"""Parse numbers, dates, timestamps and bytes from text, for JSON and CSV, with the reason why a value is bad; CSV's dialect."""
+"""Parse numbers, dates, timestamps and bytes from text, with the reason why a value is bad (JSON); fields of any type (CSV, by
+:func:`make_field_reader`), and CSV's dialect."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_kafka_spark.formats.types import Decimal
+from airflow_kafka_spark.formats.types import INTEGER_BITS, DataType, Decimal, Text
 
 MIN_DATE = datetime.date.min.toordinal() - datetime.date(1970, 1, 1).toordinal()
 MAX_DATE = datetime.date.max.toordinal() - datetime.date(1970, 1, 1).toordinal()
@@ -27,6 +28,7 @@ _SHOWN = 60
 EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 """Number of 1970-01-01 among the days since 0001-01-01, as :meth:`datetime.date.toordinal` counts them."""
 match_decimal = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?").fullmatch
+_whole = re.compile(r"[-+]?[0-9]+").fullmatch
 _date = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})").fullmatch
 _timestamp = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
@@ -179,7 +181,7 @@ def parse_micros(found: str, name: str, zoned: bool) -> int:
     return result
 
 
-# --- CSV ------------------------------------------------------------------------------------------------------------------
+# --- fields ------------------------------------------------------------------------------------------------------------------
 
 FromField = Callable[[str], Any]
 """Returns the column's value of a field's text; raises :class:`.BadValue`."""
@@ -255,3 +257,76 @@ def make_timestamp_reader(pattern: str) -> FromField:
             raise BadValue(f'found "{shorten(found)}", expected timestamp: {pattern}') from None
 
     return convert
+
+
+def make_field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
+    """Return the function that parses the text of a field.
+
+    :param data_type: the type of its column, which is not nested.
+    :param timestamp_format: see :func:`make_timestamp_reader`; default None, ISO 8601.
+    """
+    if isinstance(data_type, Text):
+        return _make_text_reader(data_type)
+    if isinstance(data_type, Decimal):
+        return lambda found: to_decimal(found, data_type)
+    name = str(data_type)
+    if name in INTEGER_BITS:
+        return _make_whole_reader(name)
+    if name in ("float", "double"):
+        return _make_float_reader(name)
+    if name == "timestamp" and timestamp_format:
+        return make_timestamp_reader(timestamp_format)
+    return {
+        "boolean": _parse_boolean,
+        "binary": decode_base64,
+        "date": parse_day,
+        "timestamp": lambda found: parse_micros(found, name, zoned=True),
+        "timestamp_ntz": lambda found: parse_micros(found, name, zoned=False),
+    }[name]
+
+
+def _make_text_reader(data_type: Text) -> FromField:
+    limit = data_type.max_length
+
+    def convert(found: str) -> str:
+        if limit is not None and len(found) > limit:
+            raise BadValue(f'found "{shorten(found)}" ({len(found)} characters), expected {data_type}')
+        return found
+
+    return convert
+
+
+def _make_whole_reader(name: str) -> FromField:
+    low, high = -(1 << INTEGER_BITS[name] - 1), (1 << INTEGER_BITS[name] - 1) - 1
+
+    def convert(found: str) -> int:
+        if not _whole(found):
+            raise BadValue(f'found "{shorten(found)}", expected {name}')
+        digits = found.lstrip("+-").lstrip("0") or "0"
+        number = int(digits) if len(digits) <= 20 else high + 1
+        number = -number if found[0] == "-" and len(digits) <= 20 else number
+        if not low <= number <= high:
+            raise BadValue(f"found {shorten(found)}, expected {name}: {low} to {high}")
+        return number
+
+    return convert
+
+
+def _make_float_reader(name: str) -> FromField:
+    def convert(found: str) -> float:
+        if found in NO_FINITE:
+            return NO_FINITE[found]
+        if not match_decimal(found):
+            raise BadValue(f'found "{shorten(found)}", expected {name}')
+        return parse_float(found, name, single=name == "float")
+
+    return convert
+
+
+def _parse_boolean(found: str) -> bool:
+    if found in ("true", "false"):
+        return found == "true"
+    lower = found.lower() if found.isascii() else ""
+    if lower not in ("true", "false"):
+        raise BadValue(f'found "{shorten(found)}", expected boolean: true or false')
+    return lower == "true"

@@ -335,7 +335,7 @@ def find_provider_problem(
     return Problem(option, "S3 with a connection needs Airflow's Amazon provider", f"Install {package} on the Airflow worker")
 
 
-def find_unwritable_problem(option: str, directory: Path) -> Problem | None:
+def find_unwritable_directory_problem(option: str, directory: Path) -> Problem | None:
     """Return a problem if this user cannot write into a directory that exists.
 
     The rights alone do not decide: root may write everywhere, but not in ``/proc``, nor on a share whose server allows it less.
@@ -366,7 +366,7 @@ def find_uncreatable_problem(option: str, directory: Path) -> Problem | None:
     existing = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
     if not existing.is_dir():
         return Problem(option, f"{existing} is not a directory", "Name a directory, or remove the file")
-    return find_unwritable_problem(option, existing)
+    return find_unwritable_directory_problem(option, existing)
 
 
 def find_store_access(scheme: str, account: str, conn_id: str | None) -> StoreAccess:

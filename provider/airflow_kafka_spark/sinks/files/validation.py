@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_problem
+from airflow_kafka_spark.hooks.object_stores import find_provider_problem, find_unwritable_directory_problem
 from airflow_kafka_spark.sinks.base import Shape
 from airflow_kafka_spark.sinks.files.directory import list_column_types
 from airflow_kafka_spark.sinks.files.manifest import DATA, find_records, open_manifests
@@ -127,7 +127,7 @@ def _find_right_problems(directory: Path, *, beside: bool) -> Iterator[Problem]:
             yield Problem("sink.path", f"{path} is not a directory", "Name a directory, or remove the file")
             return
         for writable in (path, path.parent) if path == directory and beside else (path,):
-            if problem := find_unwritable_problem("sink.path", writable):
+            if problem := find_unwritable_directory_problem("sink.path", writable):
                 yield problem
         break
     if beside and directory.is_dir() and os.stat(directory).st_dev != os.stat(directory.parent).st_dev:

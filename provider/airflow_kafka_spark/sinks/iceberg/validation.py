@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem
 from airflow_kafka_spark.hooks.object_stores import (
     find_uncreatable_problem,
-    find_unwritable_problem,
+    find_unwritable_directory_problem,
     make_local_path,
     parse_scheme,
 )
@@ -96,7 +96,7 @@ def _open(sink: IcebergSinkOptions) -> tuple[Table | None, list[Problem]]:
             store = lake.get_data_store(table)
             there = store.exists("")
             local = Path(store.location.path) if there and store.location.is_local else None
-            if local and (problem := find_unwritable_problem("sink.table", local)):
+            if local and (problem := find_unwritable_directory_problem("sink.table", local)):
                 return table, [problem]
             if sink.upserts and (problem := _find_equality_delete_problem(sink, table)):
                 return table, [problem]

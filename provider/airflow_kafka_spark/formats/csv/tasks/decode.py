@@ -33,19 +33,11 @@ from airflow_kafka_spark.formats.tasks.base import (
 from airflow_kafka_spark.formats.text_values import (
     MAX_MICRO,
     MIN_MICRO,
-    NO_FINITE,
     BadValue,
     CsvDialect,
-    FromField,
-    decode_base64,
-    make_timestamp_reader,
-    parse_day,
-    parse_float,
-    parse_micros,
-    shorten,
-    to_decimal,
+    make_field_reader,
 )
-from airflow_kafka_spark.formats.types import INTEGER_BITS, Column, DataType, Decimal, Text, to_arrow_schema, to_arrow_type
+from airflow_kafka_spark.formats.types import Column, DataType, Decimal, Text, to_arrow_schema, to_arrow_type
 
 FromText = Callable[[pa.Array], pa.Array]
 """Converts a column of texts to the column's own type; raises :class:`.NeedsRowWise` if the result might differ from the row-wise
@@ -242,9 +234,6 @@ def _convert_instants(array: pa.Array) -> pa.Array:
 # This part defines the meaning of a CSV record; the batch reader above has to agree with it. Python's module ``csv`` is no
 # replacement: it accepts quotes within unquoted fields and text after closing quotes.
 
-_integer = re.compile(r"[-+]?[0-9]+", re.A).fullmatch
-_number = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.A).fullmatch
-
 
 class CsvRowReader:
     """Reads records of one schema.
@@ -334,72 +323,3 @@ class CsvRowReader:
 
 def _count(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"
-
-
-def make_field_reader(data_type: DataType, timestamp_format: str | None = None) -> FromField:
-    """Return the conversion of a field's text to a value."""
-    if isinstance(data_type, Text):
-        return _make_text_reader(data_type)
-    if isinstance(data_type, Decimal):
-        return lambda found: to_decimal(found, data_type)
-    name = str(data_type)
-    if name in INTEGER_BITS:
-        return _make_whole_reader(name)
-    if name in ("float", "double"):
-        return _make_float_reader(name)
-    if name == "timestamp" and timestamp_format:
-        return make_timestamp_reader(timestamp_format)
-    return {
-        "boolean": _parse_boolean,
-        "binary": decode_base64,
-        "date": parse_day,
-        "timestamp": lambda found: parse_micros(found, name, zoned=True),
-        "timestamp_ntz": lambda found: parse_micros(found, name, zoned=False),
-    }[name]
-
-
-def _make_text_reader(data_type: Text) -> FromField:
-    limit = data_type.max_length
-
-    def convert(found: str) -> str:
-        if limit is not None and len(found) > limit:
-            raise BadValue(f'found "{shorten(found)}" ({len(found)} characters), expected {data_type}')
-        return found
-
-    return convert
-
-
-def _make_whole_reader(name: str) -> FromField:
-    low, high = -(1 << INTEGER_BITS[name] - 1), (1 << INTEGER_BITS[name] - 1) - 1
-
-    def convert(found: str) -> int:
-        if not _integer(found):
-            raise BadValue(f'found "{shorten(found)}", expected {name}')
-        digits = found.lstrip("+-").lstrip("0") or "0"
-        number = int(digits) if len(digits) <= 20 else high + 1
-        number = -number if found[0] == "-" and len(digits) <= 20 else number
-        if not low <= number <= high:
-            raise BadValue(f"found {shorten(found)}, expected {name}: {low} to {high}")
-        return number
-
-    return convert
-
-
-def _make_float_reader(name: str) -> FromField:
-    def convert(found: str) -> float:
-        if found in NO_FINITE:
-            return NO_FINITE[found]
-        if not _number(found):
-            raise BadValue(f'found "{shorten(found)}", expected {name}')
-        return parse_float(found, name, single=name == "float")
-
-    return convert
-
-
-def _parse_boolean(found: str) -> bool:
-    if found in ("true", "false"):
-        return found == "true"
-    lower = found.lower() if found.isascii() else ""
-    if lower not in ("true", "false"):
-        raise BadValue(f'found "{shorten(found)}", expected boolean: true or false')
-    return lower == "true"
