@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from airflow_kafka_spark.operators import (
 from airflow_kafka_spark.sensors import KafkaIntervalSensor, KafkaLagSensor, KafkaWindowSensor, SourceLogSensor
 from airflow_kafka_spark.sinks import FilesSink, KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import JdbcSource
-from airflow_kafka_spark.transforms import Condition, Filter, Predicate, Sql, Transform
+from airflow_kafka_spark.transforms import Condition, Filter, Sql, Transform
 from tests.support.runs import context
 
 SCHEMA = "id bigint, customer string"
@@ -200,23 +201,22 @@ def test_of_an_operator(make):
                 assert any(name in p.where for p in found), (name, found)
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("PostgresSink", {"conn_id": "nowhere", "table": "orders"}),
-        ("FilesSink", {"path": "/table"}),
-        ("DeltaSink", {"path": "/table"}),
-        ("IcebergSink", {"table": "shop.orders"}),
-    ],
-)
-def test_of_a_sink_and_of_one_that_a_filter_names(name, given):
-    refused(lambda sink: to_sink(sink=sink), getattr(sinks, name), given, "sink.{}")
-    refused(
-        lambda sink: to_sink(transforms=[Filter(predicate=Condition("id > 1"), to=sink)]),
-        getattr(sinks, name),
-        given,
-        "Filter.to.{}",
-    )
+def list_classes(package: ModuleType, base: type) -> list[type]:
+    """Return the public classes of a package that users construct."""
+    found = [getattr(package, name) for name in package.__all__]
+    return [cls for cls in found if inspect.isclass(cls) and issubclass(cls, base) and not inspect.isabstract(cls)]
+
+
+def require_arguments(cls: type) -> dict[str, str]:
+    """Return a text for each argument that a class needs."""
+    return {name: "x" for name, parameter in inspect.signature(cls).parameters.items() if parameter.default is parameter.empty}
+
+
+@pytest.mark.parametrize("cls", list_classes(sinks, sinks.Sink))
+def test_of_a_sink_and_of_one_that_a_filter_names(cls):
+    given = require_arguments(cls)
+    refused(lambda sink: to_sink(sink=sink), cls, given, "sink.{}")
+    refused(lambda sink: to_sink(transforms=[Filter(predicate=Condition("id > 1"), to=sink)]), cls, given, "Filter.to.{}")
 
 
 @pytest.mark.parametrize("make", [to_kafka, from_source])
@@ -224,17 +224,9 @@ def test_of_a_topic(make):
     refused(lambda sink: make(sink=sink), KafkaSink, {"topic": "b"}, "sink.{}")
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("JdbcSource", {"conn_id": "nowhere", "table": "orders", "cursor": "id"}),
-        ("FilesSource", {"path": "/files", "format": "json", "schema": SCHEMA}),
-        ("MySqlCdcSource", {"conn_id": "nowhere", "topic_prefix": "shop"}),
-        ("PostgresCdcSource", {"conn_id": "nowhere", "publication": "shop", "slot": "shop", "topic_prefix": "shop"}),
-    ],
-)
-def test_of_a_source(name, given):
-    refused(lambda source: from_source(source=source), getattr(sources, name), given, "source.{}")
+@pytest.mark.parametrize("cls", list_classes(sources, sources.RowSource))
+def test_of_a_source(cls):
+    refused(lambda source: from_source(source=source), cls, require_arguments(cls), "source.{}")
 
 
 def test_of_no_transforms():
@@ -246,13 +238,8 @@ def test_of_formats_and_transforms():
     for name in set(formats.__all__) - {"Format"}:
         given = {"value": Json(schema=SCHEMA)} if name == "Debezium" else {}
         refused(lambda value: to_sink(value=value), getattr(formats, name), given, "value")
-    for name in transforms.__all__:
-        cls = getattr(transforms, name)
-        if not inspect.isclass(cls) or inspect.isabstract(cls) or not issubclass(cls, Transform | Predicate):
-            continue
-        required = {n: "x" for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty}
-        if issubclass(cls, Transform):
-            refused(lambda transform: to_sink(transforms=[transform]), cls, required, "transforms")
+    for cls in list_classes(transforms, Transform):
+        refused(lambda transform: to_sink(transforms=[transform]), cls, require_arguments(cls), "transforms")
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
+import urllib.parse
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from airflow.sdk import Asset
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_kafka_spark.formats.base import END, ERROR
-from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource
+from airflow_kafka_spark.sources.base import MAX_SPLITS, FrozenWindow, RowSource, SplitReader
 
 ROWS = 400
 _PARTITION = "__partition"
@@ -140,6 +143,7 @@ class SplitsContract(_Contract):
     def test_splits_tile_the_window_and_every_attempt_reads_the_same_rows_of_each_in_the_order_given(self, spark, case):
         added = case.add(ROWS)
         assert case.source.validate() == []
+        assert pickle.loads(pickle.dumps(case.source)) == case.source
         window, other = case.source.freeze(None), case.source.freeze(None)
         assert 3 <= len(window.splits) <= MAX_SPLITS
         assert not window.remaining
@@ -153,6 +157,13 @@ class SplitsContract(_Contract):
         assert [Counter(names) for names in again] == [Counter(found[index]) for index in some], "in the order given"
         [alone] = self.names_of(spark, case, [window.splits[some[-1]]])
         assert Counter(alone) == Counter(found[some[-1]]), "one split alone"
+        reader = case.source.make_reader(window.splits, None)
+        if isinstance(reader, SplitReader):
+            in_task = pickle.loads(pickle.dumps(reader))
+            batches = [list(in_task.read(index)) for index in range(len(window.splits))]
+            names = [[case.identity(Row(**line)) for batch in of_split for line in batch.to_pylist()] for of_split in batches]
+            assert [Counter(of_split) for of_split in names] == [Counter(of_split) for of_split in found], "as Spark reads them"
+            assert {tuple(batch.schema.names) for of_split in batches for batch in of_split} == {tuple(dict(reader.columns))}
         if other.splits != window.splits:
             assert self.flat(self.names_of(spark, case, other.splits)) == Counter(added), "freezing decides and changes nothing"
         case.add(ROWS)
@@ -167,8 +178,16 @@ class SplitsContract(_Contract):
         assert len(json.dumps([*window.splits, window.position])) < 800_000
         assert all(isinstance(value, str) for value in case.source.settings.values())
         with applied(spark, case.source.settings):
-            frame = rows_of(case.source.read_frame(spark, window.splits))
+            frame, empty = rows_of(case.source.read_frame(spark, window.splits)), case.source.make_empty_frame(spark)
         assert columns is None or columns == tuple(frame.columns)
+        assert empty is None or rows_of(empty).schema == frame.schema
+
+    def test_its_uri_is_an_asset_of_its_own(self, case):
+        uri = case.source.asset_uri
+        assert Asset(uri=uri).uri == uri, "Airflow would change it, so that several sources might be one asset"
+        parts = urllib.parse.urlsplit(uri)
+        assert parts.scheme and not parts.query and not parts.fragment, "Airflow drops a fragment"
+        assert case.source.find_origin() == pickle.loads(pickle.dumps(case.source)).find_origin()
 
 
 class WindowsContract(_Contract):

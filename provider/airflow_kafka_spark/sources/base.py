@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import Problem, SourceRejected
-from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.formats.base import END, Kind
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
@@ -88,6 +88,28 @@ class SplitReader(ABC):
         :param split: the index of the split, as for :meth:`read`.
         """
         return {}
+
+
+def make_frame_from_reader(spark: SparkSession, schema: pa.Schema, reader: SplitReader | None, splits: int) -> DataFrame:
+    """Return the rows that a reader reads in Spark's Python workers. Partition ``i`` is split ``i``; its last row has the split's
+    token.
+
+    For :meth:`RowSource.read_frame` of a source for which Spark has no reader of its own.
+
+    :param schema: the columns.
+    :param reader: reads all of these columns; None without splits.
+    :param splits: the number of splits that the reader was made for.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from airflow_kafka_spark.sources.tasks.read import ReadSplits
+
+    with_end = schema.append(pa.field(END, pa.string()))
+    columns = from_arrow_schema(with_end, prefer_timestamp_ntz=True)
+    if reader is None:
+        return spark.createDataFrame([], columns)
+    return spark.range(0, splits, 1, splits).mapInArrow(ReadSplits(reader, with_end), columns)
 
 
 class RowSource(metaclass=OptionsType):

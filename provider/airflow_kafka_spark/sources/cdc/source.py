@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from airflow_kafka_spark.formats.base import END, Kind
-from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
+from airflow_kafka_spark.formats.base import Kind
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, make_frame_from_reader
 from airflow_kafka_spark.windows.binding import SERVER
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ COLUMNS = ("topic", "key", "value", "timestamp")
 
 WITH_SCHEMA = ("key", "value")
 """The columns whose values carry their schema with ``schemas_enable``."""
-
-SPARK_SCHEMA = f"topic string, key binary, value binary, timestamp bigint, {END} string"
 
 
 class LogWindowPlanner(Protocol):
@@ -80,19 +78,14 @@ class LogSource(RowSource):
         """Return the events of these splits, read by Spark's Python workers; partition ``i`` is split ``i``. Its last row has
         the split's token. See :meth:`RowSource.read_frame`.
         """
-        from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA, ReadSplits
+        from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA
 
-        if not splits:
-            return spark.createDataFrame([], SPARK_SCHEMA)
-        import pyarrow as pa
-
-        numbers = spark.range(0, len(splits), 1, len(splits))
-        task = ReadSplits(self._make_planner().make_reader(splits, None), SCHEMA.append(pa.field(END, pa.string())))
-        return numbers.mapInArrow(task, SPARK_SCHEMA)
+        reader = self._make_planner().make_reader(splits, None) if splits else None
+        return make_frame_from_reader(spark, SCHEMA, reader, len(splits))
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`read_frame`."""
-        return spark.createDataFrame([], SPARK_SCHEMA)
+        return self.read_frame(spark, ())
 
     def make_reader(self, splits: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> SplitReader | str:
         """Return the reader with which tasks read these splits. See :meth:`RowSource.make_reader`.
