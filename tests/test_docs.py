@@ -14,7 +14,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.common.compat.sdk import BaseHook, BaseOperator
 
-from airflow_kafka_spark import errors
+from airflow_kafka_spark import errors, formats, sinks, sources, transforms
 from airflow_kafka_spark.cli.definition import COMMANDS
 from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.provider_info import get_provider_info
@@ -181,6 +181,30 @@ def test_the_reference_shows_every_public_name() -> None:
     shown = in_reference()
     missing = {name: set(import_module(f"airflow_kafka_spark.{name}").__all__) - shown.get(name, set()) for name in PUBLIC}
     assert not {name: names for name, names in missing.items() if names}
+
+
+TABLES = {
+    "sinks": (
+        sinks.Sink,
+        ("README.md", "docs/sinks.md", "docs/installation.md", "docs/intervals.md", "docs/offsets.md", "docs/upgrades.md"),
+    ),
+    "sources": (sources.RowSource, ("docs/sources.md", "docs/offsets.md", "docs/connections.md")),
+    "formats": (formats.Format, ("docs/formats.md",)),
+    "transforms": (transforms.Transform, ("docs/transforms.md",)),
+}
+"""Base classes, and the pages that compare all of their public subclasses."""
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_pages_that_compare_sinks_sources_formats_or_transforms_name_all_of_them(package: str) -> None:
+    base, pages = TABLES[package]
+    module = import_module(f"airflow_kafka_spark.{package}")
+    found = {name: getattr(module, name) for name in module.__all__}
+    public = [
+        name for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, base) and not inspect.isabstract(cls)
+    ]
+    assert public
+    assert not [f"{page} lacks {name}" for page in pages for name in public if name not in (ROOT / page).read_text("utf-8")]
 
 
 def test_the_reference_shows_every_hook() -> None:
