@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_kafka_spark.arguments import OptionsType
 from airflow_kafka_spark.errors import Problem, SourceRejected
-from airflow_kafka_spark.formats.base import END, Kind
+from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 
 if TYPE_CHECKING:
@@ -88,28 +88,6 @@ class SplitReader(ABC):
         :param split: the index of the split, as for :meth:`read`.
         """
         return {}
-
-
-def make_frame_from_reader(spark: SparkSession, schema: pa.Schema, reader: SplitReader | None, splits: int) -> DataFrame:
-    """Return the rows that a reader reads in Spark's Python workers. Partition ``i`` is split ``i``; its last row has the split's
-    token.
-
-    For :meth:`RowSource.read_frame` of a source for which Spark has no reader of its own.
-
-    :param schema: the columns.
-    :param reader: reads all of these columns; None without splits.
-    :param splits: the number of splits that the reader was made for.
-    """
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    from airflow_kafka_spark.sources.tasks.read import ReadSplits
-
-    with_end = schema.append(pa.field(END, pa.string()))
-    columns = from_arrow_schema(with_end, prefer_timestamp_ntz=True)
-    if reader is None:
-        return spark.createDataFrame([], columns)
-    return spark.range(0, splits, 1, splits).mapInArrow(ReadSplits(reader, with_end), columns)
 
 
 class RowSource(metaclass=OptionsType):
@@ -271,6 +249,8 @@ class RowSource(metaclass=OptionsType):
     @abstractmethod
     def read_frame(self, spark: SparkSession, splits: Sequence[Mapping[str, Any]]) -> DataFrame:
         """Return the rows of these splits, in exactly ``len(splits)`` partitions, in the given order. Nothing is read yet.
+
+        A source for which Spark has no reader uses :func:`~airflow_kafka_spark.sources.tasks.read.make_frame`.
 
         If the frame has the column :data:`~airflow_kafka_spark.formats.base.END`, the last row of each partition is
         no row of the source: it has the split's result with its token (``windows/codec.py``), or an error. If it has the column

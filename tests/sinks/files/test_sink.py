@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.errors import BadRecords, Fenced, SinkUnavailable, WindowConflict
 from airflow_kafka_spark.sinks.base import Shape
-from airflow_kafka_spark.sinks.files.directory import RECORD, Staging
+from airflow_kafka_spark.sinks.files.directory import RECORD
 from airflow_kafka_spark.sinks.files.sink import FilesSink
+from airflow_kafka_spark.sinks.storage.staging import Staging
 from airflow_kafka_spark.sinks.storage.store import escape, make_pipeline_slug, to_safe_name
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.windows.model import OffsetRange, Split, Window

@@ -1,37 +1,29 @@
-"""The directory of a files sink: the names in it, the steps on disk that have to be atomic or durable, the staging directories of
-attempts, and the sink's record in each window's directory.
+"""The directory of a files sink: the names in it, the steps on disk that have to be atomic or durable, and the sink's record in
+each window's directory.
 
 ::
 
     <path>/<window column>=<pipeline>-<number>/[column=value/]<topic>-<partition>-<start>-<end>.<format>
     <path>/<window column>=<pipeline>-<number>/_window                    the sink's record of the window
-    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt, hidden from readers
-        tasks/<task>/...                                                  what one task attempt wrote
+    <parent>/.<name>.airflow-staging/<pipeline>-<number>-<attempt>/       an attempt (``storage/staging.py``)
         publish/...                                                       the window, complete; renamed into <path> in one step
-        lock                                                              locked for as long as the attempt's driver lives
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import logging
 import os
 import re
-import shutil
 import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_kafka_spark.errors import SinkUnavailable, WindowConflict
-from airflow_kafka_spark.sinks.base import ABANDONED_DAYS
-from airflow_kafka_spark.sinks.storage.attempts import SWEPT_AT_ONCE, AttemptLock
 from airflow_kafka_spark.sinks.storage.store import escape, flush, make_pipeline_slug
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.continuity import refuse_other
@@ -47,7 +39,6 @@ log = logging.getLogger(__name__)
 RECORD = "_window"
 """The record's file name: hidden by its underscore from Spark and Arrow, and without an extension from ``**/*.json``."""
 
-TASKS = "tasks"
 PUBLISH = "publish"
 
 
@@ -95,98 +86,6 @@ def explain_failed_exchange(directory: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def make_below(base: Path, names: Sequence[str]) -> Path:
-    """Create nested directories in ``base``, but never ``base`` itself: if a newer attempt has removed it, this has to fail.
-
-    :raises FileNotFoundError: ``base`` does not exist any more.
-    """
-    here = base
-    for name in names:
-        here = here / name
-        with suppress(FileExistsError):
-            os.mkdir(here)
-    return here
-
-
-_REMOVED = ".removed"
-
-
-@dataclass(frozen=True)
-class Staging:
-    """The hidden directory beside the table, on the same file system, that attempts write into.
-
-    :param root: ``<parent>/.<name>.airflow-staging``.
-    """
-
-    root: Path
-
-    @classmethod
-    def of(cls, path: Path) -> Staging:
-        """Return the staging directory of a table."""
-        return cls(path.parent / f".{path.name}.airflow-staging")
-
-    def create(self, window: Window) -> Path:
-        """Create the directory of a new attempt at a window."""
-        for _ in range(10):
-            attempt = self.root / f"{make_pipeline_slug(window.pipeline)}-{window.id}-{uuid.uuid4().hex}"
-            # Another attempt that ends at this moment may remove the empty root. Then try again.
-            with suppress(FileNotFoundError):
-                self.root.mkdir(parents=True, exist_ok=True)
-                os.mkdir(attempt)
-                os.mkdir(attempt / TASKS)
-                return attempt
-        raise FileNotFoundError(f"{self.root} is removed as fast as it is made")
-
-    def list_attempts(self, pipeline: str, up_to: int) -> Iterator[Path]:
-        """Yield the directories of attempts at windows of a pipeline, including those that are being removed.
-
-        :param up_to: the highest number of a window.
-        """
-        named = re.compile(re.escape(make_pipeline_slug(pipeline)) + r"-(\d{10,})-[0-9a-f]{32}(?:\.removed)?")
-        with suppress(FileNotFoundError), os.scandir(self.root) as entries:
-            for entry in entries:
-                found = named.fullmatch(entry.name)
-                if found and int(found[1]) <= up_to:
-                    yield Path(entry.path)
-
-    def sweep(self, window: Window) -> None:
-        """Remove the directories of attempts at this window and at earlier ones."""
-        for attempt in list(self.list_attempts(window.pipeline, window.number)):
-            self.discard(attempt)
-
-    def sweep_abandoned(self) -> None:
-        """Remove up to :data:`SWEPT_AT_ONCE` abandoned attempts, whose pipelines no longer run and so do not remove them.
-
-        Guarantee: nothing that a live attempt needs is removed. An attempt is abandoned if it began more than
-        :data:`.ABANDONED_DAYS` days ago and its lock is free; a live attempt holds its lock, on any machine. On a file system
-        without locks nothing is removed. Never raises.
-        """
-        named = re.compile(r".+-\d{10,}-[0-9a-f]{32}(?:\.removed)?", re.DOTALL)
-        oldest = time.time() - ABANDONED_DAYS * 86400
-        with suppress(OSError), os.scandir(self.root) as entries:
-            old = (e for e in entries if named.fullmatch(e.name) and e.stat(follow_symlinks=False).st_mtime < oldest)
-            for entry in list(itertools.islice(old, SWEPT_AT_ONCE)):
-                with suppress(OSError), AttemptLock(Path(entry.path)):
-                    log.info("Removing %s: it was abandoned", entry.path)
-                    self.discard(Path(entry.path))
-
-    def discard(self, attempt: Path) -> None:
-        """Remove an attempt. Never raises; the next attempt removes the files that are left."""
-        removed = attempt if attempt.name.endswith(_REMOVED) else attempt.with_name(attempt.name + _REMOVED)
-        try:
-            # Rename it before deleting anything in it. An attempt that is still running must find all of its files or none;
-            # otherwise it could publish a part of them.
-            os.rename(attempt, removed)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.warning("The leftover %s of an earlier attempt cannot be removed: %s", attempt, error)
-            return
-        shutil.rmtree(removed, ignore_errors=True)
-        with suppress(OSError):
-            os.rmdir(self.root)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,16 +16,13 @@ from airflow_kafka_spark.sinks.base import Guarantee, Shape, Sink, SplitWriter, 
 from airflow_kafka_spark.sinks.files.directory import (
     PUBLISH,
     RECORD,
-    TASKS,
-    Staging,
     exchange_directories,
     explain_failed_exchange,
-    make_below,
     merge_columns,
 )
 from airflow_kafka_spark.sinks.files.manifest import ManifestWindowWriter, find_records, open_manifests
 from airflow_kafka_spark.sinks.files.options import FilesSinkOptions
-from airflow_kafka_spark.sinks.storage.attempts import AttemptLock
+from airflow_kafka_spark.sinks.storage.staging import TASKS, StagedAttempt, make_below
 from airflow_kafka_spark.sinks.storage.store import flush
 from airflow_kafka_spark.sinks.storage.window_record import WindowRecord
 from airflow_kafka_spark.windows.binding import SERVER, Endpoint
@@ -163,15 +158,12 @@ class FilesSink(FilesSinkOptions, Sink):
             table = open_manifests(self)
             self._warn_of_orc()
             return ManifestWindowWriter(self, table, window, shape, table.sweep(window.pipeline))
-        staging = Staging.of(self.directory)
         try:
-            staging.sweep(window)
-            staging.sweep_abandoned()
-            attempt = staging.create(window)
+            staged = StagedAttempt(self.directory, window)
         except OSError as error:
             raise SinkUnavailable(self.uri, f"beginning window {window}", error) from error
         self._warn_of_orc()
-        return FilesWindowWriter(self, window, tuple(splits), shape, staging, attempt)
+        return FilesWindowWriter(self, window, tuple(splits), shape, staged)
 
     def _warn_of_orc(self) -> None:
         if self.format == "orc" and self.options.get("timestamps", "utc") == "utc":
@@ -181,19 +173,13 @@ class FilesSink(FilesSinkOptions, Sink):
 class FilesWindowWriter(WindowWriter):
     """One attempt: a directory that tasks write into, and the rename that publishes it. Made by :meth:`FilesSink.begin`."""
 
-    def __init__(
-        self, sink: FilesSink, window: Window, splits: Sequence[Split], shape: Shape, staging: Staging, attempt: Path
-    ) -> None:
+    def __init__(self, sink: FilesSink, window: Window, splits: Sequence[Split], shape: Shape, staged: StagedAttempt) -> None:
         self.sink = sink
         self.window = window
         self.splits = splits
         self.shape = shape
-        self.staging = staging
-        self.attempt = attempt
-        self._lock: AttemptLock | None = None
-        # On a file system without locks, attempts of other pipelines are never removed, so no lock is needed.
-        with suppress(OSError):
-            self._lock = AttemptLock(attempt)
+        self.staged = staged
+        self.attempt = staged.directory
 
     def make_split_writer(self) -> SplitWriter:
         from airflow_kafka_spark.sinks.files.tasks.write import FilesSplitWriter, FilesTarget
@@ -233,9 +219,7 @@ class FilesWindowWriter(WindowWriter):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.staging.discard(self.attempt)
-        if self._lock is not None:
-            self._lock.release()
+        self.staged.leave()
 
     def _refuse_conflict(self) -> None:
         newest = self.sink.table.find_newest_record(self.window.pipeline)
@@ -282,6 +266,6 @@ class FilesWindowWriter(WindowWriter):
         """Return the window's record if another attempt has published it, else raise the error for the failed step."""
         if (done := self.sink.find_applied(self.window)) is not None:
             return done
-        if isinstance(error, FileNotFoundError) and not self.attempt.exists():
+        if isinstance(error, FileNotFoundError) and self.staged.is_fenced:
             raise Fenced(self.window.pipeline, f"publishing window {self.window.number}") from error
         raise SinkUnavailable(self.sink.uri, f"publishing window {self.window}", error) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.formats.base import Kind
-from airflow_kafka_spark.sources.base import FrozenWindow, RowSource, make_frame_from_reader
+from airflow_kafka_spark.sources.base import FrozenWindow, RowSource
 from airflow_kafka_spark.windows.binding import SERVER
 
 if TYPE_CHECKING:
@@ -79,9 +79,10 @@ class LogSource(RowSource):
         the split's token. See :meth:`RowSource.read_frame`.
         """
         from airflow_kafka_spark.sources.cdc.tasks.reader import SCHEMA
+        from airflow_kafka_spark.sources.tasks.read import make_frame
 
         reader = self._make_planner().make_reader(splits, None) if splits else None
-        return make_frame_from_reader(spark, SCHEMA, reader, len(splits))
+        return make_frame(spark, SCHEMA, reader, len(splits))
 
     def make_empty_frame(self, spark: SparkSession) -> DataFrame | None:
         """Return a DataFrame without rows that has the columns of :meth:`read_frame`."""

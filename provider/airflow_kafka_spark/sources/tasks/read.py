@@ -1,9 +1,10 @@
-"""Read the splits of any source as partitions of a DataFrame, without Spark's readers."""
+"""Read the splits of any source as partitions of a DataFrame, in Spark's Python workers instead of Spark's readers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,6 +14,27 @@ from airflow_kafka_spark.hooks.spark.tasks.executor_check import CheckedOnExecut
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.windows.codec import encode_error, encode_result
 from airflow_kafka_spark.windows.model import SplitResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def make_frame(spark: SparkSession, schema: pa.Schema, reader: SplitReader | None, splits: int) -> DataFrame:
+    """Return the rows that a reader reads. Partition ``i`` is split ``i``; its last row has the split's token.
+
+    Called on the driver.
+
+    :param schema: the columns of the rows.
+    :param reader: reads all of these columns; None without splits.
+    :param splits: the number of splits that the reader was made for.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    with_end = schema.append(pa.field(END, pa.string()))
+    columns = from_arrow_schema(with_end, prefer_timestamp_ntz=True)
+    if reader is None:
+        return spark.createDataFrame([], columns)
+    return spark.range(0, splits, 1, splits).mapInArrow(ReadSplits(reader, with_end), columns)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from airflow_kafka_spark.errors import Fenced, SinkUnavailable
 from airflow_kafka_spark.sinks.base import Rows
-from airflow_kafka_spark.sinks.files.directory import TASKS, make_below
+from airflow_kafka_spark.sinks.storage.staging import TASKS, make_below
 from airflow_kafka_spark.sinks.storage.store import LONGEST_NAME, UploadStore, flush, make_file_stem, make_partition_directory
 from airflow_kafka_spark.sinks.storage.tasks.formats import FileSpec
 from airflow_kafka_spark.sinks.storage.tasks.write import (
