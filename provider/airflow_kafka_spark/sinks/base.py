@@ -234,12 +234,13 @@ class Sink(metaclass=OptionsType):
     @property
     @abstractmethod
     def uri(self) -> str:
-        """The target's URI without credentials, for instance ``postgres://host:5432/db/schema/table``. May look up the
-        connection."""
+        """The target's URI without credentials, query and fragment, for instance ``postgres://host:5432/db/schema/table``. May look
+        up the connection."""
 
     @property
     def asset_uri(self) -> str:
-        """The URI that identifies the target as an Airflow asset. Read at DAG parse, so it must not look up the connection."""
+        """The URI that identifies the target as an Airflow asset. Its last part names the sink if a filter routes records to it.
+        Read at DAG parse, so it must not look up the connection."""
         return self.uri
 
     def find_destination(self) -> Endpoint:
