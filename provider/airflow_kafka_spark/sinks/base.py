@@ -234,8 +234,8 @@ class Sink(metaclass=OptionsType):
     @property
     @abstractmethod
     def uri(self) -> str:
-        """The target's URI without credentials, query and fragment, for instance ``postgres://host:5432/db/schema/table``. May look
-        up the connection."""
+        """The target's URI without credentials, query and fragment, for instance ``postgres://host:5432/db/schema/table``.
+        May look up the connection."""
 
     @property
     def asset_uri(self) -> str:
