@@ -34,11 +34,11 @@ _PARTITION = "__partition"
 
 
 class RowSourceCase(ABC):
-    """A source under test, and the hand that fills it.
+    """A source under test, and what adds rows to it.
 
-    :ivar source: takes everything there is into one window, in splits of at most a hundred rows or so.
-    :ivar limited: the same source, with windows of at most half of :data:`ROWS`.
-    :ivar incremental: whether a second window holds new rows only (``bulk`` modes do not: set False).
+    :ivar source: takes all rows into one window, in splits of at most a hundred rows or so.
+    :ivar limited: the source with windows of at most half of :data:`ROWS`.
+    :ivar incremental: True if a second window has new rows only; False for a mode like ``bulk``.
     """
 
     source: RowSource
@@ -47,7 +47,7 @@ class RowSourceCase(ABC):
 
     @abstractmethod
     def add(self, rows: int) -> list[Any]:
-        """Add so many rows, which no source of this case has seen, and say how :meth:`identity` will name each."""
+        """Add new rows. Return the identity (:meth:`identity`) that each has when it is read."""
 
     @abstractmethod
     def identity(self, row: Row) -> Any:
@@ -59,7 +59,10 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 
 
 def spark_session(packages: Sequence[str] = ()) -> SparkSession:
-    """The process's Spark. ``packages`` has an effect for the first caller only."""
+    """Return the Spark session of this process.
+
+    :param packages: Maven coordinates; only those of the first call count.
+    """
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     for key, value in {
@@ -78,7 +81,7 @@ def spark_session(packages: Sequence[str] = ()) -> SparkSession:
 
 @contextlib.contextmanager
 def applied(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """A session with these settings, for as long as it lasts."""
+    """Set SQL settings of a session while this context is open."""
     before = {key: spark.conf.get(key, None) for key in settings}
     for key, value in settings.items():
         spark.conf.set(key, value)
@@ -90,12 +93,12 @@ def applied(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def rows_of(frame: DataFrame) -> DataFrame:
-    """The rows of a source, without those that end a split, and without the reasons why a row is bad."""
+    """Return the rows of a source without the rows that end a split, and without the column of reasons why a row is bad."""
     return (frame.where(F.col(END).isNull()).drop(END) if END in frame.columns else frame).drop(ERROR)
 
 
 def by_partition(frame: DataFrame) -> list[list[Row]]:
-    """The rows of each partition, in its order; empty partitions too."""
+    """Return the rows of each partition in their order, also of empty partitions."""
     found: list[list[Row]] = [[] for _ in range(frame.rdd.getNumPartitions())]
     for row in frame.withColumn(_PARTITION, F.spark_partition_id()).collect():
         found[row[_PARTITION]].append(row)
@@ -109,7 +112,7 @@ def read(spark: SparkSession, source: RowSource, splits: Sequence[Mapping[str, A
 
 
 def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 100) -> Iterator[FrozenWindow]:
-    """Window after window until there is nothing new."""
+    """Yield windows until there is nothing new."""
     for _ in range(most):
         window = source.freeze(position)
         if not window.splits:
@@ -121,7 +124,7 @@ def windows(source: RowSource, position: Mapping[str, Any] | None, most: int = 1
 
 
 class _Contract:
-    """The case that both halves of the contract use."""
+    """The functions that both parts of the contract use."""
 
     @pytest.fixture
     def spark(self) -> SparkSession:
@@ -138,7 +141,7 @@ class _Contract:
 
 
 class SplitsContract(_Contract):
-    """The half about one window: its splits, and what Spark reads of them."""
+    """The part of the contract about one window: its splits, and the rows that are read of them."""
 
     def test_splits_tile_the_window_and_every_attempt_reads_the_same_rows_of_each_in_the_order_given(self, spark, case):
         added = case.add(ROWS)
@@ -191,7 +194,7 @@ class SplitsContract(_Contract):
 
 
 class WindowsContract(_Contract):
-    """The half about windows that follow each other."""
+    """The part of the contract about windows that follow each other."""
 
     def test_windows_that_follow_each_other_give_each_row_once_and_nothing_new_gives_no_splits(self, spark, case):
         empty = case.source.freeze(None)
@@ -229,4 +232,4 @@ class WindowsContract(_Contract):
 
 
 class RowSourceContract(SplitsContract, WindowsContract):
-    """See the module."""
+    """The whole contract."""

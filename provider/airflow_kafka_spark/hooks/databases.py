@@ -171,15 +171,15 @@ def give_settings(settings: Mapping[str, str]) -> str:
     )
 
 
-def make_settings(
+def apply_session_settings(
     settings: str, run: Callable[[str], object], rows: Callable[[str], object], recover: Callable[[], object] = lambda: None
 ) -> None:
-    """Make the settings of a new session of PostgreSQL, which switch off the timeouts of server, database and role.
+    """Apply the settings of a new session of PostgreSQL, which switch off the timeouts of server, database and role.
 
-    Until they are made, a `statement_timeout` of the role holds, which a busy server may exceed. Then that one is switched off
-    first, by a statement that reads nothing.
+    Until then a `statement_timeout` of the role holds, which a busy server may exceed. If it does, it is switched off first,
+    by a statement that reads nothing.
 
-    :param settings: the query that makes them.
+    :param settings: the query that applies them.
     :param run: runs a statement.
     :param rows: runs a query, and takes all of its rows.
     :param recover: ends a transaction that has failed; default: the session has none open.

@@ -66,8 +66,8 @@ def find_family(kind: pa.DataType) -> Family:
     return next((family for holds, family in tests if holds(kind)), "nested")
 
 
-def read_rows(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
-    """Yield the rows of a batch, with each value in its form."""
+def format_rows(batch: pa.RecordBatch, columns: Sequence[str], forms: Sequence[Form]) -> Iterator[CanonicalRow]:
+    """Return the rows of a batch, with each value in its form."""
     values = [_format_column(batch.column(name), form) for name, form in zip(columns, forms, strict=True)]
     return zip(*values, strict=True)
 
@@ -227,7 +227,7 @@ class LakeSide:
         key = self.forms[: self.key]
         with _errors(self.sink, "reading its rows"):
             for batch in piece():
-                for row in read_rows(batch, self.columns, self.forms):
+                for row in format_rows(batch, self.columns, self.forms):
                     number = buckets.find(compute_row_checksum(row[: self.key], key))
                     if number is not None:
                         yield number, row

@@ -18,10 +18,10 @@ from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     Name,
     PostgresServer,
+    apply_session_settings,
     describe_driver_message,
     fetch_rows,
     is_login_refused,
-    make_settings,
     quote_literal,
     read_server,
     run,
@@ -49,7 +49,7 @@ class SinkServer(PostgresServer):
         connection = psycopg.connect(self.make_connection_string(application_name), autocommit=True, prepare_threshold=None)
         try:
             settings = sql.set_session_settings(self.lock_timeout)
-            make_settings(settings, partial(run, connection), partial(fetch_rows, connection))
+            apply_session_settings(settings, partial(run, connection), partial(fetch_rows, connection))
         except BaseException:
             connection.close()
             raise

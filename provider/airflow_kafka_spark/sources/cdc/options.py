@@ -107,7 +107,7 @@ def format_topic(prefix: str, table: tuple[str, str]) -> str:
     return f"{prefix}.{_NOT_IN_TOPICS.sub('_', '.'.join(table))}"
 
 
-def find_topic_problems(prefix: str, tables: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+def find_shared_topic_problems(prefix: str, tables: Iterable[tuple[str, str]]) -> Iterator[Problem]:
     """Yield the tables whose events would be in the topic of another table."""
     first: dict[str, tuple[str, str]] = {}
     for table in sorted(tables):

@@ -25,12 +25,12 @@ from airflow_kafka_spark.hooks.databases import (
     OLDEST_POSTGRES,
     SEES_LAG,
     PostgresServer,
+    apply_session_settings,
     describe_driver_message,
     fetch_rows,
     give_settings,
     hint_at_similar_table,
     is_login_refused,
-    make_settings,
     prefer_indexes,
     quote,
     quote_literal,
@@ -166,7 +166,7 @@ class PostgresSession(DatabaseSession):
     dialect = PostgresDialect()
 
     def begin(self, statement: str) -> None:
-        make_settings(statement, partial(run, self.connection), self.fetch_rows)
+        apply_session_settings(statement, partial(run, self.connection), self.fetch_rows)
 
     def close(self) -> None:
         self.connection.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
-from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
+from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
@@ -168,7 +168,7 @@ class MySqlLogValidation:
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
-        yield from find_topic_problems(self.options.topic_prefix, wanted)
+        yield from find_shared_topic_problems(self.options.topic_prefix, wanted)
         for table in sorted({*wanted, *keys}):
             if table not in wanted:
                 shown = ".".join(table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.hooks.databases import OLDEST_POSTGRES, SEES_LAG, PostgresServer, choose_action
-from airflow_kafka_spark.sources.cdc.options import find_topic_problems, parse_table_name
+from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.postgres_cdc.options import PostgresCdcOptions
 from airflow_kafka_spark.sources.postgres_cdc.tasks.session import SlotServer, describe_foreign_use, make_session_name
 
@@ -195,7 +195,7 @@ class PostgresLogValidation:
     def _find_table_problems(
         self, connection: psycopg.Connection[Any], wanted: Set[tuple[str, str]], covered: Set[tuple[str, str]]
     ) -> Iterator[Problem]:
-        yield from find_topic_problems(self.options.topic_prefix, wanted)
+        yield from find_shared_topic_problems(self.options.topic_prefix, wanted)
         keys = {parse_table_name(name, "public"): tuple(columns) for name, columns in self.options.message_key_columns.items()}
         asked = sorted(wanted | set(keys))
         there = {

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from airflow_kafka_spark.errors import Fenced, KafkaSparkError, SinkRejected, SinkUnavailable
 from airflow_kafka_spark.formats.tasks.text import format_json_values
-from airflow_kafka_spark.hooks.databases import APPLICATION, Name, make_settings, quote
+from airflow_kafka_spark.hooks.databases import APPLICATION, Name, apply_session_settings, quote
 from airflow_kafka_spark.sinks.base import Rows, SplitWriter
 from airflow_kafka_spark.sinks.postgres import sql
 from airflow_kafka_spark.sinks.postgres.columns import StageColumn
@@ -103,7 +103,7 @@ def open_session(server: SinkServer, application_name: str, *, durable: bool, ar
     session = (AdbcSession if can_use_adbc(arrays) else PsycopgSession)(server.make_connection_string(APPLICATION))
     try:
         settings = sql.set_session_settings(server.lock_timeout, durable=durable, application_name=application_name)
-        make_settings(settings, session.run, session.fetch_rows, session.rollback)
+        apply_session_settings(settings, session.run, session.fetch_rows, session.rollback)
         session.commit()
     except BaseException:
         session.close()

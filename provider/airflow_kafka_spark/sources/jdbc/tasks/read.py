@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_kafka_spark.errors import KafkaSparkError, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.formats.base import Kind
 from airflow_kafka_spark.formats.tasks.text import concatenate_texts
-from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, describe_driver_message, make_settings
+from airflow_kafka_spark.hooks.databases import APPLICATION, PostgresServer, apply_session_settings, describe_driver_message
 from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.database import REFUSED_SQLSTATES
 
@@ -47,7 +47,7 @@ class PostgresSplitReader(SplitReader):
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
         with self._translate_source_errors(f"reading split {split}"), self._open_cursor() as cursor:
-            make_settings(self.session, cursor.execute, partial(_fetch_all, cursor), cursor.connection.rollback)
+            apply_session_settings(self.session, cursor.execute, partial(_fetch_all, cursor), cursor.connection.rollback)
             for statement in self.waiting:
                 cursor.execute(statement)
             cursor.adbc_statement.set_options(**{_BATCH_SIZE_OPTION: str(BATCH_BYTES)})

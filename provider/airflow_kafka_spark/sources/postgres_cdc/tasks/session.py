@@ -12,10 +12,10 @@ from airflow_kafka_spark.errors import KafkaSparkError, LogLost, SourceRejected,
 from airflow_kafka_spark.hooks.databases import (
     APPLICATION,
     PostgresServer,
+    apply_session_settings,
     describe_driver_message,
     fetch_rows,
     give_settings,
-    make_settings,
     read_system_identifier,
 )
 
@@ -116,7 +116,7 @@ class SlotServer:
         try:
             conninfo = f"{self.server.make_connection_string(make_session_name(self.slot))} client_encoding=UTF8"
             with psycopg.connect(conninfo, autocommit=True) as connection:
-                make_settings(SESSION, connection.execute, connection.execute)
+                apply_session_settings(SESSION, connection.execute, connection.execute)
                 yield connection
         except psycopg.Error as error:
             raise self._convert_error(error, doing) from self.server.get_safe_cause(error)
