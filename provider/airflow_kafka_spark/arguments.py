@@ -211,7 +211,8 @@ def find_template_problems(spec: object, prefix: str = "", rendered: Collection[
 
 
 def find_rendered_none(where: str, template: object, rendered: object) -> Iterator[Problem]:
-    """Yield a problem for each template that renders to the text ``None``, or to a name or path with a part ``None``.
+    """Yield a problem for each template that renders to the text ``None``, to a name or path with a part ``None``, or to a path
+    with an empty part.
 
     Airflow renders a missing value so, and a topic, a group or a directory of that name would be accepted.
 
@@ -220,8 +221,12 @@ def find_rendered_none(where: str, template: object, rendered: object) -> Iterat
     :param rendered: its value with its templates rendered.
     """
     if isinstance(template, str) and isinstance(rendered, str):
-        if _TEMPLATE.search(template) and _NONE.search(rendered) and not _NONE.search(template):
-            found = f"{_shorten(template, quoted=False)} renders to `{rendered.strip()}`: a value in it is None"
+        if not _TEMPLATE.search(template):
+            return
+        missing = "None" if _NONE.search(rendered) and not _NONE.search(template) else ""
+        missing = missing or ("empty" if _has_emptied_part(template, rendered) else "")
+        if missing:
+            found = f"{_shorten(template, quoted=False)} renders to `{rendered.strip()}`: a value in it is {missing}"
             yield Problem(where, found, "Give it a value, or a default in the template: `{{ params.name or 'orders' }}`")
     elif isinstance(template, Mapping) and isinstance(rendered, Mapping):
         for name, item in template.items():
@@ -229,6 +234,13 @@ def find_rendered_none(where: str, template: object, rendered: object) -> Iterat
     elif _is_list(template) and _is_list(rendered) and len(template) == len(rendered):
         for given, made in zip(template, rendered, strict=True):
             yield from find_rendered_none(where, given, made)
+
+
+def _has_emptied_part(template: str, rendered: str) -> bool:
+    """Return True if a part of a path that is only a template renders to nothing, so that the path names another directory."""
+    given = _TEMPLATE.sub("\0", template).split("/")
+    parts = rendered.split("/")
+    return len(given) == len(parts) > 1 and any(g == "\0" and not p for g, p in zip(given, parts, strict=True))
 
 
 def _has_template(name: str, text: str) -> bool:

@@ -154,7 +154,9 @@ def test_pause_resume_skip_and_replay_print_their_change_and_show_lists_it(line,
 
 
 def test_what_is_refused_ends_with_1_and_says_why(line, name):
-    assert line("show", "unheard-of")[0] == 1
+    code, text = line("show", "unheard-of")
+    assert code == 1 and "there is" not in text
+    assert f"; there is `{name}`" in line("show", f"{name}s")[1]
     code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x")
     assert code == 1 and f"{TOPIC}-0 at 11, not in [0, 10]" in text
     code, text = line("resend", name, "--window", "1", "--why", "x")

@@ -105,6 +105,12 @@ def test_a_struct_alone_is_the_schema() -> None:
         ("id INT64", 3, "`INT64`", "perhaps `bigint`"),
         ("id int8", 3, "`int8`", "perhaps `tinyint` for 8 bits, or `bigint`?"),
         ("at datetime", 3, "`datetime`", "perhaps `timestamp`"),
+        (
+            "a text, b datetime(6), c array<jsonb>, d foo, e int NOT",
+            2,
+            "`text`",
+            "Further unknown types: `datetime` (perhaps `timestamp`?), `jsonb` (perhaps `string`?), `foo`",
+        ),
         ('{"type": "object"}', 0, "`{`", "A text of JSON Schema goes to `Json.of_json_schema`"),
         ("id int,", 7, "the end", "the name of a column"),
         ("id int id2 int", 7, "`id2`", "`,` or the end"),

@@ -97,6 +97,17 @@ def test_a_template_that_is_not_rendered_is_named_where_it_stands():
     assert "{{ schema }}" in next(p.what for p in complaints(to_sink(value=Json("{{ schema }}"))) if p.where == "value.schema")
 
 
+def test_a_template_in_a_path_that_renders_to_nothing_names_no_directory_above():
+    for template, made in (("/lake/{{ params.x }}", "/lake/"), ("s3://lake/{{ params.x }}/orders", "s3://lake//orders")):
+        operator = to_sink(sink=FilesSink(template))
+        operator.render_template_fields({"params": {}})
+        found = next(p.what for p in complaints(operator) if p.where == "sink.path")
+        assert found == f"`{template}` renders to `{made}`: a value in it is empty"
+    operator = to_sink(sink=FilesSink("/lake/orders{{ params.suffix }}"))
+    operator.render_template_fields({"params": {}})
+    assert [p for p in complaints(operator) if "renders to" in p.what] == [], "a suffix may be empty"
+
+
 def test_a_text_with_braces_that_is_no_template_is_wrapped_in_a_literal():
     chain = [
         Filter(predicate=Condition(literal("day = '{{ ds }}'")), to=FilesSink("/x", partition_by=[literal("{{ day }}")])),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from airflow_kafka_spark.cli.definition import main
@@ -58,6 +60,8 @@ def test_a_sink_that_remembers_more_than_the_ledger_decides_for_run_and_preview(
     assert main(["plan", files.name, "--dag-file", str(dag_file)]) == 0
     output = capsys.readouterr().out
     assert "would begin at the position of its sink" in output and "60 records" in output
+    assert main(["plan", files.name, "--dag-file", str(dag_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pipeline"] == files.name, "Airflow's log is not part of it"
     assert main(["plan", "another", "--dag-file", str(dag_file)]) == 2
     assert f"the pipelines of its tasks: {files.name}" in capsys.readouterr().err
 

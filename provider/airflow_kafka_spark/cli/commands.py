@@ -7,18 +7,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tabulate import tabulate
 
-from airflow_kafka_spark.errors import KafkaSparkError
+from airflow_kafka_spark.errors import KafkaSparkError, PipelineUnknown
 from airflow_kafka_spark.windows.report import format_size
 
 if TYPE_CHECKING:
-    from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult
+    from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
     from airflow_kafka_spark.control.lifecycle import Unblocked
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
     from airflow_kafka_spark.control.preview import Preview
@@ -172,7 +172,7 @@ def format_skip(result: ChangeResult) -> str:
     """Return the result of a skip."""
     lines = [f"{_begin(result)} change {result.change} of pipeline {result.pipeline}, {_describe_author(result)}"]
     for window in result.given_up[:1]:
-        lines.append(f"Window {window.number}, which run {window.run} planned, is given up after {window.attempts} attempts")
+        lines.append(f"Window {window.number}, which run {window.run} planned, is given up after {_describe_attempts(window)}")
     rows = [(g.topic, g.partition, f"[{g.start}, {g.end})", f"{g.end - g.start:,}") for g in result.skipped]
     table = ["", format_table(("topic", "partition", "skipped", "at most"), rows), ""] if rows else []
     return "\n".join([*lines, *table, *_format_sentences(result.warnings)])
@@ -258,7 +258,7 @@ def _format_sentences(texts: Sequence[str]) -> list[str]:
     return [f"{text}." for text in texts]
 
 
-def _describe_attempts(window: WindowState) -> str:
+def _describe_attempts(window: WindowState | OpenWindow) -> str:
     return f"{window.attempts} attempt{'s' if window.attempts != 1 else ''}"
 
 
@@ -328,7 +328,7 @@ def run(command: str, args: argparse.Namespace) -> int:
             result, text = local(args)
         else:
             with _use_stored_connections(), _make_hook(args) as hook:
-                result, text = _COMMANDS[command](hook, args)
+                result, text = _run_on_pipeline(command, hook, args)
     except KafkaSparkError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -337,6 +337,19 @@ def run(command: str, args: argparse.Namespace) -> int:
         return USAGE
     print(json.dumps(to_json(result), indent=2) if args.json else text)
     return OK
+
+
+def _run_on_pipeline(command: str, hook: KafkaHook, args: argparse.Namespace) -> tuple[Any, str]:
+    """Run a command. If the ledger does not know the pipeline, the error names those of similar names."""
+    try:
+        return _COMMANDS[command](hook, args)
+    except PipelineUnknown as error:
+        from airflow_kafka_spark.control.pipelines import find_similar_pipelines
+
+        with suppress(KafkaSparkError, ValueError):
+            similar = find_similar_pipelines(hook, error.pipeline, error.ledger_topic)
+            error = PipelineUnknown(error.pipeline, error.ledger_topic, similar)
+        raise error from None
 
 
 @contextmanager
@@ -418,7 +431,9 @@ def _find_task(file: str, pipeline: str) -> FromKafkaOperator:
 
     if not os.path.isfile(file):
         raise ValueError(f"{file} is a directory; expected a file" if os.path.isdir(file) else f"there is no file {file}")
-    bag = DagBag(file, safe_mode=False)
+    # Airflow logs to standard output, which is the command's own, as JSON for instance.
+    with redirect_stdout(sys.stderr):
+        bag = DagBag(file, safe_mode=False)
     tasks = [task for dag in bag.dags.values() for task in dag.tasks if isinstance(task, FromKafkaOperator)]
     names = {task.pipeline or f"{task.dag_id}.{task.task_id}": task for task in tasks}
     if pipeline not in names:

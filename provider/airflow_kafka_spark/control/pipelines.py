@@ -5,15 +5,17 @@ These functions fence, create and change nothing, so an attempt of the pipeline 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.log import read_log
-from airflow_kafka_spark.ledger.topic import TOPIC, LedgerContent, LedgerTopic
+from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
 from airflow_kafka_spark.windows.changes import Change, change_to_json
+from airflow_kafka_spark.windows.interval import parse_ledger_name
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Gap, OffsetRange, State, TopicPartition
 from airflow_kafka_spark.windows.plan import PartitionLog
@@ -157,6 +159,27 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     if found.memory.is_unknown and not found.memory.history:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
+
+
+def find_similar_pipelines(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> list[str]:
+    """Return up to three pipelines of a ledger whose names are like another name, or end with it. The whole ledger is read.
+
+    :return: their names; empty if there is none, or no such ledger.
+    """
+    from difflib import get_close_matches
+
+    topic = find_ledger(hook, ledger_topic)
+    if topic is None:
+        return []
+    keys = (
+        record.key
+        for number in topic.partitions
+        for record in topic.read_newest(number, 0, (b"",), WAIT_FOR_NONE)
+        if record.value
+    )
+    names = {parse_ledger_name(name)[0] for key in keys if isinstance(name := json.loads(key)[0], str)}
+    within = sorted(name for name in names if name.endswith(f".{pipeline}"))
+    return list(dict.fromkeys([*within, *get_close_matches(pipeline, sorted(names), 3, 0.75)]))[:3]
 
 
 def find_ledger(hook: KafkaHook, ledger_topic: str = TOPIC) -> LedgerTopic | None:

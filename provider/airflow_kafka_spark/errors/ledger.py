@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_kafka_spark.errors.base import KafkaSparkError, format_command
+from airflow_kafka_spark.errors.base import KafkaSparkError, format_command, quote_names
 from airflow_kafka_spark.errors.planning import PlanError
 
 
@@ -248,12 +248,14 @@ class PipelineUnknown(ChangeRefused):
 
     :param pipeline: name of the pipeline.
     :param ledger_topic: the ledger topic.
+    :param similar: pipelines of similar names, if they were looked up.
     """
 
-    def __init__(self, pipeline: str, ledger_topic: str) -> None:
-        self.pipeline, self.ledger_topic = pipeline, ledger_topic
+    def __init__(self, pipeline: str, ledger_topic: str, similar: Sequence[str] = ()) -> None:
+        self.pipeline, self.ledger_topic, self.similar = pipeline, ledger_topic, tuple(similar)
         super().__init__(
-            f"Ledger topic `{ledger_topic}` has no record of a pipeline `{pipeline}`",
+            f"Ledger topic `{ledger_topic}` has no record of a pipeline `{pipeline}`"
+            + (f"; there is {quote_names(similar)}" if similar else ""),
             expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
             action="Correct the name (the page *Kafka pipelines* of Airflow's UI lists all of them), or the ledger topic. A new "
             "pipeline begins at its `starting_offsets`",

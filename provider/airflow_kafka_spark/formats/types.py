@@ -192,6 +192,7 @@ def parse_ddl(text: str) -> tuple[Column, ...]:
         columns = parser.parse_columns(closing="")
     if parser.token.kind != "end":
         parser.fail("`,` or the end of the schema")
+    parser.refuse_unknown_types()
     return columns
 
 
@@ -203,6 +204,7 @@ class _DdlParser:
         self.tokens = self._split_tokens(text)
         self.next = 0
         self.nesting = 0
+        self.unknown_types: list[_Token] = []
 
     def _split_tokens(self, text: str) -> list[_Token]:
         tokens: list[_Token] = []
@@ -228,6 +230,7 @@ class _DdlParser:
         return self.token.text.lower() if self.token.kind == "word" else ""
 
     def fail(self, expected: str, token: _Token | None = None) -> NoReturn:
+        self.refuse_unknown_types()
         token = token or self.token
         if not self.text.strip():
             expected += ", as in `id bigint, name string`"
@@ -312,8 +315,23 @@ class _DdlParser:
             return Text() if word == "string" else Text(self.parse_length())
         if not word:
             self.fail("a type")
-        meant = _OTHER_NAMES.get(word) or find_similar_name(word, (k.partition("(")[0].partition("<")[0] for k in _KNOWN))
-        self.fail(f"a type{f' (perhaps `{meant}`?)' if meant else ''}: one of {', '.join(_KNOWN)}")
+        # The other columns are parsed, too, so that all unknown types are named together.
+        self.unknown_types.append(at)
+        self.next += 1
+        if self.accept("("):
+            while not self.accept(")") and self.token.kind != "end":
+                self.next += 1
+        return Text()
+
+    def refuse_unknown_types(self) -> None:
+        """Raise :class:`SchemaInvalid` for the first unknown type, with the names of the others."""
+        if not self.unknown_types:
+            return
+        first, *others = self.unknown_types
+        listed = ", ".join(dict.fromkeys(f"`{token.text}`{_suggest_type(token)}" for token in others))
+        expected = f"a type{_suggest_type(first)}: one of {', '.join(_KNOWN)}"
+        expected += f". Further unknown types: {listed}" if others else ""
+        raise SchemaInvalid(self.text, first.position, f"`{first.text}`", expected)
 
     def parse_nested(self, word: str) -> DataType:
         self.nesting += 1
@@ -363,6 +381,13 @@ class _DdlParser:
         return Decimal(precision, scale)
 
 
+def _suggest_type(token: _Token) -> str:
+    """Return the type that was probably meant, in parentheses; "" if none is similar."""
+    word = token.text.lower()
+    meant = _OTHER_NAMES.get(word) or find_similar_name(word, (k.partition("(")[0].partition("<")[0] for k in _KNOWN))
+    return f" (perhaps `{meant}`?)" if meant else ""
+
+
 def parse_columns(schema: str | SparkSchema) -> tuple[Column, ...]:
     """Return the columns of a schema given as DDL text or as a pyspark ``StructType``, without importing pyspark.
 
@@ -398,7 +423,7 @@ def _parse_json_value(value: Any) -> DataType:
     if isinstance(value, str):
         parser = _DdlParser(value)
         data_type = parser.parse_data_type()
-        if parser.token.kind == "end":
+        if parser.token.kind == "end" and not parser.unknown_types:
             return data_type
     raise SchemaInvalid(str(value), 0, f"the type {value}", f"one of {', '.join(_KNOWN)}")
 

@@ -422,7 +422,10 @@ def test_a_consumer_never_commits_by_itself_never_resets_and_reads_committed_rec
     assert config["enable.partition.eof"] is True
     assert (config["group.id"], config["client.id"]) == ("g", "c")
     assert "allow.auto.create.topics" not in config
-    assert make_consumer_config(everything)["group.id"] == "airflow-kafka-spark"
+    for blank in ({}, {"group.id": ""}, {"group.id": " \n"}, {"group.id": "\0g"}):
+        assert make_consumer_config(everything, **blank)["group.id"] == "airflow-kafka-spark", (
+            "confluent-kafka aborts the process"
+        )
 
 
 @pytest.mark.parametrize(

@@ -513,9 +513,12 @@ def test_an_unknown_host_is_an_error_within_seconds(monkeypatch):
                 "max.in.flight": 50,
                 "retries": "no",
                 "enable.idempotence": False,
+                "sasl.pasword": "s3cr3t",
+                "ssl.ca.location": "/a/file/that/the/client/looks/for",
             },
             r'"gzp" .*\(`compression.type`\).*`max.in.flight` must be set <= 5.*`retries` is `no`, not a whole number; '
-            r".*sesion.timeout.ms.*perhaps `session.timeout.ms`.*`session.timeout.ms` is `6s`, not a whole number of millis",
+            r".*sesion.timeout.ms.*perhaps `session.timeout.ms`.*`session.timeout.ms` is `6s`, not a whole number of "
+            r'milliseconds; No such configuration property: "sasl.pasword"\.',
         ),
         ({"bootstrap.servers": "127.0.0.1:1", "error_cb": "os.system"}, "Add it to `callback_allowlist`"),
         ({"bootstrap.servers": ["127.0.0.1:1"]}, 'is of type list; expected a text. Write "broker1:9092,broker2:9092"'),

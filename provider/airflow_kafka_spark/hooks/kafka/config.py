@@ -189,8 +189,8 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict
     producers, of groups and of the Java client are left out, so that librdkafka logs no warnings about them.
 
     :param config: the extra of the ``kafka`` connection.
-    :param overrides: settings that take precedence over the connection's, as ``**{"group.id": "x"}``. By default, ``group.id`` is
-        a group that no consumer joins or commits to.
+    :param overrides: settings that take precedence over the connection's, as ``**{"group.id": "x"}``. By default, and if it is
+        blank, ``group.id`` is a group that no consumer joins or commits to.
     :raises ValueError: an override contradicts one of the fixed settings.
     """
     forced = {
@@ -202,7 +202,10 @@ def make_consumer_config(config: Mapping[str, Any], **overrides: object) -> dict
     for name, value in forced.items():
         if name in overrides and format_setting(overrides[name]).strip() != format_setting(value):
             raise ValueError(f"`{name}` of a window's consumer is always {value!r}, not {overrides[name]!r}")
-    return _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES) | {"group.id": DEFAULT_GROUP_ID} | overrides | forced
+    # A blank group would end the whole process in confluent-kafka, before the check of `group_id` can name it.
+    group = str(overrides.get("group.id", ""))
+    group = group if group.partition("\0")[0].strip() else DEFAULT_GROUP_ID
+    return _remove_settings(config, PRODUCER_ONLY | WINDOW_DECIDES) | overrides | {"group.id": group} | forced
 
 
 def make_producer_config(config: Mapping[str, Any], **overrides: object) -> dict[str, Any]:

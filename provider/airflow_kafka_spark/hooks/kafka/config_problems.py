@@ -40,7 +40,7 @@ def find_setting_problems(config: Mapping[str, Any]) -> list[str]:
     """Return the settings that a client would refuse, or read as another number, as parts of a sentence.
 
     Clients of both kinds are made without brokers, so that none connects. Addresses and security are left to the first client
-    that connects. Nothing is made for a connection that has only these.
+    that connects, except for unknown names beside other problems. Nothing is made for a connection that has only these.
 
     :param config: the extra of the ``kafka`` connection.
     """
@@ -55,7 +55,17 @@ def find_setting_problems(config: Mapping[str, Any]) -> list[str]:
     def configure_producer(sound: Mapping[str, Any]) -> dict[str, Any]:
         return make_producer_config(sound, **{"transactional.id": "airflow-kafka-spark"})
 
-    return _list_problems(given, [(Consumer, configure_consumer), (Producer, configure_producer)])
+    problems = _list_problems(given, [(Consumer, configure_consumer), (Producer, configure_producer)])
+    return problems + (_list_unknown_names(config.keys() - given.keys()) if problems else [])
+
+
+def _list_unknown_names(names: Iterable[str]) -> list[str]:
+    """Return the names of settings that librdkafka does not know, as parts of a sentence. Their values are not looked at."""
+    from confluent_kafka import Producer
+
+    asked = sorted(name for name in names if name.startswith(("sasl.", "ssl.", "security.")))
+    refused = {name: reason for name in asked for reason in _find_refused(Producer, {name: "x"}, {name: "x"}).values()}
+    return [reason for reason in refused.values() if "No such configuration property" in reason]
 
 
 def find_producer_problems(settings: Mapping[str, Any]) -> list[str]:

@@ -87,7 +87,7 @@ class SinkServer(PostgresServer):
                 f"Sessions of this pipeline have an application_name that begins with `{APPLICATION}`, see pg_stat_activity"
             )
         if state == "55000" or state[:2] in ("42", "44", "0A", "0L", "28") or is_refusal(error):
-            return SinkRejected(place, window, detail, _find_action(state))
+            return SinkRejected(place, window, detail, _find_action(state) or (_DEAD_LETTERS if is_refusal(error) else ""))
         remedy = _REMEDIES.get(state) or (_LOGIN if is_login_refused(detail) else None)
         return SinkUnavailable(place, doing, detail, remedy)
 
@@ -100,6 +100,10 @@ _REMEDIES = {
     "53100": "Make room on the server's disk, or in the tablespace",
     "53400": "Raise the limit of the server that the message names",
 }
+_DEAD_LETTERS = (
+    "Correct the target or the records, or send such records to a dead letter topic (`errors_tolerance`), and run the task "
+    "again: it moves the same window"
+)
 _LOGIN = "Correct the connection's login, or let the server accept it from this machine"
 
 
