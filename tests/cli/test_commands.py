@@ -106,6 +106,18 @@ def test_plan_prints_ranges_records_bytes_and_age(line, name):
     assert "At most 5 records, about 5.0 kB; its oldest record is" in text
 
 
+def test_plan_names_an_open_window_whose_records_were_deleted(line, kafka, hook, unique):
+    name, topic = unique("deleted"), unique("deleted")
+    kafka.create_topic(topic)
+    with Ledger(hook, name, "dag/run1/task", group_id=name) as ledger:
+        log = read_log(hook, [topic])
+        ranges = (OffsetRange(topic, 0, 5, 8),)
+        ledger.plan(Window(name, 1, ranges, "dag/run1/task", format_utc_now(), log.cluster_id, log.topic_ids))
+    code, text = line("plan", name)
+    assert code == 0 and "[5, 8)" in text
+    assert f"The log does not have the first offsets of this window in {topic}-0: records were deleted" in text
+
+
 def test_reset_windows_and_show_print_the_change(line, name):
     code, text = line("reset", name, "--shift-by", "-100", "--why", "reload", "--who", "ann")
     assert code == 0 and "the log ends there, not at -96" in text

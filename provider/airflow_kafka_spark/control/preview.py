@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -171,7 +171,7 @@ def preview_window(
     )
     number = max(beginning.last_number, memory.last_used) + 1
     found = _make_preview(hook, memory, beginning.decided_by, planned, number)
-    return replace(found, warnings=_find_warnings(pipeline, beginning))
+    return replace(found, warnings=(*found.warnings, *_find_warnings(pipeline, beginning)))
 
 
 def _find_beginning(
@@ -232,7 +232,7 @@ def _make_preview(
     parts = []
     for r in plan.ranges:
         found = samples.get(r.topic_partition)
-        size = None if found is None else round(found.bytes * r.span / found.offsets) if found.offsets else 0
+        size = None if found is None or found.is_gone else round(found.bytes * r.span / found.offsets) if found.offsets else 0
         parts.append(PreviewRange(r.topic, r.partition, r.start, r.end, r.span, size, found.oldest if found else None))
     known = [p for p in parts if p.bytes is not None and p.offsets]
     per_offset = sum(p.bytes or 0 for p in known) / sum(p.offsets for p in known) if known else 0.0
@@ -250,7 +250,17 @@ def _make_preview(
         bytes=total,
         age=age,
         held_back=plan.held_back,
+        warnings=_find_gone(samples),
     )
+
+
+def _find_gone(samples: Mapping[TopicPartition, RangeSample]) -> tuple[str, ...]:
+    """Return a sentence about the partitions of an open window whose first records are not in the log any more."""
+    if not (gone := sorted(tp for tp, sample in samples.items() if sample.is_gone)):
+        return ()
+    listed = ", ".join(map(str, gone[:8])) + (f" and {len(gone) - 8} others" if len(gone) > 8 else "")
+    lost = "records were deleted, or the log was truncated. The run fails or continues as its `data_loss` says"
+    return (f"The log does not have the first offsets of this window in {listed}: {lost}",)
 
 
 @dataclass(frozen=True)
@@ -258,12 +268,14 @@ class RangeSample:
     """The first records of a range.
 
     :param offsets: number of offsets that they cover.
+    :param is_gone: True if the log does not have the first offset of the range.
     """
 
     records: int = 0
     bytes: int = 0
     offsets: int = 0
     oldest: int | None = None
+    is_gone: bool = False
 
 
 def read_range_samples(
@@ -292,6 +304,11 @@ def read_range_samples(
                 if (r := open_ranges.get(tp)) is None:
                     continue
                 error = message.error()
+                if error is not None and error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
+                    samples[tp] = RangeSample(is_gone=True)
+                    del open_ranges[tp]
+                    consumer.incremental_unassign([confluent_kafka.TopicPartition(*tp)])
+                    continue
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:
                     raise KafkaUnavailable(hook.conn_id, f"reading {tp}", error.str())
                 found = samples.get(tp, RangeSample())
