@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak soak-kills mutants matrix debezium check format docs bench dist clean distclean
+.PHONY: help install demo test test-quick coverage soak soak-kills mutants matrix mysql debezium check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,6 +71,12 @@ mutants: install ## put deliberate faults into the code and see that the tests f
 
 matrix: install ## run a core set of tests with other versions of Python, Spark, Airflow and the clients (ARGS="spark-3.5")
 	@$(BIN)/python -m tests.matrix $(ARGS)
+
+# MySQL is not part of the stable distribution of Debian: see CONTRIBUTING.md.
+mysql: install ## run the tests of MariaDB on MySQL: MYSQLD=/path/to/mysqld, or the directory of its unpacked packages
+	@test -n "$(MYSQLD)" || { echo "MYSQLD is not set: name a server, or the directory of its unpacked packages" >&2; exit 1; }
+	@MYSQLD='$(MYSQLD)' $(BIN)/python -m pytest -n $(JOBS) --dist load $(AGAIN) tests/sources/mysql_cdc tests/sources/jdbc/test_mysql.py \
+		tests/verification/test_types.py tests/verification/test_verify.py $(ARGS)
 
 debezium: install ## run Debezium's engine on tables of all types, and record what tests compare events with (needs Maven)
 	@$(BIN)/python -m tests.support.debezium.record $(ARGS)

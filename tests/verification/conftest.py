@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.postgres.kit import Place, new_place
-from tests.support.mariadb import EmbeddedMariaDB, missing
+from tests.support.mariadb import EmbeddedMariaDB, is_mysql, missing
 
 MARIA = "maria_verify"
 
@@ -40,5 +40,9 @@ def maria(mariadb: EmbeddedMariaDB) -> Iterator[Any]:
         for statement in ("DROP DATABASE shop", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop"):
             cursor.execute(statement)
         cursor.execute("SET time_zone = '+00:00'")
+        if is_mysql():  # for MD5
+            cursor.execute("SELECT count(*) FROM mysql.component WHERE component_urn LIKE '%classic_hashing'")
+            if not cursor.fetchone()[0]:
+                cursor.execute("INSTALL COMPONENT 'file://component_classic_hashing'")
         yield cursor
     connection.close()

@@ -295,3 +295,6 @@ def _find_encoding_problems(where: str, session: DatabaseSession) -> Iterator[Pr
     if encoding := session.find_foreign_encoding():
         found = f"the database's texts are in {encoding}; expected UTF8"
         yield Problem(f"{where}.conn_id", found, "Checksums of its rows cannot be compared with those of other databases")
+    if not session.has_md5():
+        action = "INSTALL COMPONENT 'file://component_classic_hashing'"
+        yield Problem(f"{where}.conn_id", "the server has no function MD5, with which checksums of rows are made", action)

@@ -1,4 +1,4 @@
-"""An empty database of a MariaDB that writes a binary log, and windows of that log."""
+"""An empty database of a server that writes a binary log, and windows of that log. The server is MariaDB, or MySQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from airflow_kafka_spark.sources import MySqlCdcSource
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogServer
 from tests.sources.postgres_cdc.kit import Windows
-from tests.support.mariadb import EmbeddedMariaDB
+from tests.support.mariadb import EmbeddedMariaDB, is_mysql, translate
 
 CONN = "maria_log"
 
@@ -43,7 +43,11 @@ class Binlog:
     def execute(self, *statements: str) -> None:
         with self.connection.cursor() as cursor:
             for statement in statements:
-                cursor.execute(statement)
+                if is_mysql() and statement.startswith("CREATE OR REPLACE "):
+                    kind, name = statement.removeprefix("CREATE OR REPLACE ").split()[:2]
+                    cursor.execute(f"DROP {kind} IF EXISTS {name}")
+                    statement = statement.replace(" OR REPLACE", "")
+                cursor.execute(translate(statement))
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
@@ -52,10 +56,10 @@ class Binlog:
 
     def end(self) -> str:
         """Return the end of the log."""
-        return "{}:{}".format(*self.rows("SHOW MASTER STATUS")[0][:2])
+        return "{}:{}".format(*self.rows(self.server_log().make_status_statement(self.connection))[0][:2])
 
     def server_log(self) -> LogServer:
-        return LogServer(self.source().find_server())
+        return LogServer(MySqlCdcSource(CONN, "p").find_server())
 
     def source(self, **options: Any) -> MySqlCdcSource:
         """Return a source that begins where the database was created, or with a snapshot."""

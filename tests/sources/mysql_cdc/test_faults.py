@@ -13,6 +13,7 @@ from airflow_kafka_spark.operators.visibility.progress import collect_metrics
 from airflow_kafka_spark.sensors import SourceLogSensor
 from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.mysql_cdc.shop import CapturedTable, apply_changes, captured
+from tests.support.mariadb import is_mysql, translate
 from tests.support.oracle import same_multiset
 from tests.support.runs import context
 from tests.support.waiting import settled
@@ -32,7 +33,7 @@ def test_the_events_of_a_table_give_it_again_after_every_drain_whatever_is_kille
             made.change(40, truncates=number != 2)
             if number == 1:  # open across two kills
                 with long.cursor() as cursor:
-                    cursor.execute("INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_1000_to_1100")
+                    cursor.execute(translate("INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_1000_to_1100"))
             victim = made.victim(f"run{number}", fault=point)
             code = victim.wait()
             assert victim.fired, victim.tail()
@@ -66,9 +67,11 @@ def test_the_events_of_a_table_that_was_read_while_it_changed_give_it_again_what
             made.options["transforms"] = [RegexRouter(r"(.*)\.shop\.(.*)", "$1.shop.$2")] if number == 2 else []
             if number in (0, 3):  # open while chunks are read that do not include it
                 with long.cursor() as cursor:
-                    cursor.execute(f"INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_{number + 1}000_to_{number + 1}005")
-            if number == 2:
+                    first = (number + 1) * 1000
+                    cursor.execute(translate(f"INSERT INTO kept (id, note) SELECT -seq, 'long' FROM seq_{first}_to_{first + 5}"))
+            if number == 2 or is_mysql():  # where a chunk waits for such a transaction
                 long.commit()
+            if number == 2:
                 shop.execute("TRUNCATE TABLE kept", rows, "ALTER TABLE kept ADD COLUMN more int DEFAULT 5 FIRST")
             for kind, fault in (("chunks", point), ("log", point if point == "publish.committed" else None)):
                 made.change(5, truncates=False)

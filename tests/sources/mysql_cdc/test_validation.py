@@ -10,6 +10,7 @@ from airflow_kafka_spark.sources import MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
 from tests.sources.postgres_cdc.kit import Windows, find_problems
 from tests.support.documents import read_grants
+from tests.support.mariadb import is_mysql, translate
 
 
 def test_wrong_options_are_all_reported_at_once():
@@ -36,7 +37,7 @@ def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Bin
         "binlog_format": ("MIXED", "ROW"),
         "binlog_row_image": ("MINIMAL", "FULL"),
         "binlog_row_metadata": ("MINIMAL", "FULL"),
-        "log_bin_compress": ("ON", "OFF"),
+        **({"binlog_row_value_options": ("PARTIAL_JSON", "''")} if is_mysql() else {"log_bin_compress": ("ON", "OFF")}),
         "binlog_expire_logs_seconds": ("60", "0"),
     }
     try:
@@ -49,21 +50,29 @@ def test_settings_of_the_log_are_named_with_the_statement_that_helps(orders: Bin
         "SET GLOBAL binlog_format = 'ROW'",
         "SET GLOBAL binlog_row_image = 'FULL'",
         "SET GLOBAL binlog_row_metadata = 'FULL'",
-        "SET GLOBAL log_bin_compress = DEFAULT",
+        f"SET GLOBAL {'binlog_row_value_options' if is_mysql() else 'log_bin_compress'} = DEFAULT",
         "SET GLOBAL binlog_expire_logs_seconds",
     ):
         assert part in text, part
     assert find_problems(orders.source()) == {}
 
 
+OF_MARIADB = (
+    "versioned cannot be captured: its log has rows of its history",
+    "column `id` of shop.typed has the type uuid",
+    "column `small` of shop.typed is COMPRESSED",
+)
+
+
 def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
+    versioned, uuid, compressed = ("", "binary(16)", "") if is_mysql() else ("WITH SYSTEM VERSIONING", "uuid", "COMPRESSED")
     orders.execute(
         "CREATE TABLE keyless (a int)",
         "CREATE TABLE `or#ers` (id int PRIMARY KEY)",
         "CREATE TABLE `or_ers` (id int PRIMARY KEY)",
         "CREATE VIEW seen AS SELECT 1 AS one",
-        "CREATE TABLE versioned (id int PRIMARY KEY) WITH SYSTEM VERSIONING",
-        "CREATE TABLE typed (id uuid PRIMARY KEY, note text CHARACTER SET big5, small text COMPRESSED)",
+        f"CREATE TABLE versioned (id int PRIMARY KEY) {versioned}",
+        f"CREATE TABLE typed (id {uuid} PRIMARY KEY, note text CHARACTER SET big5, small text {compressed})",
         "CREATE TABLE exact (at datetime(6), amount decimal(20,2), PRIMARY KEY (at, amount))",
         "CREATE TABLE child (id int PRIMARY KEY, of_order int, "
         "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
@@ -74,10 +83,8 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "'shop'.'or#ers' and 'shop'.'or_ers' would have the same topic, `p.shop.or_ers`",
         "shop.keyless has no primary key",
         "seen cannot be captured: it is a view",
-        "versioned cannot be captured: its log has rows of its history",
-        "column `id` of shop.typed has the type uuid",
+        *(() if is_mysql() else OF_MARIADB),
         "the character set big5",
-        "column `small` of shop.typed is COMPRESSED",
         "the foreign key `up` of shop.child",
         "there is no table shop.absent",
         "GRANT SELECT ON else.where",
@@ -90,7 +97,10 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
     rounded = find_problems(orders.source(tables=["exact"], **rounding))["source.tables"]
     assert "`at` of the key of shop.exact is datetime(6): `time_precision_mode` cuts" in rounded
     assert "`amount` of the key of shop.exact is decimal(20,2): `decimal_handling_mode` rounds" in rounded
-    assert "versioned cannot be captured" in find_problems(orders.source())["source.tables"], "its log is read with all others"
+    if not is_mysql():
+        assert "versioned cannot be captured" in find_problems(orders.source())["source.tables"], (
+            "its log is read with all others"
+        )
 
 
 def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, monkeypatch: pytest.MonkeyPatch):
@@ -98,9 +108,10 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     orders.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'hush'")
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN.upper()}", f"mysql://reader:hush@{server.host}:{server.port}")
     source = orders.source(tables=["shop.orders"])
-    of_log, of_tables = read_grants("cdc.md", "BINLOG MONITOR", airflow="reader")
+    of_log, of_tables, *_ = read_grants("cdc.md", "LOCK TABLES" if is_mysql() else "BINLOG MONITOR", airflow="reader")
     text = find_problems(source)
-    assert "GRANT BINLOG MONITOR, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
+    monitor = translate("BINLOG MONITOR")
+    assert f"GRANT {monitor}, REPLICATION SLAVE ON *.* TO reader" in text["source.conn_id"]
     assert "GRANT SELECT ON shop.orders TO reader" in text["source.tables"]
     orders.execute("GRANT BINLOG MONITOR ON *.* TO reader", of_tables)
     assert "GRANT REPLICATION SLAVE ON *.* TO reader" in find_problems(source)["source.conn_id"]
@@ -112,7 +123,10 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
     assert sum(batch.num_rows for batch in reader.read(0)) == 1
     snapshot = Windows(orders.source(tables=["shop.orders"], snapshot="initial", snapshot_chunk_rows=1))
     assert find_problems(snapshot.source) == {} and len(snapshot.drain()) == 1
-    orders.execute("REVOKE SELECT ON shop.* FROM reader", "GRANT SELECT (id) ON shop.orders TO reader")
+    orders.execute(
+        f"REVOKE SELECT{', LOCK TABLES' if is_mysql() else ''} ON shop.* FROM reader",
+        "GRANT SELECT (id) ON shop.orders TO reader",
+    )
     assert "GRANT SELECT ON shop.orders TO reader" in find_problems(snapshot.source)["source.snapshot"]
 
 

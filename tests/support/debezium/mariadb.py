@@ -1,4 +1,4 @@
-"""Tables of all types of MariaDB, and changes of all kinds."""
+"""Tables of all types of MariaDB, or of MySQL, and changes of all kinds."""
 
 from __future__ import annotations
 
@@ -71,29 +71,64 @@ TYPES: list[tuple[str, list[str]]] = [
     ("int generated always as (7) stored", ["default"]),
 ]  # fmt: skip
 
+_OF_MYSQL: dict[tuple[str, str], tuple[str, list[str]]] = {
+    ("timestamp(6) null", "'1970-01-01 00:00:00.000001'"): (
+        "timestamp(6) null",
+        ["'1970-01-01 00:00:01.000001'", "'2026-01-02 03:04:05.6'", "'2026-01-02 03:04:05'"],
+    ),
+    ("json", '\'{"a":  [1, null, "ü"]}\''): (
+        "json",
+        [
+            '\'{"a":  [1, null, "ü"], "bb": {"": -70000}}\'',
+            "'[1.5, 1e300, true, 18446744073709551615]'",
+            "CAST(DATE'2026-01-02' AS JSON)",
+            "CAST(CAST(-1.5 AS DECIMAL(3,1)) AS JSON)",
+        ],
+    ),
+    ("point", "ST_GeomFromText('POINT(1 2)', 4326)"): (
+        "point",
+        ["ST_GeomFromText('POINT(1 2)', 4326, 'axis-order=long-lat')", "ST_GeomFromText('POINT(1 2)')"],
+    ),
+    ("text not null default 'd'", "'n'"): ("varchar(9) not null default 'd'", ["'n'"]),
+}
+"""What MySQL takes in place of MariaDB's types, by type and first literal."""
+
+TYPES_OF_MYSQL = [
+    *(_OF_MYSQL.get((kind, literals[0]), (kind, literals)) for kind, literals in TYPES),
+    ("vector(3)", ["TO_VECTOR('[1, -2.5, 0.1]')"]),
+    ("int invisible", ["5"]),
+]
+
+
+def _make_types(types: list[tuple[str, list[str]]]) -> str:
+    return f"CREATE TABLE types (id int PRIMARY KEY, {', '.join(f'c{n} {kind}' for n, (kind, _) in enumerate(types))})"
+
+
 TABLES = (
-    f"CREATE TABLE types (id int PRIMARY KEY, {', '.join(f'c{n} {kind}' for n, (kind, _) in enumerate(TYPES))})",
+    _make_types(TYPES),
     "CREATE TABLE changes (id int, part varchar(10), note text, big text, PRIMARY KEY (part, id))",
     "CREATE TABLE keyed (a int PRIMARY KEY, b varchar(36) NOT NULL)",
     "CREATE TABLE `odd näme` (`my key` int PRIMARY KEY, `col-1` text)",
     "CREATE TABLE finish (id int PRIMARY KEY)",
 )
 
+TABLES_OF_MYSQL = (_make_types(TYPES_OF_MYSQL), *TABLES[1:])
+
 KEYS = {"keyed": ["b"]}
 """The tables with a message key of their own."""
 
 
-def _rows() -> list[list[str]]:
+def _rows(types: list[tuple[str, list[str]]]) -> list[list[str]]:
     found = []
-    for number in range(max(len(literals) for _, literals in TYPES)):
-        names = [f"c{n}" for n, (_, literals) in enumerate(TYPES) if number < len(literals)]
-        given = [literals[number] for _, literals in TYPES if number < len(literals)]
+    for number in range(max(len(literals) for _, literals in types)):
+        names = [f"c{n}" for n, (_, literals) in enumerate(types) if number < len(literals)]
+        given = [literals[number] for _, literals in types if number < len(literals)]
         found.append([f"INSERT INTO types (id, {', '.join(names)}) VALUES ({number}, {', '.join(given)})"])
     return found
 
 
 CHANGES: list[list[str]] = [
-    *_rows(),
+    *_rows(TYPES),
     ["INSERT INTO types (id) VALUES (1000)"],
     ["INSERT INTO changes VALUES (1, 'a', 'n', repeat('0123456789', 500))", "INSERT INTO changes VALUES (2, 'b', NULL, NULL)"],
     ["UPDATE changes SET note = 'm' WHERE id = 1"],
@@ -112,3 +147,5 @@ CHANGES: list[list[str]] = [
     ["INSERT INTO finish VALUES (1)"],
 ]
 """Transactions, each with its statements."""
+
+CHANGES_OF_MYSQL = [*_rows(TYPES_OF_MYSQL), *CHANGES[len(_rows(TYPES)) :]]

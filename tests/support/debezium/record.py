@@ -1,8 +1,9 @@
 """Record the output of Debezium's engine for the tables and changes of this package.
 
-    python -m tests.support.debezium.record [postgres|mariadb]
+    python -m tests.support.debezium.record [postgres|mariadb|mysql]
 
-Maven downloads the engine. Each file ``<database>.json`` has, per set of options, the records in their order. Times and positions
+Maven downloads the engine. For ``mysql``, the environment variable ``MYSQLD`` names the server (see
+tests/support/mariadb.py). Each file ``<database>.json`` has, per set of options, the records in their order. Times and positions
 in them are those of the run.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.support.debezium import mariadb, postgres
-from tests.support.mariadb import EmbeddedMariaDB
+from tests.support.mariadb import EmbeddedMariaDB, is_mysql
 
 HERE = Path(__file__).parent
 JARS = Path(os.environ.get("DEBEZIUM_JARS", HERE.parents[2] / "build" / "debezium"))
@@ -184,14 +185,14 @@ def make_mariadb(connection: Any) -> None:
         for statement in ("DROP DATABASE IF EXISTS shop", "CREATE DATABASE shop CHARACTER SET utf8mb4", "USE shop"):
             cursor.execute(statement)
         cursor.execute("SET time_zone = '+00:00'")
-        for statement in mariadb.TABLES:
+        for statement in mariadb.TABLES_OF_MYSQL if is_mysql() else mariadb.TABLES:
             cursor.execute(statement)
 
 
 def change_mariadb(connection: Any) -> None:
     """Make the changes."""
     with connection.cursor() as cursor:
-        for transaction in mariadb.CHANGES:
+        for transaction in mariadb.CHANGES_OF_MYSQL if is_mysql() else mariadb.CHANGES:
             connection.begin()
             for statement in transaction:
                 cursor.execute(statement)
@@ -199,13 +200,15 @@ def change_mariadb(connection: Any) -> None:
 
 
 def record_mariadb(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's output for MariaDB."""
+    """Return the engine's output for MariaDB, or MySQL."""
     with EmbeddedMariaDB(*MARIADB_LOG) as server, server.connect() as connection:
         make_mariadb(connection)
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO finish VALUES (0)")
+        connector = "mysql.MySqlConnector" if is_mysql() else "mariadb.MariaDbConnector"
         properties = {
-            "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+            "connector.class": f"io.debezium.connector.{connector}",
+            **({"driver.allowPublicKeyRetrieval": "true"} if is_mysql() else {}),
             "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
             "include.schema.changes": "false",
             "database.server.id": "99",
@@ -224,7 +227,7 @@ def record_mariadb(options: Mapping[str, str]) -> dict[str, Any]:
 def main() -> None:
     """Write the files."""
     download()
-    makers = {"postgres": record_postgres, "mariadb": record_mariadb}
+    makers = {"postgres": record_postgres, "mysql" if is_mysql() else "mariadb": record_mariadb}
     for name in sys.argv[1:] or makers:
         found = {}
         for options, properties in OPTIONS.items():

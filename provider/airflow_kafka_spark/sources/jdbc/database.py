@@ -264,6 +264,10 @@ class DatabaseSession(ABC):
         """Return the encoding in which the database computes with texts; empty if that is UTF-8."""
         return ""
 
+    def has_md5(self) -> bool:
+        """Return True if the server has the function MD5."""
+        return True
+
     def find_task_read_obstacle(self) -> str:
         """Return the reason why Spark tasks cannot read this server by themselves, as a clause; empty if they can."""
         return "it is no PostgreSQL"

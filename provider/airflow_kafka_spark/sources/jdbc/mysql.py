@@ -41,6 +41,10 @@ DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.6"
 OLDEST = {"MariaDB": (10, 3), "MySQL": (8, 0)}
 _DENIED = (1142, 1143)
 """Errors of a user that may not read all columns of a table."""
+_NO_REPLICA_STATUS = (1064, 1227)
+"""Errors of ``SHOW REPLICA STATUS``: of releases before 8.0.22, and of a user without the right ``REPLICATION CLIENT``."""
+_NO_FUNCTION = (1305, 1370)
+"""Errors of a function that does not exist, and of one that the user may not look up."""
 _HIDDEN = "*"
 """Stands for the columns that the catalog does not show to the user."""
 
@@ -75,7 +79,10 @@ class MySqlDialect(SqlDialect):
             return f"HEX({name})" if " " in column.literal else f"HEX(CONVERT({name} USING utf8mb4))"
         if kind == "binary":
             return f"HEX({name})"
-        return f"CAST({name}{_NUMBERS.get(kind, '')} AS CHAR)"
+        if kind == "double":
+            # MySQL cuts the text of a CAST to 22 characters, but none within JSON. Without the addition, a float has six digits.
+            return f"IF({name} IS NULL, NULL, JSON_UNQUOTE(JSON_EXTRACT(JSON_ARRAY({name} + 0e0), '$[0]')))"
+        return f"CAST({name}{' + 0' if kind == 'ordinal' else ''} AS CHAR)"
 
     def make_literal(self, column: SourceColumn, value: str) -> str:
         kind, charset, collation = (column.literal.split(" ") + ["", ""])[:3]
@@ -103,9 +110,6 @@ class MySqlDialect(SqlDialect):
     def make_clock_literal(self, column: SourceColumn, instant: datetime) -> str:
         form = "%Y-%m-%d" if column.clock == "date" else "%Y-%m-%d %H:%M:%S.%f"
         return self.make_literal(column, instant.strftime(form))
-
-
-_NUMBERS = {"ordinal": " + 0", "double": " + 0e0"}
 
 
 def _check_value(value: str, pattern: str) -> str:
@@ -328,14 +332,36 @@ class MySqlSession(DatabaseSession):
         found = re.search(r" AUTO_INCREMENT=(\d+)", plain[plain.rindex("\n)") :])
         return int(found[1]) if found else 1
 
+    def has_md5(self) -> bool:
+        import pymysql
+
+        try:
+            return bool(self.fetch_rows("SELECT MD5('')"))
+        except pymysql.err.MySQLError as error:
+            if error.args and error.args[0] in _NO_FUNCTION:
+                return False  # MySQL 9.6 and later, without a component
+            raise
+
     def find_hidden_writers(self, relation: Relation) -> str:
-        # Not each replica is read-only, and MySQL does not count its threads here.
+        # Not each replica is read-only.
         found = (f"CAST(@@global.{name} AS CHAR) NOT IN ('0', 'OFF')" for name in ("read_only", "innodb_read_only"))
         ((is_read_only,),) = self.fetch_rows(f"SELECT {' OR '.join(found)}")
-        running = self.fetch_rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-        if not is_read_only and not any(int(count) for _, count in running):
+        if not is_read_only and not self._is_replicating():
             return ""
         return "the server is a replica, which does not show the transactions that write on its primary, and may be behind it"
+
+    def _is_replicating(self) -> bool:
+        """Return True if the server is a replica; False also if it is MySQL and the user may not see this."""
+        import pymysql
+
+        if not self.is_mysql:
+            return any(int(count) for _, count in self.fetch_rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'"))
+        try:
+            return bool(self.fetch_rows("SHOW REPLICA STATUS"))
+        except pymysql.err.MySQLError as error:
+            if error.args and error.args[0] in _NO_REPLICA_STATUS:
+                return False
+            raise
 
     def wait_for_writers(self, relation: Relation, seconds: float) -> str:
         # Only a role with the right PROCESS may see the transactions of others.

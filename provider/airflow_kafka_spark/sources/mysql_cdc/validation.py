@@ -12,8 +12,11 @@ from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
+    FIRST,
+    LogCoordinates,
     LogServer,
     is_mariadb,
+    is_replicating,
     read_replica_lag,
     read_version,
 )
@@ -22,6 +25,8 @@ from airflow_kafka_spark.sources.mysql_cdc.windows import UNDESCRIBED
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
+
+_NO_SUCH_TABLE, _ABSENT = 1146, "airflow_kafka_spark_absent"
 
 WAITING = (Unchecked("source.tables", "source.conn_id"),)
 """The checks that need the server."""
@@ -33,10 +38,8 @@ KEPT_SECONDS = 3600
 _WANTED = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _REFUSED = {
     "log_bin_compress": "compressed events cannot be read",
-    "binlog_transaction_compression": "compressed transactions cannot be read",
     "binlog_row_value_options": "partial values of JSON cannot be read",
 }
-_TYPES = (*UNDESCRIBED, "json")
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,13 @@ class MySqlLogValidation:
             yield Problem("source.conn_id", "the server writes no binary log", "Set `log_bin`, and restart the server")
         for name, wanted in _WANTED.items():
             found = self._read_setting(connection, name).upper()
-            if found != wanted:
+            if found not in ("", wanted):
                 action = f"SET GLOBAL {name} = '{wanted}', and set it in the server's configuration"
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`; expected `{wanted}`", action)
         for name, reason in _REFUSED.items():
             found = self._read_setting(connection, name)
             if found not in ("", "OFF", "0"):
                 yield Problem("source.conn_id", f"`{name}` of the server is `{found}`: {reason}", f"SET GLOBAL {name} = DEFAULT")
-        tells_place = is_mariadb(connection) and fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_position'")
-        if self.options.snapshot != "never" and not tells_place:
-            what = "the server does not report at which coordinates of its log a transaction sees the tables, as MariaDB does"
-            yield Problem("source.snapshot", what, 'Use `snapshot="never"` and the coordinates of a backup (`starting_position`)')
         yield from self._find_kept_problems(connection)
         yield from self._find_replica_problems(connection)
 
@@ -121,8 +120,12 @@ class MySqlLogValidation:
             yield Problem("source.conn_id", what, action)
 
     def _find_replica_problems(self, connection: Connection) -> Iterator[Problem]:
-        running = fetch_rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
-        is_replica = any(str(value) not in ("0", "OFF") for _, value in running)
+        import pymysql
+
+        try:
+            is_replica = is_replicating(connection)
+        except pymysql.Error:
+            return  # the right is missing, which is reported by itself
         names = ("log_slave_updates", "log_replica_updates")
         if is_replica and "OFF" in [self._read_setting(connection, name) for name in names]:
             what = "the server is a replica, and does not log the changes that it gets from its primary"
@@ -143,7 +146,7 @@ class MySqlLogValidation:
             yield Problem("source.conn_id", f"user `{user}` may not ask where the log ends: {error.detail}", action)
             return
         try:
-            self.server.read_creation_time(files[-1].file)
+            self.server.read_beginning(LogCoordinates(files[-1].file, FIRST))
         except LogLost as error:
             yield Problem.of("source.conn_id", error, "")
         except SourceRejected as error:
@@ -202,21 +205,25 @@ class MySqlLogValidation:
         for name in key or ():
             if name not in names:
                 yield Problem("source.message_key_columns", f"{shown} has no column `{name}`", "Correct the name")
-        yield from self._find_column_problems(shown, columns, key)
+        undescribed = UNDESCRIBED if is_mariadb(connection) else ()
+        yield from self._find_column_problems(shown, columns, key, undescribed)
         yield from self._find_cascade_problems(connection, table)
         if self.options.snapshot != "never":
             yield from self._find_snapshot_problems(connection, table)
 
-    def _find_column_problems(self, shown: str, columns: Sequence[Sequence[Any]], key: Sequence[str] | None) -> Iterator[Problem]:
+    def _find_column_problems(
+        self, shown: str, columns: Sequence[Sequence[Any]], key: Sequence[str] | None, undescribed: Sequence[str]
+    ) -> Iterator[Problem]:
         """Yield the columns that cannot be read from the log, and those of the key whose form is not one of a single value.
 
         :param shown: the table.
         :param columns: per column its name, type, character set, kind of key, declaration and digits after the seconds.
         :param key: the columns of the key that the options name; None for the primary key.
+        :param undescribed: the types that the log describes as plain bytes.
         """
         identifying = key or [str(column[0]) for column in columns if column[3] == "PRI"]
         for name, data_type, charset, _, declared, precision in columns:
-            if str(data_type).lower() in _TYPES and not charset:
+            if str(data_type).lower() in undescribed and not charset:
                 what = f"column `{name}` of {shown} has the type {data_type}, which cannot be read from the log"
                 yield Problem("source.tables", what, "Change its type, or leave the table out")
             if charset and charset not in CODECS:
@@ -253,6 +260,23 @@ class MySqlLogValidation:
         except pymysql.Error as error:
             what = f"user `{self.server.server.user}` may not read {shown}: {error.args[-1]}"
             yield Problem("source.snapshot", what, f"GRANT SELECT ON {shown} TO {self.server.server.user}")
+            return
+        if not is_mariadb(connection):
+            yield from self._find_lock_problems(connection, table[0])
+
+    def _find_lock_problems(self, connection: Connection, database: str) -> Iterator[Problem]:
+        """Yield the missing right to lock tables of a database of MySQL."""
+        import pymysql
+
+        try:
+            # The server checks the right first, and nobody waits for a table that does not exist.
+            fetch_rows(connection, f"LOCK TABLES {DIALECT.quote(database)}.{DIALECT.quote(_ABSENT)} READ")
+        except pymysql.Error as error:
+            if error.args[0] != _NO_SUCH_TABLE:
+                what = f"user `{self.server.server.user}` may not lock tables of {database} for a moment: {error.args[-1]}"
+                action = f"GRANT SELECT, LOCK TABLES ON {database}.* TO {self.server.server.user}"
+                yield Problem("source.snapshot", what, action)
+        fetch_rows(connection, "UNLOCK TABLES")
 
     def _find_cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
         if self.options.ignore_cascades:

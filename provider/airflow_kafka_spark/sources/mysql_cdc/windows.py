@@ -42,12 +42,11 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
     is_mariadb,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.snapshot import (
-    SESSION,
     format_literals,
     make_chunk_token,
     make_typed_column,
     may_rename,
-    take_snapshot,
+    prepare_session,
 )
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 from airflow_kafka_spark.windows.report import PassProgress
@@ -101,14 +100,11 @@ class MySqlChunkPlanner(ChunkPlanner):
     form: ValueForm
 
     def __post_init__(self) -> None:
-        for statement in SESSION:
-            fetch_rows(self.connection, statement)
+        prepare_session(self.connection)
 
     def make_token(self) -> dict[str, Any]:
         """Return the token of a chunk that would be read now."""
-        coordinates = take_snapshot(self.connection)
-        fetch_rows(self.connection, "ROLLBACK")
-        return make_chunk_token(coordinates)
+        return make_chunk_token(self.server.end(self.connection))
 
     def ends(self, table: TableSnapshot, most: int) -> list[Key] | None:
         """Return the last keys of the next chunks. See :meth:`ChunkPlanner.ends`."""
@@ -163,7 +159,7 @@ LAST_EVENT_BYTES = 1 << 10
 """Maximum size in bytes of the event at the end of a file, which names the next file."""
 
 UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
-"""Types of MariaDB that the log describes as plain bytes."""
+"""Types of MariaDB that the log describes as plain bytes. MySQL has one of them, which its log describes."""
 
 _SYSTEM = "'mysql', 'information_schema', 'performance_schema', 'sys'"
 
@@ -225,7 +221,7 @@ class MySqlLogWindowPlanner:
             if state.tables and state.is_caught_up:
                 return self._cut_chunks(connection, at, state, form)
             if self._is_finished(state):
-                return FrozenWindow((), self._make_position(at, start, state, self.server.read_creation_time(start.file)))
+                return FrozenWindow((), self._make_position(at, start, state, self.server.read_beginning(start)))
             start = self._make_readable(files, start)
             end = advance(files, start, self.options.max_binlog_bytes, now)
             is_exact, has_changes = end == now, compute_distance(files, start, end) > 0
@@ -235,15 +231,15 @@ class MySqlLogWindowPlanner:
             after = state.advance_past_log(end.order, _parse_order)
             if not has_changes and is_exact and after.tables and after.is_caught_up:
                 return self._cut_chunks(connection, replace(at, start=end, now=max(now, end, key=_get_order)), after, form)
-        created = self.server.read_creation_time(start.file)
-        of_end = self.server.read_creation_time(end.file) if end.file != start.file and is_exact else created
+        begun = self.server.read_beginning(start)
+        of_end = self.server.read_beginning(end) if end.file != start.file and is_exact else begun
         at = replace(at, start=start)
         found = self._make_position(at, end, after, of_end)
         if not is_exact:
             found["begun"] = str(start)
         if behind := found["bytes_behind"]:
             log.info("%s bytes of the log lie after this window", f"{behind:,}")
-        bounds: dict[str, Any] = {"start": str(start), "end": str(end), "log": {**identity, "created": created}}
+        bounds: dict[str, Any] = {"start": str(start), "end": str(end), "log": {**identity, **begun}}
         if state.filter:
             bounds["snapshot"] = state.filter
         is_left = behind > 0 or bool(after.tables)
@@ -273,14 +269,16 @@ class MySqlLogWindowPlanner:
     def _is_finished(self, state: SnapshotState) -> bool:
         return self.options.snapshot == "only" and not state.tables
 
-    def _make_position(self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, created: int) -> dict[str, Any]:
+    def _make_position(
+        self, at: _Cut, coordinates: LogCoordinates, state: SnapshotState, begun: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the position after a window.
 
         :param coordinates: the end of the window.
-        :param created: the time at which the file of these coordinates was begun.
+        :param begun: the beginning of the file of these coordinates, or of ``begun`` of the position.
         """
         behind, gtid = compute_distance(at.files, coordinates, at.now), {"gtid": at.gtid} if at.gtid else {}
-        found = {"place": str(coordinates), "log": {**at.identity, "created": created}, "bytes_behind": behind, **gtid}
+        found = {"place": str(coordinates), "log": {**at.identity, **begun}, "bytes_behind": behind, **gtid}
         known = {} if self.options.snapshot == "never" else note_tables(self._named)
         return {**found, **known, **state.to_json(), **({"finished": True} if self._is_finished(state) else {})}
 
@@ -317,8 +315,8 @@ class MySqlLogWindowPlanner:
 
     def _cut_chunks(self, connection: Connection, at: _Cut, state: SnapshotState, form: MySqlEventForm) -> FrozenWindow:
         """Return a window of the next chunks of the snapshot. The position in the log does not move."""
-        created = self.server.read_creation_time(at.start.file)
-        bounds = {"start": str(at.start), "log": {**at.identity, "created": created}}
+        begun = self.server.read_beginning(at.start)
+        bounds = {"start": str(at.start), "log": {**at.identity, **begun}}
         chunks = MySqlChunkPlanner(
             most=self.options.snapshot_chunks_per_window,
             bounds=bounds,
@@ -328,7 +326,7 @@ class MySqlLogWindowPlanner:
             form=form.values,
         )
         state = chunks.cut(state)
-        return FrozenWindow(tuple(chunks.splits), self._make_position(at, at.start, state, created), remaining=True)
+        return FrozenWindow(tuple(chunks.splits), self._make_position(at, at.start, state, begun), remaining=True)
 
     def _find_first(self, connection: Connection, now: LogCoordinates) -> LogCoordinates:
         """Return the coordinates at which the first window begins.
@@ -403,6 +401,8 @@ class MySqlLogWindowPlanner:
             found["bytes_behind"] = max(0, position["bytes_behind"] - (coordinates.position - planned.position))
         found["place"] = str(coordinates)
         found["log"] = {**position["log"], "created": token["created"] or position["log"]["created"]}
+        if coordinates.file != LogCoordinates.parse(position.get("begun", position["place"])).file:
+            found["log"].pop("head", None)
         found.pop("begun", None)
         if token.get("gtid"):
             found["gtid"] = token["gtid"]
@@ -476,6 +476,8 @@ def read_charsets(connection: Connection) -> dict[int, str]:
 
 def read_undescribed_columns(connection: Connection) -> dict[tuple[str, str], dict[str, str]]:
     """Return per table the columns whose types the log describes as plain bytes, and these types."""
+    if not is_mariadb(connection):
+        return {}
     kinds = ", ".join(f"'{kind}'" for kind in UNDESCRIBED)
     found: dict[tuple[str, str], dict[str, str]] = {}
     for database, table, column, kind in fetch_rows(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from uuid import UUID
 
 QUERY, STOP, ROTATE, FORMAT, XID, TABLE_MAP, INCIDENT, HEARTBEAT, XA_PREPARE = 2, 3, 4, 15, 16, 19, 26, 27, 38
 BEGIN_LOAD_QUERY, EXECUTE_LOAD_QUERY = 17, 18
+PAYLOAD = 40
+"""The events of a transaction of MySQL, compressed (``binlog_transaction_compression``)."""
 WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS = (23, 30), (24, 31), (25, 32)
 ROWS = frozenset({*WRITE_ROWS, *UPDATE_ROWS, *DELETE_ROWS})
 ROWS_WITH_EXTRA = frozenset({30, 31, 32})
@@ -19,7 +23,6 @@ GTIDS = frozenset({GTID_MYSQL, ANONYMOUS_GTID, GTID_TAGGED, GTID_MARIADB})
 UNREADABLE = {
     26: "the server lost events (an incident)",
     39: "it has partial updates of JSON (`binlog_row_value_options`)",
-    40: "it is compressed (`binlog_transaction_compression`)",
     **dict.fromkeys(range(165, 172), "it is compressed (`log_bin_compress`)"),
 }
 """Types of events that are not read, and the reason."""
@@ -73,6 +76,32 @@ def parse_event(data: bytes, checked: bool) -> LogEvent:
     return LogEvent(kind, seconds, server_id, 0 if flags & _ARTIFICIAL else log_pos, data[19:])
 
 
+_ZSTD, _PLAIN = 0, 255
+
+
+def read_payload(body: bytes) -> Iterator[LogEvent]:
+    """Yield the events that a PAYLOAD event holds. They are decompressed one by one.
+
+    :raises LogUnreadable: it is compressed by an unknown method, or cut off.
+    """
+    import pyarrow as pa
+
+    fields, data = dict[int, int](), _Bytes(body)
+    while kind := data.read_number():  # their end is the field 0
+        value = _Bytes(data.read_text())
+        fields[kind] = value.read_number()
+    method, packed = fields.get(2, _PLAIN), pa.BufferReader(pa.py_buffer(body)[data.at :])
+    if method not in (_ZSTD, _PLAIN):
+        raise LogUnreadable(f"a transaction is compressed by the unknown method {method}")
+    stream = pa.CompressedInputStream(packed, "zstd") if method == _ZSTD else packed
+    while header := stream.read(_HEADER.size):
+        (size,) = _U32.unpack_from(header, 9) if len(header) == _HEADER.size else (0,)
+        event = header + stream.read(size - _HEADER.size) if size >= _HEADER.size else header
+        if len(event) < max(size, _HEADER.size):
+            raise LogUnreadable("a compressed transaction is cut off")
+        yield parse_event(event, checked=False)
+
+
 def has_checksums(body: bytes) -> bool:
     """Return True if the events after a FORMAT event end with checksums."""
     return body[-1] == 1
@@ -96,10 +125,37 @@ def parse_gtid(event: LogEvent) -> str:
     if event.kind == GTID_MARIADB:
         number, domain = struct.unpack_from("<QI", body)
         return f"{domain}-{event.server_id}-{number}"
+    if event.kind == GTID_TAGGED:
+        return _parse_tagged_gtid(body)
     if event.kind != GTID_MYSQL:
         return ""
-    uuid, (number,) = body[1:17].hex(), _U64.unpack_from(body, 17)
-    return f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}:{number}"
+    return f"{UUID(bytes=body[1:17])}:{_U64.unpack_from(body, 17)[0]}"
+
+
+def _parse_tagged_gtid(body: bytes) -> str:
+    """Return the GTID of a transaction of MySQL that has a tag.
+
+    The event is a sequence of numbered fields, which begins with the flags, the server's UUID, the number and the tag.
+
+    :raises LogUnreadable: it does not begin so.
+    """
+    at = 0
+
+    def read() -> int:
+        """Return the next number: the lowest bits of its first byte tell how many bytes follow."""
+        nonlocal at
+        first = body[at]
+        more = (~first & first + 1).bit_length() - 1
+        value = int.from_bytes(body[at : at + 1 + more], "little") >> more + 1 if more < 8 else 0
+        at += 1 + more
+        return value
+
+    _version, _size, _last, *flags = (read() for _ in range(5))
+    found = [read() for _ in range(21)]
+    if flags[0] != 0 or found[0] != 1 or found[17] != 2 or found[19] != 3:
+        raise LogUnreadable("a GTID with a tag has another form")
+    tag = body[at : at + found[20]].decode()
+    return f"{UUID(bytes=bytes(found[1:17]))}:{tag}:{found[18] >> 1}"
 
 
 class Transactions:
@@ -157,9 +213,9 @@ class Transactions:
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, LONGLONG, INT24 = 1, 2, 3, 4, 5, 8, 9
 DATE, YEAR, VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = 10, 13, 15, 16, 17, 18, 19
-JSON, NEWDECIMAL, ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 245, 246, 247, 248, 252, 253, 254, 255
+VECTOR, JSON, NEWDECIMAL, ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 242, 245, 246, 247, 248, 252, 253, 254, 255
 
-_ONE_BYTE = frozenset({FLOAT, DOUBLE, BLOB, GEOMETRY, JSON, TIMESTAMP2, DATETIME2, TIME2, 140, 242, 249, 250, 251})
+_ONE_BYTE = frozenset({FLOAT, DOUBLE, BLOB, GEOMETRY, JSON, TIMESTAMP2, DATETIME2, TIME2, 140, VECTOR, 249, 250, 251})
 _TWO_BYTES = frozenset({VARCHAR, BIT, NEWDECIMAL, ENUM, SET, VAR_STRING, STRING, 141})
 _NUMBERS = frozenset({TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR})
 
@@ -295,8 +351,9 @@ def parse_table_map(body: bytes, is_mariadb: bool) -> LogTable:
 def _describe(table: LogTable, data: _Bytes, is_mariadb: bool) -> None:  # noqa: C901 - one branch for each kind of part
     """Add names, signs, character sets, values and the key to a table's columns."""
     columns = table.columns
-    # MariaDB treats geometries as texts here.
-    texts = [c for c in columns if c.kind in (STRING, VAR_STRING, VARCHAR, BLOB, 140, 141) or (is_mariadb and c.kind == GEOMETRY)]
+    # MariaDB treats geometries as texts here, MySQL vectors.
+    as_text = GEOMETRY if is_mariadb else VECTOR
+    texts = [c for c in columns if c.kind in (STRING, VAR_STRING, VARCHAR, BLOB, 140, 141, as_text)]
     chosen = [c for c in columns if c.kind in (ENUM, SET)]
     while data.at < len(data.data):
         kind = data.take(1)[0]

@@ -29,7 +29,7 @@ _KINDS = {
     "date": binlog.DATE, "time": binlog.TIME2, "datetime": binlog.DATETIME2, "timestamp": binlog.TIMESTAMP2,
     "char": binlog.STRING, "binary": binlog.STRING, "varchar": binlog.VARCHAR, "varbinary": binlog.VARCHAR,
     "enum": binlog.ENUM, "set": binlog.SET, "json": binlog.JSON,
-    "uuid": binlog.STRING, "inet4": binlog.STRING, "inet6": binlog.STRING, "vector": binlog.STRING,
+    "uuid": binlog.STRING, "inet4": binlog.STRING, "inet6": binlog.STRING, "vector": binlog.VECTOR,
 }  # fmt: skip
 _SIZES = {"tiny": 1, "": 2, "medium": 3, "long": 4}
 
@@ -145,6 +145,8 @@ def _make_log_column(form: ValueForm, row: _ColumnRow) -> LogColumn:
         code, meta = binlog.BLOB, bytes([_SIZES[text[1]]])
     elif code is None:
         code, meta = binlog.GEOMETRY, b"\4"
+    elif kind in ("json", "vector"):
+        meta = b"\4"
     elif kind == "decimal":
         meta = bytes([int(row.precision or 0), int(row.scale or 0)])
     elif kind in ("time", "datetime", "timestamp"):

@@ -185,7 +185,7 @@ class MySqlTableWriter(TableWriter):
         key = form.keys.get(name, tuple(table.columns[at].name for at in table.key))
         for column in table.columns:
             try:
-                if column.kind == binlog.STRING and (kind := unreadable.get(column.name)):
+                if column.kind in (binlog.STRING, binlog.VECTOR) and (kind := unreadable.get(column.name)):
                     raise ColumnRefused(f"values of type {kind} cannot be read")
                 found = read_column(column, replace(form.values, is_key=column.name in key))
             except ColumnRefused as error:

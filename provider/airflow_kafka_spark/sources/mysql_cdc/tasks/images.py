@@ -61,7 +61,7 @@ def measure(column: LogColumn) -> ValueSize:
         return ValueSize((meta[1] * 8 + meta[0] + 7) // 8, 0)
     if kind in (binlog.ENUM, binlog.SET):
         return ValueSize(meta[1], 0)
-    if kind in (binlog.BLOB, binlog.GEOMETRY):
+    if kind in (binlog.BLOB, binlog.GEOMETRY, binlog.JSON, binlog.VECTOR):
         return ValueSize(0, meta[0])
     return ValueSize(0, 1 if column.width < 256 else 2)
 
@@ -197,6 +197,8 @@ def format_values(values: ColumnImages, column: LogColumn, reading: ReadColumn, 
     size, prefix = measure(column)
     if prefix:
         texts = take_ranges(values.data, values.begins, values.ends, values.nulls)
+        if reading.of_log is not None:
+            return format_column(texts, None, reading.of_log)
         return format_column(texts, reading.form, reading.of_query)
     try:
         if column.kind in _FORMATS:

@@ -158,6 +158,7 @@ class MySqlLogReader(EventReader):
     def _read_pieces(self, split: int, bounds: Mapping[str, Any]) -> Iterator[list[Located]]:
         """Yield the events of a window of the log, several at a time, and record the end of its last transaction."""
         start, end = LogCoordinates.parse(bounds["start"]), LogCoordinates.parse(bounds["end"])
+        self.server.refuse_other_file(start, start.position, bounds["log"])
         transactions, created, piece, size = Transactions(), 0, list[Located](), 0
         coordinates = start
         for located in self.server.read_events_up_to(start, end):

@@ -11,7 +11,8 @@ import random
 import re
 import struct
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 FIRST = 4
 """The position of the first event of a file."""
+
+HEAD_BYTES = 1 << 12
+"""Bytes at the beginning of a file whose checksum identifies it."""
 
 SENT_SECONDS = 30.0
 """Seconds to wait until the server sends its log up to the end that it has reported."""
@@ -117,6 +121,7 @@ class LogServer:
             connection = self.server.connect()
             try:
                 self._refuse_other_driver(connection)
+                _show_generated_keys(connection)
                 yield connection
             finally:
                 connection.close()
@@ -174,6 +179,14 @@ class LogServer:
             elif event.kind == binlog.ROTATE:
                 file, position = binlog.parse_rotate(event.body)
                 coordinates = LogCoordinates(file, position if not event.log_pos else FIRST)
+            elif event.kind == binlog.PAYLOAD:
+                # Its events have the place of the whole. The event itself follows them, and ends the place.
+                try:
+                    for inner in binlog.read_payload(event.body):
+                        yield Located(inner, before, before)
+                except LogUnreadable as error:
+                    raise self.make_unreadable_error(before, error) from None
+                event = event._replace(body=b"")
             yield Located(event, before, coordinates)
 
     def read_events_up_to(self, start: LogCoordinates, end: LogCoordinates) -> Iterator[Located]:
@@ -228,16 +241,27 @@ class LogServer:
         found = fetch_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in names)}")[0]
         return dict(zip(names, found, strict=True))
 
-    def read_creation_time(self, file: str) -> int:
-        """Return the time at which a file of the log was begun, in seconds since 1970. With its name, it identifies the file.
+    def read_beginning(self, at: LogCoordinates) -> dict[str, Any]:
+        """Return the facts that identify a file of the log, beside its name: the time at which it was begun (``created``, seconds
+        since 1970), and a checksum of its first events (``head``), because it may be begun again within a second.
 
+        :param at: an end of an event in the file. Later events are not read.
         :raises LogLost: the server does not have the file.
         """
-        with self.open_session(f"reading the beginning of {file}") as connection:
-            for found in self.read_events(connection, LogCoordinates(file, FIRST)):
+        created, checksum, end = None, 0, FIRST
+        with self.open_session(f"reading the beginning of {at.file}") as connection:
+            for found in self.read_events(connection, LogCoordinates(at.file, FIRST)):
                 if found.event.kind == binlog.FORMAT:
-                    return found.event.seconds
-        raise SourceRejected(self.where, f"its file {file} has no beginning", NEW_PIPELINE)
+                    created = found.event.seconds
+                if created is not None and found.end.file == at.file and FIRST < found.end.position <= at.position:
+                    if found.event.kind != binlog.FORMAT:  # that one changes when the file is closed
+                        checksum = zlib.crc32(found.event.body, checksum ^ found.event.seconds)
+                    end = found.end.position
+                if created is not None and (end >= min(at.position, HEAD_BYTES) or found.end.order > at.order):
+                    break
+        if created is None:
+            raise SourceRejected(self.where, f"its file {at.file} has no beginning", NEW_PIPELINE)
+        return {"created": created, "head": [end, checksum]}
 
     def refuse_other(self, connection: Connection, start: LogCoordinates, log: dict[str, Any]) -> list[LogCoordinates]:
         """Return the files of the log, after a check that the server has the log from ``start`` on.
@@ -261,7 +285,7 @@ class LogServer:
                 "reset, or this is another server",
                 f"Keep the log for longer (`binlog_expire_logs_seconds`), or run more often. {NEW_PIPELINE}",
             )
-        self.refuse_other_file(start.file, log)  # first: another file may be shorter, too
+        self.refuse_other_file(start, there[start.file], log)  # first: another file may be shorter, too
         if start.position > there[start.file]:
             raise LogLost(
                 self.where,
@@ -271,16 +295,22 @@ class LogServer:
             )
         return files
 
-    def refuse_other_file(self, file: str, log: dict[str, Any]) -> None:
+    def refuse_other_file(self, at: LogCoordinates, size: int, log: Mapping[str, Any]) -> None:
         """Refuse a file of the log that is not the file that was read before.
 
+        :param at: the end of what was read of it.
+        :param size: the present size of the file.
+        :param log: the identity of the log that was recorded then; without ``head`` by an earlier release.
         :raises LogLost: it is another file of this name.
         """
-        known = log.get("created")
-        if known is not None and known != self.read_creation_time(file):
+        if log.get("created") is None:
+            return
+        end, _ = log.get("head", (FIRST, 0))
+        found = self.read_beginning(LogCoordinates(at.file, min(end, size)))
+        if any(name in log and log[name] != value for name, value in found.items()):
             raise LogLost(
                 self.where,
-                f"its file {file} was begun at another time than the one that was read before: the log was reset, or this is "
+                f"its file {at.file} was begun at another time than the one that was read before: the log was reset, or this is "
                 "another server",
                 f"Connect to the server of before. {NEW_PIPELINE}",
             )
@@ -303,6 +333,14 @@ def read_version(connection: Connection) -> tuple[int, int]:
     """Return the first two numbers of the server's release."""
     first, second = re.findall(r"\d+", connection.get_server_info().removeprefix("5.5.5-"))[:2]
     return int(first), int(second)
+
+
+def _show_generated_keys(connection: Connection) -> None:
+    """Let the catalog show the primary keys that MySQL generates, which the log always has."""
+    if not is_mariadb(connection):
+        name = "show_gipk_in_create_table_and_information_schema"
+        for _ in fetch_rows(connection, f"SHOW VARIABLES WHERE variable_name = '{name}' AND value = 'OFF'"):
+            fetch_rows(connection, f"SET SESSION {name} = ON")
 
 
 def compute_distance(files: Sequence[LogCoordinates], start: LogCoordinates, end: LogCoordinates) -> int:
@@ -363,10 +401,30 @@ def read_replica_lag(replica: LogServer, connection: Connection) -> float:
 
     :raises SourceRejected: the server is no replica.
     """
+    statement, column = ("SHOW ALL SLAVES STATUS", "Seconds_Behind_Master")
+    if not is_mariadb(connection):
+        statement, column = _make_replica_statement(connection), "Seconds_Behind_Source"
     with connection.cursor() as cursor:
-        cursor.execute("SHOW ALL SLAVES STATUS")
-        at = [column[0] for column in cursor.description].index("Seconds_Behind_Master")
+        cursor.execute(statement)
+        names = [field[0] for field in cursor.description]
+        at = names.index(column if column in names else "Seconds_Behind_Master")
         found = [row[at] for row in cursor.fetchall()]
     if not found:
         raise SourceRejected(replica.where, "it is no replica", "Name replicas in `replica_conn_ids`")
     return max(math.inf if seconds is None else float(seconds) for seconds in found)
+
+
+def _make_replica_statement(connection: Connection) -> str:
+    """Return the statement of MySQL that returns the state of its replication."""
+    return "SHOW REPLICA STATUS" if read_version(connection) >= (8, 4) else "SHOW SLAVE STATUS"
+
+
+def is_replicating(connection: Connection) -> bool:
+    """Return True if the server is a replica.
+
+    :raises pymysql.Error: its user may not ask for it (MySQL).
+    """
+    if not is_mariadb(connection):
+        return bool(fetch_rows(connection, _make_replica_statement(connection)))
+    running = fetch_rows(connection, "SHOW GLOBAL STATUS LIKE 'Slave%running'")
+    return any(str(value) not in ("0", "OFF") for _, value in running)

@@ -1,7 +1,8 @@
 """Chunks of a table's snapshot: how they are opened, their coordinates in the log, and the chunks of keys of the log.
 
-A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``, whose coordinates in the log MariaDB reports: the rows include
-exactly the transactions before it.
+A chunk is read in ``START TRANSACTION WITH CONSISTENT SNAPSHOT``: the rows include exactly the transactions before its
+coordinates in the log. MariaDB reports these. MySQL does not: there, the table is locked until the snapshot is taken and the end
+of the log is read, so that no transaction on the table is between its commit in the log and its commit in the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
-from airflow_kafka_spark.sources.mysql_cdc.tasks.session import TABLE_CHANGED, LogCoordinates, LogServer
+from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
+    TABLE_CHANGED,
+    LogCoordinates,
+    LogServer,
+    is_mariadb,
+)
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm, remove_prefixes
 
 if TYPE_CHECKING:
@@ -32,12 +38,29 @@ OPEN_SECONDS = 60.0
 KEYS_AT_ONCE = 2000
 """Maximum number of keys in a query that compares them with the ends of chunks."""
 
-SESSION = (
+LOCK_SECONDS = 1
+"""Seconds for which an attempt to lock a table of MySQL waits for open transactions. New writers of the table wait meanwhile."""
+
+LOCK_PAUSE_SECONDS = 2.0
+"""Seconds between two such attempts, in which writers go on."""
+
+_LOCK_TIMEOUT = 1205
+
+_SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600, wait_timeout = 28800, max_statement_time = 0, "
-    "idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0",
+    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600, wait_timeout = 28800",
 )
-"""Gives every session the same settings. A transaction has a snapshot at REPEATABLE READ only."""
+_SESSION_OF_MARIADB = "SET SESSION max_statement_time = 0, idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0"
+_SESSION_OF_MYSQL = "SET SESSION max_execution_time = 0"
+
+
+def prepare_session(connection: Connection) -> None:
+    """Give a session the settings of all sessions of snapshots. A transaction has a snapshot at REPEATABLE READ only."""
+    for statement in (*_SESSION, _SESSION_OF_MARIADB if is_mariadb(connection) else _SESSION_OF_MYSQL):
+        fetch_rows(connection, statement)
+
+
+BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
 
 @dataclass(frozen=True)
@@ -54,12 +77,32 @@ class MySqlOpenChunk:
     now_us: int
 
 
-def take_snapshot(connection: Connection) -> LogCoordinates:
-    """Begin a transaction, and return the coordinates of the log up to which it sees changes."""
-    for statement in (*SESSION, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
-        fetch_rows(connection, statement)
+def take_snapshot(server: LogServer, connection: Connection, name: Sequence[str]) -> LogCoordinates | None:
+    """Begin a transaction, and return the coordinates of the log up to which it sees changes of a table.
+
+    :return: None if transactions that have changed the table do not end (MySQL).
+    """
+    prepare_session(connection)
+    if not is_mariadb(connection):
+        return _take_snapshot_of_locked(server, connection, name)
+    fetch_rows(connection, BEGIN)
     found = {str(name).casefold(): value for name, value in fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
     return LogCoordinates(str(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+
+
+def _take_snapshot_of_locked(server: LogServer, connection: Connection, name: Sequence[str]) -> LogCoordinates | None:
+    import pymysql
+
+    with server.open_session("locking a table") as locking:
+        fetch_rows(locking, f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")
+        try:
+            fetch_rows(locking, f"LOCK TABLES {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} READ")
+        except pymysql.Error as error:
+            if error.args and error.args[0] == _LOCK_TIMEOUT:
+                return None
+            raise
+        fetch_rows(connection, BEGIN)
+        return server.end(connection)
 
 
 def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, Any], form: ValueForm) -> MySqlOpenChunk:
@@ -75,14 +118,16 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
     name, start = tuple(chunk["table"]), LogCoordinates.parse(chunk["start"])
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
-        seen = take_snapshot(connection)
-        if _includes(server, seen, start) and _lock_table(connection, name) and not _is_changed(server, connection, seen, name):
+        seen = take_snapshot(server, connection, name)
+        if seen is not None and _is_usable(server, connection, seen, start, name):
             break
         fetch_rows(connection, "ROLLBACK")
         if time.monotonic() > deadline:
             detail = f"its definition changes all the time, or the transactions before {start} are not visible"
+            if seen is None:
+                detail = "a transaction that has changed it does not end, so that the table cannot be locked for a moment"
             raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
-        time.sleep(0.05)
+        time.sleep(0.05 if seen is not None else LOCK_PAUSE_SECONDS)
     (now,) = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
     shape = read_table_shape(server, connection, name, form)
     if shape is None:
@@ -90,6 +135,13 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
         raise SourceRejected(".".join(name), "it is no table any more", action)
     shape.refuse_other_key(tuple(chunk["key"]), tuple(chunk.get("types", ())))
     return MySqlOpenChunk(shape, seen, int(now))
+
+
+def _is_usable(
+    server: LogServer, connection: Connection, seen: LogCoordinates, start: LogCoordinates, name: Sequence[str]
+) -> bool:
+    """Return True if a snapshot includes all that windows of the log have left to it, and the table as it is now."""
+    return _includes(server, seen, start) and _lock_table(connection, name) and not _is_changed(server, connection, seen, name)
 
 
 def _includes(server: LogServer, coordinates: LogCoordinates, start: LogCoordinates) -> bool:
@@ -191,8 +243,7 @@ class MySqlChunkFilter(ChunkFilter):
         super().__post_init__()
         self._seen = {chunk.seen: LogCoordinates.parse(chunk.seen).order for t in self.tables.values() for chunk in t.read}
         self._at = (0, 0)
-        for statement in SESSION:
-            fetch_rows(self.connection, statement)
+        prepare_session(self.connection)
 
     def enter(self, coordinates: LogCoordinates) -> None:
         """Record the place of the event of the log whose changes come next."""
@@ -222,7 +273,8 @@ class MySqlChunkFilter(ChunkFilter):
     def _find(self, table: TableSnapshot, keys: list[Key]) -> None:
         """Record the number of ends of chunks before each key."""
         names = [f"c{number}" for number in range(len(table.key))]
-        values = ", ".join(f"({n}, {', '.join(format_literals(table.types, key))})" for n, key in enumerate(keys))
+        row = "" if is_mariadb(self.connection) else "ROW"
+        values = ", ".join(f"{row}({n}, {', '.join(format_literals(table.types, key))})" for n, key in enumerate(keys))
         before = " + ".join(f"({DIALECT.make_after_condition(names, format_literals(table.types, end))})" for end in table.bounds)
         query = f"WITH k (n, {', '.join(names)}) AS (VALUES {values}) SELECT n, {before} FROM k"
         for number, count in fetch_rows(self.connection, query):

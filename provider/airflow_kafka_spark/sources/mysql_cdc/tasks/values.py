@@ -30,6 +30,7 @@ from airflow_kafka_spark.sources.cdc.tasks.events import (
 from airflow_kafka_spark.sources.mysql_cdc.options import UnsignedHandling, ZeroDateHandling
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogColumn
+from airflow_kafka_spark.sources.mysql_cdc.tasks.json_binary import format_json_binary
 
 ValueReader = Callable[[bytes, int], "tuple[str, int]"]
 """Reads a value at an index of a row's bytes; returns it as JSON, and the index after it."""
@@ -80,6 +81,7 @@ class ReadColumn:
         are not cut into chunks by the column.
     :param compared: how the server compares such values, for a column that has ``key``.
     :param form: how whole columns of a query's result become JSON; None if only ``of_query`` knows it.
+    :param of_log: returns a value of the log, without its size, as JSON, of a type that a query shows otherwise; None for others.
     """
 
     read: ValueReader
@@ -88,6 +90,7 @@ class ReadColumn:
     key: ValueConverter | None = None
     compared: str = ""
     form: ColumnForm | None = None
+    of_log: ValueConverter | None = None
 
 
 def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
@@ -111,15 +114,14 @@ def read_column(column: LogColumn, form: ValueForm) -> ReadColumn:
     simple = {binlog.FLOAT: _FLOAT, binlog.DOUBLE: _DOUBLE, binlog.YEAR: _YEAR}
     if kind in simple:
         return simple[kind]
-    if kind == binlog.GEOMETRY:
-        return _make_geometry_column(column.meta[0], is_point=column.geometry == 1)
+    if kind in (binlog.GEOMETRY, binlog.JSON, binlog.VECTOR):
+        return _make_sized_column(column)
     raise ColumnRefused(_REFUSED.get(kind, f"values of the log's type {kind} cannot be read"))
 
 
 _REFUSED = {
     7: "it is a TIMESTAMP of the format before release 5.6", 11: "it is a TIME of the format before release 5.6",
     12: "it is a DATETIME of the format before release 5.6", 140: "it is COMPRESSED", 141: "it is COMPRESSED",
-    binlog.JSON: "values of MySQL's type JSON cannot be read",
 }  # fmt: skip
 
 
@@ -250,6 +252,45 @@ def _make_decimal_column(precision: int, scale: int, form: ValueForm) -> ReadCol
         "number",
         column_form,
     )
+
+
+def _format_json_decimal(raw: bytes) -> str:
+    """Return a DECIMAL within a value of JSON: two bytes of precision and scale, then those of the number."""
+    column = _make_decimal_column(raw[0], raw[1], ValueForm(decimals="string"))
+    return column.read(raw, 2)[0].strip('"')
+
+
+def _make_sized_column(column: LogColumn) -> ReadColumn:
+    prefix = column.meta[0]
+    if column.kind == binlog.GEOMETRY:
+        return _make_geometry_column(prefix, is_point=column.geometry == 1)
+    return _make_json_column(prefix) if column.kind == binlog.JSON else _make_vector_column(prefix)
+
+
+def _make_json_column(prefix: int) -> ReadColumn:
+    """Return the reading of MySQL's type JSON: the text that the server shows."""
+
+    def format_log(raw: bytes) -> str:
+        return encode_basestring(format_json_binary(raw, _format_json_decimal))
+
+    schema, text = make_named_schema("string", "io.debezium.data.Json"), ColumnForm("text")
+    read = _make_sized_reader(prefix, format_log)
+    return ReadColumn(read, schema, lambda raw: encode_basestring(raw.decode()), form=text, of_log=format_log)
+
+
+def _make_vector_column(prefix: int) -> ReadColumn:
+    """Return the reading of MySQL's type VECTOR: numbers of 32 bits."""
+
+    def format_vector(raw: bytes) -> str:
+        return f"[{','.join(_format_float(number) for (number,) in struct.iter_unpack('<f', raw))}]"
+
+    schema = {
+        "type": "array",
+        "items": {"type": "float", "optional": False},
+        "name": "io.debezium.data.FloatVector",
+        "version": 1,
+    }
+    return ReadColumn(_make_sized_reader(prefix, format_vector), schema, format_vector)
 
 
 def _make_bits_column(length: int) -> ReadColumn:
