@@ -19,6 +19,7 @@ from airflow_kafka_spark.verification.concurrency import ConcurrentWork
 from airflow_kafka_spark.verification.database_side import DatabaseSide
 from tests.sinks.postgres.kit import Place
 from tests.support.documents import read_grants
+from tests.support.mariadb import translate
 from tests.support.runs import ROOT, context
 from tests.verification.conftest import MARIA
 
@@ -328,11 +329,12 @@ def test_keys_of_mariadb_cut_both_tables_alike(place: Place, maria: Any) -> None
 
 def test_the_documented_rights_are_enough(place: Place, maria: Any, mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     maria.execute("CREATE TABLE orders (id bigint PRIMARY KEY, note text)")
-    maria.execute("INSERT INTO orders SELECT seq, seq FROM seq_1_to_50")
+    maria.execute(translate("INSERT INTO orders SELECT seq, seq FROM seq_1_to_50"))
     place.execute("CREATE TABLE t (id bigint PRIMARY KEY, note text); INSERT INTO t SELECT n, n FROM generate_series(1, 49) n")
     role = f"{place.schema}_reader"
     place.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'hush'")
-    maria.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'hush'")
+    maria.execute("DROP USER IF EXISTS reader")
+    maria.execute("CREATE USER reader IDENTIFIED BY 'hush'")
     for statement in read_grants("verification.md", "shop.orders", airflow="reader"):
         maria.execute(statement)
     names = {"sales.orders": f"{place.quoted}.t", "sales": place.quoted, "airflow": f'"{role}"'}

@@ -211,8 +211,10 @@ class MySqlSession(DatabaseSession):
             yield from cursor
 
     def estimate_rows(self, relation: str) -> int:
+        # The default form of MySQL 9 is a text, and MariaDB does not know the name of its only table.
+        form = "FORMAT=TRADITIONAL " if self.is_mysql else ""
         with self.connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN SELECT 1 FROM {relation}")
+            cursor.execute(f"EXPLAIN {form}SELECT 1 FROM {relation}")
             at = [field[0].lower() for field in cursor.description].index("rows")
             return max((int(row[at] or 0) for row in cursor.fetchall()), default=0)
 

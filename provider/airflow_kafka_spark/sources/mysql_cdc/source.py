@@ -46,8 +46,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         nothing. ``initial``: all rows of the tables, in chunks, while windows of the log go on in between; then the log.
         ``only``: as ``initial``, up to the position in the log at which all rows are read; further windows are empty.
         ``when_needed``: as ``initial``, and again whenever the log after the last window is lost; rows that were deleted in
-        between get no event. Tables that are added to ``tables`` later are read, too. For MariaDB, and tables of the engine
-        InnoDB.
+        between get no event. Tables that are added to ``tables`` later are read, too. For tables of the engine InnoDB. On MySQL,
+        each chunk locks its table for a moment, which needs the right LOCK TABLES.
     :param snapshot_chunk_rows: number of rows of a chunk, and so of a Kafka transaction; default 250,000. A table without a
         unique key that can be compared (numbers, texts, bytes, dates) is one chunk.
     :param snapshot_chunks_per_window: maximum number of chunks in a window, from 1 to 100. Each is a Spark task and a session of
@@ -55,8 +55,8 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
     :param max_replica_lag: seconds that a replica of ``replica_conn_ids`` may be behind (``Seconds_Behind_Master``). While one is
         further behind, or while its replication has stopped, each chunk of a snapshot waits before its first row. Default None:
         the lag of replicas is not checked.
-    :param replica_conn_ids: Airflow connections of type ``mysql`` of MariaDB's replicas, for ``max_replica_lag``; their users
-        need the right ``SLAVE MONITOR``. Executors use them, too. Default none.
+    :param replica_conn_ids: Airflow connections of type ``mysql`` of replicas, for ``max_replica_lag``; their users need the
+        right ``SLAVE MONITOR`` (MySQL: ``REPLICATION CLIENT``). Executors use them, too. Default none.
     :param max_binlog_bytes: maximum size of a window in bytes of the log, unless a single transaction is longer; default 256 MiB.
         A window has to be published within the sink's ``transaction_timeout``.
     :param message_key_columns: table -> the columns of its key. Default: the primary key.
