@@ -19,6 +19,7 @@ from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
 from airflow_kafka_spark.sources import MySqlCdcSource
 from airflow_kafka_spark.testing import EmbeddedKafka
 from tests.sources.mysql_cdc.kit import CONN, Binlog
+from tests.support.mariadb import is_mysql
 from tests.support.oracle import committed_records
 from tests.support.pipelines import SPARK, create_ledger
 from tests.support.runs import Attempts
@@ -115,7 +116,8 @@ class CapturedTable(Attempts):
         else:
             change = self.shapes.choice((f"MODIFY {self.shapes.choice(after)} varchar(40) CHARACTER SET latin1", "FORCE"))
         try:
-            self.log.execute(f"ALTER TABLE kept NOWAIT {change}")
+            # MySQL has no NOWAIT.
+            self.log.execute(*(["SET SESSION lock_wait_timeout = 1"] if is_mysql() else []), f"ALTER TABLE kept NOWAIT {change}")
         except pymysql.err.OperationalError as error:
             if error.args[0] not in (1205, 1213):
                 raise

@@ -225,6 +225,9 @@ def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
     found = shop.windows(message_key_columns={"shop.b": ["y"]}, tombstones_on_delete=False).next()
     assert [record["key"] for record in found] == [{"y": 6}, {"y": 6}, {"y": 6}, {"y": 8}]
     assert [change[0] for change in changes(found)] == ["c", "u", "d", "c"]
+    shop.execute("UPDATE b SET y = NULL", "INSERT INTO b VALUES (1, NULL)", "DELETE FROM b WHERE x = 7")
+    found = shop.windows(message_key_columns={"shop.b": ["y"]}, tombstones_on_delete=False).next()[4:]
+    assert [(record["value"]["op"], record["key"]["y"]) for record in found] == [("d", 8), ("c", None), ("c", None), ("d", None)]
 
 
 def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(shop: Binlog):
