@@ -187,6 +187,12 @@ def test_a_retry_behind_sigkill_continues_behind_the_chunks_that_are_compared(or
     # Not seen: these chunks are compared.
     orders.connection.execute("DELETE FROM t WHERE id IN (150, 250)")
     sink = JdbcSource(orders.conn_id, f"{orders.quoted}.t")
+    other = tmp_path / "of another key"
+    other.write_text(state.read_text())
+    orders.connection.execute("CREATE INDEX ON s (id, amount); CREATE INDEX ON t (id, amount)")
+    longer = JdbcSource(orders.conn_id, f"{orders.quoted}.s", key=["id", "amount"])
+    found = verify(orders, Store(other), source=longer, sink=sink, chunk_rows=100, on_difference="warn")
+    assert (found["method"], found["missing"]) == ("ranges", 4), "the position is one of another key"
     found = verify(orders, Store(state), sink=sink, chunk_rows=100, on_difference="warn")
     assert named(found) == [{"kind": "missing", "key": {"id": 50}}, {"kind": "missing", "key": {"id": 950}}]
     assert (found["chunks"], found["source_rows"], found["sink_rows"], found["differing_chunks"]) == (11, 1000, 998, 2)

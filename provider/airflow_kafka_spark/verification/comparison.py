@@ -304,7 +304,7 @@ def _recheck_chunks(options: VerificationOptions, work: ConcurrentWork, chunks: 
 
 def _compute_fingerprint(source: DatabaseSide, sink: DatabaseSide, options: VerificationOptions) -> str:
     sides = [
-        [side.database.uri, side.name, side.where, [column.name for column in side.columns], list(side.forms)]
+        [side.database.uri, side.name, side.where, [column.name for column in side.columns], list(side.forms), side.key]
         for side in (source, sink)
     ]
     return hashlib.sha256(json.dumps([sides, options.chunk_rows]).encode()).hexdigest()

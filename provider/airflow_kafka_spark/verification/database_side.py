@@ -115,7 +115,7 @@ class PostgresCanonicalSql(CanonicalSql):
     def make_form(self, family: Family, form: Form, c: str) -> str | None:
         if form == "json":
             return None
-        if form in ("integer", "decimal"):
+        if form in ("integer", "decimal", "numeral"):
             return self._format_number(family, form, c)
         if form == "instant":
             if family == "zoned":
@@ -206,7 +206,7 @@ class MySqlCanonicalSql(CanonicalSql):
     def make_form(self, family: Family, form: Form, c: str) -> str | None:
         if form in ("single", "double", "json", "jsonb"):
             return None
-        if form in ("integer", "decimal"):
+        if form in ("integer", "decimal", "numeral"):
             return _make_mysql_number(family, form, c)
         if form in ("instant", "date"):
             distance = f"DATEDIFF({c}, DATE'2000-01-01')"

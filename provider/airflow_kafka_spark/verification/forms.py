@@ -24,12 +24,13 @@ Family = Literal[
 are Arrow's lists, structs and maps."""
 
 Form = Literal[
-    "integer", "decimal", "single", "double", "text", "trimmed", "uuid", "binary", "instant", "date", "time", "json", "jsonb"
-]
-"""``jsonb`` is PostgreSQL's canonical JSON, ``json`` Python's."""
+    "integer", "decimal", "numeral", "single", "double", "text", "trimmed", "uuid", "binary", "instant", "date", "time",
+    "json", "jsonb",
+]  # fmt: skip
+"""``numeral`` is a decimal that one side holds as a text; ``jsonb`` is PostgreSQL's canonical JSON, ``json`` Python's."""
 
-FREE_FORMS: frozenset[Form] = frozenset({"text", "trimmed", "uuid", "time", "json", "jsonb"})
-"""Forms that may contain the separator. Their length in bytes is written before them."""
+FREE_FORMS: frozenset[Form] = frozenset({"numeral", "text", "trimmed", "uuid", "binary", "time", "json", "jsonb"})
+"""Forms that may be empty, as NULL is, or contain the separator. Their length in bytes is written before them."""
 
 RANGE_FORMS: frozenset[Form] = frozenset({"integer", "decimal", "instant", "date", "binary"})
 """Forms whose values every database sorts the same way."""
@@ -86,7 +87,7 @@ def find_form(source: Comparable, sink: Comparable, *, in_postgres: bool) -> For
         return "binary"
     if "text" in found and found <= {"text", "integer", "decimal"}:
         # Numbers with more digits than Spark's decimal type are published as text.
-        return "decimal" if found != {"text"} else "text"
+        return "numeral" if found != {"text"} else "text"
     if found == {"array"}:
         return "text" if in_postgres and source.type == sink.type else None
     return _find_text_form(source, sink, in_postgres) if found <= _TEXTS else None

@@ -93,7 +93,7 @@ def _format_column(column: pa.Array, form: Form) -> list[str | None]:
     if family == "boolean":
         column = column.cast(pa.int8())
     text = column.cast(pa.string())
-    if form in ("decimal", "time") and family not in ("integer", "boolean"):
+    if form in ("decimal", "numeral", "time") and family not in ("integer", "boolean"):
         text = pc.replace_substring_regex(text, *_FRACTION_ZEROS)
     elif form == "uuid":
         text = pc.utf8_lower(text)

@@ -236,6 +236,24 @@ def test_a_partition_spec_that_others_change_meanwhile_makes_the_next_attempt_wr
     assert current(lake).inspect.partitions().num_rows == 3
 
 
+def test_a_table_that_others_create_again_meanwhile_gets_no_files_with_the_ids_of_the_old_columns(lake, feed):
+    """The window is the first of its pipeline, as each data interval is: there is no tag that would have moved."""
+    job = feed.next()
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        with lake.catalog() as catalog:
+            columns = reversed(catalog.load_table(NAME).schema().as_arrow())
+            catalog.purge_table(NAME)
+            catalog.create_table(NAME, pa.schema([field.remove_metadata() for field in columns]))
+        lake.of_others(-1)
+        with pytest.raises(SinkUnavailable, match="dropped and created again"):
+            writer.commit(results)
+    assert lake.ids() == [-1]
+    apply(lake.sink, job)
+    same_multiset([*job.expected, {"id": -1, "name": None, "ratio": None}], lake.read())
+    assert lake.leftovers() == []
+
+
 # --- what the table remembers ---------------------------------------------------------------------------------------
 
 

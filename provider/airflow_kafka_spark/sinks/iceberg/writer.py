@@ -372,6 +372,10 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
 
     def refuse_overtaken(self, table: LoadedIceberg) -> None:
         state, metadata = table.find_state(self.window.pipeline), table.table.metadata
+        if metadata.table_uuid != self.table.metadata.table_uuid:
+            # Its columns may have the ids of others. A pipeline that had no tag cannot see it by its tag.
+            what = "the table was dropped and created again while the window was written: the next attempt writes for the new one"
+            raise self.lake.make_unavailable_error(self.committing, what)
         if state.tag != self.base:
             raise Fenced(self.window.pipeline, self.committing)
         newest, number = state.newest, self.window.number
