@@ -127,12 +127,14 @@ def test_an_interval_that_is_still_open_when_its_tag_has_expired_is_known_by_its
     assert not lake.sink.has_lost(unmoved.window), "its record may have expired"
     found = lake.sink.find_applied(job.window)
     assert found is not None and (found.written, found.ranges) == (len(job.ids), job.window.ranges)
+    recent = dt.datetime.now(dt.timezone.utc).isoformat()
+    again = lake.sink.find_applied(replace(job.window, planned_at=recent))
+    assert again is not None and again.written == len(job.ids), "`forget` has removed its interval, and its DAG run was cleared"
     lake.maintain()
     for window in (job.window, unmoved.window):
         with pytest.raises(WindowConflict, match="the snapshots since then have expired.*rebind <pipeline> --not-running"):
             lake.sink.find_applied(window)
         assert lake.sink.find_applied(replace(window, after=ELSEWHERE)) is None
-    recent = dt.datetime.now(dt.timezone.utc).isoformat()
     assert lake.sink.find_applied(replace(unmoved.window, planned_at=recent)) is None
 
 

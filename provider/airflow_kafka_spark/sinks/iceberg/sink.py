@@ -112,8 +112,8 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
     def find_applied(self, window: Window) -> Applied | None:
         """Return the record of the window, or None if it is not committed.
 
-        The record of a data interval that was planned long ago may have expired with its tag. Then the files of the interval show
-        that it was committed.
+        The record of a data interval of long ago may have expired with its tag. Then the files of the interval show that it was
+        committed, also if it is planned anew after a ``forget``.
 
         :raises ForeignOffsets: a window of this number is there, of another cluster or of another topic of the same name.
         :raises WindowConflict: a window of this number is there, but of other offsets; or it is unknown if it was committed.
@@ -121,14 +121,18 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         from airflow_kafka_spark.sinks.iceberg.snapshots import INTERVAL_TAG_DAYS, WINDOW
 
         found, planned = super().find_applied(window), to_milliseconds(parse_iso(window.planned_at)) if window.planned_at else 0
-        is_old = get_current_milliseconds() - planned > INTERVAL_TAG_DAYS * 86_400_000
-        if found is not None or window.interval is None or window.replay or window.after == ELSEWHERE or not is_old:
+        if found is not None or window.interval is None or window.replay or window.after == ELSEWHERE:
             return found
+        oldest, earliest = get_current_milliseconds() - INTERVAL_TAG_DAYS * 86_400_000, min(planned, window.interval[1])
+        if earliest >= oldest:
+            return None
         with self.load_table(f"looking for files of window {window}") as table:
-            if table is None or table.has_history_since(planned):
+            if table is None or table.has_history_since(earliest):
                 return None
             if rows := table.count_rows(window.pipeline):
                 return Applied.of(window, rows)
+        if planned >= oldest:
+            return None
         what = f"it was planned at {window.planned_at}, and the snapshots since then have expired, perhaps with its own"
         error = WindowConflict(str(window), what, f"its record in a snapshot (`{WINDOW}`), or files that it has written")
         error.action = (
