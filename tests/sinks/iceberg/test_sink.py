@@ -371,6 +371,19 @@ def test_a_column_that_others_have_renamed_or_widened_still_gets_its_values(lake
     apply(lake.sink, third := feed.next(1, 0, 0, **few))
     (line,) = current(lake).scan(EqualTo("id", third.ids[0])).to_arrow().to_pylist()
     assert (line["name"], line["full_name"]) == (third.expected[0]["name"], None)
+    fourth = feed.next(1, 0, 0, **few)
+    with lake.sink.begin(fourth.window, fourth.splits, fourth.shape) as writer:
+        results = write_all(writer, fourth)
+        with lake.catalog() as catalog:
+            with catalog.load_table(NAME).update_schema(allow_incompatible_changes=True) as update:
+                update.delete_column("name")
+            with catalog.load_table(NAME).update_schema() as update:
+                update.add_column("name", StringType())
+        with pytest.raises(SinkUnavailable, match="column `name` is another one"):
+            writer.commit(results)
+    apply(lake.sink, fourth)
+    (line,) = current(lake).scan(EqualTo("id", fourth.ids[0])).to_arrow().to_pylist()
+    assert line["name"] == fourth.expected[0]["name"]
 
 
 def test_columns_that_do_not_fit_are_refused_all_at_once(lake):

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.metadata import TableMetadata
 
     from airflow_kafka_spark.sinks.iceberg.options import IcebergSinkOptions
     from airflow_kafka_spark.sinks.iceberg.tasks.data_files import IcebergSplitWriter
@@ -387,6 +388,18 @@ class IcebergWindowWriter(LakeWindowWriter[LoadedIceberg, Recorded, "DataFile"])
         if metadata.default_spec_id != self.table.metadata.default_spec_id:
             what = "its partition spec was changed while the window was written: the next attempt writes for the new one"
             raise self.lake.make_unavailable_error(self.committing, what)
+        if metadata.current_schema_id != self.table.metadata.current_schema_id and (name := self._find_moved_column(metadata)):
+            what = f"its column `{name}` is another one since the window was written: the next attempt writes for the new one"
+            raise self.lake.make_unavailable_error(self.committing, what)
+
+    def _find_moved_column(self, now: TableMetadata) -> str:
+        """Return a column of the rows that another column of the table takes than when the files were written; "" if there is
+        none. A column that was renamed, and one that is gone, keep their values under their ids."""
+        before = match_columns(self.shape.schema, self.table.metadata)
+        for old, new in zip(before, match_columns(self.shape.schema, now), strict=True):
+            if old.column is not None and new.column is not None and old.column.field_id != new.column.field_id:
+                return old.row.name
+        return ""
 
     def merge(self, table: LoadedIceberg, upsert: Upsert) -> Merged:
         from airflow_kafka_spark.sinks.iceberg.tasks.table_files import list_table_files
