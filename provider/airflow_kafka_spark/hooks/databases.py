@@ -161,7 +161,7 @@ one item per row at most.
 """
 
 
-def give_settings(settings: Mapping[str, str]) -> str:
+def make_settings_query(settings: Mapping[str, str]) -> str:
     """Return the query that makes these settings of a session, those that the server knows, and gives it :data:`READ_MEMORY`."""
     values = ", ".join(f"({quote_literal(name)}, {quote_literal(value)})" for name, value in settings.items())
     memory = f"CASE s.name WHEN 'work_mem' THEN greatest(s.setting::bigint, {READ_MEMORY >> 10})::text ELSE v.value END"

@@ -28,9 +28,9 @@ from airflow_kafka_spark.hooks.databases import (
     apply_session_settings,
     describe_driver_message,
     fetch_rows,
-    give_settings,
     hint_at_similar_table,
     is_login_refused,
+    make_settings_query,
     prefer_indexes,
     quote,
     quote_literal,
@@ -69,7 +69,7 @@ OLDEST_ADBC = (1, 13)
 
 # Gives all sessions equal settings, whatever server, database, role and JVM set, because bounds and values are transferred as
 # text.
-SESSION = give_settings(
+SESSION = make_settings_query(
     {
         "TimeZone": "UTC",
         "DateStyle": "ISO, MDY",

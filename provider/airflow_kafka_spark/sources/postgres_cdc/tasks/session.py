@@ -15,14 +15,14 @@ from airflow_kafka_spark.hooks.databases import (
     apply_session_settings,
     describe_driver_message,
     fetch_rows,
-    give_settings,
+    make_settings_query,
     read_system_identifier,
 )
 
 if TYPE_CHECKING:
     import psycopg
 
-SESSION = give_settings(
+SESSION = make_settings_query(
     {
         "TimeZone": "UTC",
         "DateStyle": "ISO, MDY",
