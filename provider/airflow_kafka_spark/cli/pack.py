@@ -23,11 +23,14 @@ from airflow_kafka_spark.hooks.spark.tasks.executor_check import INSTEAD, PACKAG
 from airflow_kafka_spark.provider_info import is_installed
 
 SINKS = ("delta", "files", "iceberg", "kafka", "postgres")
-SOURCES = ("cdc", "files", "jdbc", "kafka")
+SOURCES = ("cdc", "files", "jdbc", "kafka", "mysql_cdc")
 FORMATS = ("avro", "csv", "debezium", "json", "protobuf", "raw", "string")
 
-_FURTHER = {"json": ("msgspec",)}
-_EXTRAS = {"cdc": "postgres", "jdbc": "postgres"} | {name: name for name in ("avro", "iceberg", "postgres", "protobuf")}
+_FURTHER = {"json": ("msgspec",), "protoc": ("grpcio-tools",)}
+_EXTRAS = {
+    **{name: name for name in ("avro", "iceberg", "postgres", "protobuf")},
+    **{"cdc": "postgres", "jdbc": "postgres", "mysql_cdc": "mysql", "registry": "avro"},
+}
 """The extra that brings the packages of a part."""
 _LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|benchmarks)/|\.(pyc|pyi|pxd|pyx|h|hpp|a)$")
 _LEVEL = 4
@@ -48,8 +51,7 @@ def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     :return: its facts, and a text about its use.
     :raises ValueError: a package is not installed here.
     """
-    parts = ["spark", "kafka", *args.sink, *args.source, *args.format]
-    names = list_distributions(parts)
+    names = list_distributions(_list_parts(args))
     target = Path(args.output)
     write_archive(target, names)
     found = {name: metadata.version(name) for name in names}
@@ -65,10 +67,19 @@ def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     return {"archive": str(target), "bytes": size, "python": python, "packages": found}, text
 
 
+def _list_parts(args: argparse.Namespace) -> list[str]:
+    parts = ["spark", "kafka", *args.sink, *args.source, *args.format]
+    if {"cdc", "mysql_cdc"}.intersection(args.source):
+        # Tasks register the schemas of tables.
+        parts += ["registry"] if {"avro", "protobuf"}.intersection(args.format) else []
+        parts += ["protoc"] if "protobuf" in args.format else []
+    return parts
+
+
 def list_distributions(parts: Iterable[str]) -> list[str]:
     """Return the distributions that parts of a task need, with all that these require, sorted.
 
-    :param parts: keys of :data:`PACKAGES`, and formats that need nothing.
+    :param parts: keys of :data:`PACKAGES` and :data:`_FURTHER`, and formats that need nothing.
     :raises ValueError: one is not installed here.
     """
     wanted = []

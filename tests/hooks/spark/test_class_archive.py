@@ -153,6 +153,15 @@ def test_nothing_is_made_where_memory_is_short(cache, monkeypatch):
     assert not cache.exists()
 
 
+def test_nothing_is_made_where_the_disk_is_full_and_the_next_task_tries_again(cache, monkeypatch):
+    archive = SparkClassArchive.find()
+    monkeypatch.setattr(class_archive, "_DISK_NEEDED", 1 << 60)
+    assert archive.make_in_background() is None and not cache.exists()
+    with pytest.raises(OSError, match="MiB of free space"):
+        archive.make()
+    assert not archive.file.with_suffix(".failed").exists()
+
+
 # --- Java -----------------------------------------------------------------------------------------------------------
 
 

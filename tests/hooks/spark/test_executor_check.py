@@ -59,6 +59,8 @@ def test_a_task_asks_for_what_its_modules_and_it_itself_need():
 def test_the_modules_that_a_task_refers_to_say_which_formats_and_sinks_it_needs():
     named = b"cairflow_kafka_spark.formats.avro.tasks.decode\nAvroDecoder\nairflow_kafka_spark.sinks.postgres.tasks.write"
     assert executor_check.find_parts(named) == {"avro", "postgres"}
+    assert executor_check.find_parts(b"cairflow_kafka_spark.hooks.tasks.registry_client\nRegistryClient") == {"registry"}
+    assert executor_check.find_parts(b"cairflow_kafka_spark.hooks.tasks.registry_client\nRegisteredSchema") == set()
     assert executor_check.find_parts(b"cairflow_kafka_spark.sinks.iceberg.tasks.write\nIcebergSplitWriter") == {"iceberg"}
 
 
@@ -84,6 +86,7 @@ def test_a_version_that_is_too_old_is_compared_with_the_drivers(elsewhere):
     assert replace(found, packages=(old,)).find_obstacles() == [
         f"confluent-kafka is {metadata.version('confluent-kafka')}, older than 99.1 (driver: 99.2)"
     ]
+    assert executor_check._parse_version("16.1") == executor_check._parse_version("16.1.0")
 
 
 def test_a_version_that_is_too_new_is_compared_with_the_drivers(elsewhere):
@@ -132,6 +135,10 @@ def test_the_drivers_own_environment_is_not_checked(elsewhere):
             "an executor has Python 3.11 (driver: 3.12)",
         ),
         ('java.io.IOException: Cannot run program "/opt/py": error=2', "an executor has no Python at `/opt/py`"),
+        (
+            "Error from python worker:\n  ./environment/bin/python: 6: exec: python3.12: not found\nPYTHONPATH was:",
+            "an executor has no Python `python3.12`, which the archive of `spark.archives` starts",
+        ),
         ("ModuleNotFoundError: No module named 'pandas'", "a Python worker of an executor finds no module `pandas`"),
         ("java.lang.OutOfMemoryError", ""),
     ],

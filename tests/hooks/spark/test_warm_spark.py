@@ -1,7 +1,8 @@
-"""The tasks that share a warm Spark process, and the refused ones. No JVM is started."""
+"""The tasks that share a warm Spark process, and the refused ones. No JVM is started for them."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tempfile
@@ -19,7 +20,10 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     list_process_environment,
     make_private_directory,
     parse_duration,
+    remove_old_logs,
 )
+from airflow_kafka_spark.testing._processes import wait_until
+from tests.sources.contract import spark_session
 
 
 @pytest.fixture
@@ -70,9 +74,13 @@ def test_tasks_share_a_process_only_if_all_that_matters_is_the_same(monkeypatch,
     keys.add(settings().key)
     monkeypatch.chdir(tmp_path)
     keys.add(settings().key)
+    jar = tmp_path / "own.jar"
+    for content in (b"1", b"12"):
+        jar.write_bytes(content)
+        keys.add(settings(spark={"spark.jars": f"hdfs://host/x.jar,file://{jar}"}).key)
     monkeypatch.setattr("airflow_kafka_spark.hooks.spark.warm.process.__version__", "another")
     keys.add(settings().key)
-    assert len(keys) == 8
+    assert len(keys) == 10
 
 
 def test_connections_and_the_context_of_a_task_do_not_reach_the_process(monkeypatch):
@@ -109,6 +117,20 @@ def test_what_a_process_that_died_has_left_is_removed_and_does_not_count(private
     assert not gone.log.exists()
 
 
+def test_logs_of_processes_that_ended_a_week_ago_are_removed(private):
+    old, recent, running = (ProcessFiles(private, name) for name in ("old", "recent", "running"))
+    for files in (old, recent, running):
+        files.log.touch()
+    running.socket.touch()
+    for files in (old, running):
+        os.utime(files.log, (1, 1))
+    with old.hold_lock():
+        remove_old_logs(private)
+        assert old.log.exists()
+    remove_old_logs(private)
+    assert {path.name for path in private.iterdir()} == {"recent.log", "running.log", "running.socket"}
+
+
 def test_the_number_of_processes_is_limited(private, monkeypatch):
     monkeypatch.setattr(client, "MAX_PROCESSES", 0)
     with pytest.raises(WarmUnavailable, match="0 warm processes with other settings"):
@@ -122,7 +144,33 @@ def test_a_task_that_cannot_use_the_process_starts_its_own_and_logs_why(connect,
         # Another test may have started a Spark in this process.
         alone.setattr("pyspark.SparkContext._active_spark_context", None)
         assert made._open_warm(made.make_settings()) is None
-    assert "so that this task starts its own: 0 warm processes" in caplog.text
+        assert "so that this task starts its own: 0 warm processes" in caplog.text
+        # The lock cannot be written, as on a file system that is full or read-only.
+        key = WarmSettings("local", {"spark.python.task.killTimeout": "100ms", **made.make_settings()}, 600.0).key
+        (private / f"{key}.lock").unlink()
+        (private / f"{key}.lock").mkdir()
+        assert made._open_warm(made.make_settings()) is None
+    assert "so that this task starts its own: its files cannot be used" in caplog.text
+
+
+@pytest.mark.servers
+def test_the_session_of_a_task_does_not_stay_in_the_jvm():
+    """Spark 4 would keep it as long as the JVM lives."""
+    spark = spark_session()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        session = client.WarmConnection("k", ours, spark.newSession()).sql_session
+        assert session.sql("SELECT 1").collect() == [(1,)]
+        jvm = spark._jvm
+        kept = getattr(jvm, "java.lang.ref.WeakReference")(session._jsparkSession)
+        del session
+
+        def is_gone():
+            gc.collect()
+            getattr(jvm, "java.lang.System").gc()
+            return kept.refersTo(None)
+
+        assert wait_until(is_gone, 60)
 
 
 def test_a_process_that_was_forked_does_not_keep_the_connection_open(monkeypatch):

@@ -22,6 +22,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ _MAX_ARCHIVES = 6
 _RECENT_SECONDS = 24 * 3600.0
 _TRY_AGAIN_SECONDS = 7 * 24 * 3600.0
 _MEMORY_NEEDED = 2 << 30
+_DISK_NEEDED = 300 << 20
 _FAILED = ".failed"
 _SIZE = ".size"
 
@@ -200,22 +202,25 @@ class SparkClassArchive:
 
         :param wait: True to wait for another process that makes the archive.
         :return: True if the archive exists now.
-        :raises OSError: the cache cannot be written.
+        :raises OSError: the cache cannot be written, or its disk is full.
         """
         with publish_archive(self.file, wait=wait) as written:
             if written is not None:
                 failed = self.file.with_suffix(_FAILED)
                 failed.unlink(missing_ok=True)
+                if problem := self._find_disk_problem():
+                    raise OSError(problem)
                 try:
                     _train_archive(written, self.extra_class_path)
                     if not written.exists():
-                        raise RuntimeError("Java wrote no archive: it takes none of class paths with directories that hold files")
+                        raise RuntimeError("Java wrote none: the disk is full, or the class path has directories with files")
                 except Exception as error:
                     failed.write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
         return is_whole(self.file)
 
     def make_in_background(self) -> int | None:
-        """Start a process that makes the archive, unless it exists, could not be made in the last week, or memory is short.
+        """Start a process that makes the archive, unless it exists, could not be made in the last week, or cannot be
+        written, or memory or disk space is short.
 
         The process has the lowest priority, outlives this one, and is the first that Linux kills if memory runs out. Call this
         when the work of a task is done. If several processes call it concurrently, one makes the archive.
@@ -224,9 +229,19 @@ class SparkClassArchive:
         """
         if is_whole(self.file) or _compute_age(self.file.with_suffix(_FAILED)) < _TRY_AGAIN_SECONDS:
             return None
-        if find_available_memory() < _MEMORY_NEEDED:
+        if find_available_memory() < _MEMORY_NEEDED or self._find_disk_problem():
             return None
         return _start_maker(self)
+
+    def _find_disk_problem(self) -> str:
+        """Return the reason why the archive cannot be written; "" if it can."""
+        directory = next(parent for parent in self.file.parents if parent.is_dir())
+        if not os.access(directory, os.W_OK | os.X_OK):
+            return f"{directory} cannot be written"
+        free = shutil.disk_usage(directory).free
+        if free < _DISK_NEEDED:
+            return f"{directory} has {free >> 20} MiB of free space, and {_DISK_NEEDED >> 20} MiB are needed"
+        return ""
 
 
 @functools.lru_cache(maxsize=1)

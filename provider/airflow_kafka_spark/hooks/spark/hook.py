@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -287,7 +287,7 @@ class SparkHook(BaseHook):
             return
         context = made or self._start_context(jars)
         try:
-            with self._explain_errors():
+            with self._explain_errors(), nullcontext() if self.is_local else _send_package(context):
                 yield context
         finally:
             if not self.is_local:
@@ -348,10 +348,7 @@ class SparkHook(BaseHook):
             # Before the user's options: of equal names, the last one takes effect.
             settings[_JAVA] = " ".join([*self._make_quick_start_options(settings[_JAVA]), settings[_JAVA]])
         with self._announce_start("" if self.is_local else settings.get(_PYTHON, "")):
-            made = self._make_context(settings)
-        if not self.is_local:
-            _send_package(made)
-        return made
+            return self._make_context(settings)
 
     def _prepare_settings(self) -> dict[str, str]:
         # Without it, workers run whatever `python3` is found, with other packages than this process. Warm processes inherit it.
@@ -612,8 +609,12 @@ def _copy_lines(reading: int, writing: int) -> None:
                     output.write(line)
 
 
-def _send_package(context: SparkContext) -> None:
-    """Send this package to the executors, so that only confluent-kafka and pyarrow have to be installed there."""
+@contextmanager
+def _send_package(context: SparkContext) -> Iterator[None]:
+    """Send this package to the executors, so that only confluent-kafka and pyarrow have to be installed there.
+
+    Executors fetch the file from this process, also those that join later. It is removed when the block ends.
+    """
     import shutil
     import tempfile
     from pathlib import Path
@@ -621,5 +622,7 @@ def _send_package(context: SparkContext) -> None:
     import airflow_kafka_spark
 
     package = Path(airflow_kafka_spark.__file__).parent
-    target = Path(tempfile.mkdtemp(prefix="airflow-kafka-spark-")) / "airflow_kafka_spark"
-    context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
+    with tempfile.TemporaryDirectory(prefix="airflow-kafka-spark-", ignore_cleanup_errors=True) as directory:
+        target = Path(directory) / "airflow_kafka_spark"
+        context.addPyFile(shutil.make_archive(str(target), "zip", package.parent, package.name))
+        yield

@@ -35,6 +35,13 @@ PACKAGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "avro": (("polars", "polars"),),
     "protobuf": (("protobuf", "google.protobuf"),),
     "iceberg": (("pyiceberg", "pyiceberg"),),
+    "registry": (
+        ("attrs", "attr"),
+        ("authlib", "authlib"),
+        ("cachetools", "cachetools"),
+        ("certifi", "certifi"),
+        ("httpx2", "httpx2"),
+    ),
 }
 """Packages that each part of a task needs on an executor, as (distribution, module)."""
 
@@ -49,6 +56,8 @@ _PARTS = (
     ("airflow_kafka_spark.formats.avro.tasks.decode", "avro"),
     ("airflow_kafka_spark.formats.protobuf.", "protobuf"),
     ("airflow_kafka_spark.sinks.iceberg.tasks.", "iceberg"),
+    # A class, because the descriptions of schemas in its module need no package.
+    ("RegistryClient", "registry"),
 )
 
 
@@ -236,13 +245,15 @@ def _describe_python() -> str:
 
 
 def _parse_version(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+    return tuple(map(int, [*re.findall(r"\d+", version.partition("+")[0]), "0", "0"][:3]))
 
 
 _LACKS = re.compile(r"ExecutorLacks: (.+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _VERSIONS = re.compile(r"Python in worker has different version:? \(?(\d+[.,] ?\d+)\)? than that in driver:? (\d+\.\d+)")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_INTERPRETER = re.compile(r"bin/python: (?:line )?\d+: exec: ([^\n]+): [^:\n]+")
+"""What the shell writes in an archive of ``pack``."""
 
 
 def explain(text: str) -> str:
@@ -254,6 +265,8 @@ def explain(text: str) -> str:
         return f"an executor has Python {worker} (driver: {driver})"
     if found := _PROGRAM.search(text):
         return f"an executor has no Python at `{found[1]}`"
+    if found := _INTERPRETER.search(text):
+        return f"an executor has no Python `{found[1]}`, which the archive of `spark.archives` starts"
     if found := _MODULE.search(text):
         return f"a Python worker of an executor finds no module `{found[1]}`"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from airflow_kafka_spark.hooks.spark.warm.process import (
     make_private_directory,
     read_peer_credentials,
     receive_message,
+    remove_old_logs,
     send,
 )
 
@@ -63,6 +65,18 @@ class WarmConnection:
     connection: socket.socket
     session: SparkSession
 
+    @functools.cached_property
+    def sql_session(self) -> SparkSession:
+        """The session, prepared for SQL.
+
+        The JVM of Spark 4 keeps each session that has used SQL for as long as it lives (0.3 MB): a cleaner that waits for the
+        end of the session's manager of artifacts refers to that manager. Closing the manager removes the cleaner. It has no
+        artifacts yet, and remains usable.
+        """
+        with contextlib.suppress(Exception):  # Spark 3.5 has no such manager
+            self.session._jsparkSession.artifactManager().close()
+        return self.session
+
     @property
     def is_alive(self) -> bool:
         """Return True while the warm process keeps the connection open."""
@@ -93,7 +107,10 @@ def open_warm_session(settings: WarmSettings, name: str) -> SparkSession:
     if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
         raise WarmUnavailable("PYSPARK_PIN_THREAD is set, and a warm process takes threads that are pinned")
     begun = time.monotonic()
-    connection, answer, started = _enter(settings, name)
+    try:
+        connection, answer, started = _enter(settings, name)
+    except OSError as error:  # a directory that is full or read-only
+        raise WarmUnavailable(f"its files cannot be used: {error}") from error
     try:
         session = _open(answer)
     except Exception as error:
@@ -131,8 +148,8 @@ def detach() -> str:
 
 
 def get_session() -> SparkSession | None:
-    """Return the session of this process in a warm process; None if it uses none."""
-    return None if _attached is None else _attached.session
+    """Return the session of this process in a warm process, for SQL; None if this process uses none."""
+    return None if _attached is None else _attached.sql_session
 
 
 def end_leftovers(context: SparkContext, group: str) -> None:
@@ -240,8 +257,8 @@ def _start(files: ProcessFiles, settings: WarmSettings) -> None:
         raise WarmUnavailable(f"{others} warm processes with other settings run already, the maximum for one user on a host")
     if find_available_memory() < _MEMORY_NEEDED:
         raise WarmUnavailable(f"less than {_MEMORY_NEEDED >> 30} GiB of memory is free")
+    remove_old_logs(files.directory)
     log.info("Starting a warm Spark process on %s, which ends after %g s without a task", settings.master, settings.keep_alive)
-    read_end, write_end = os.pipe()
     # Passed through standard input, because every user of the machine can read a command line.
     given = {
         "master": settings.master,
@@ -251,6 +268,7 @@ def _start(files: ProcessFiles, settings: WarmSettings) -> None:
         "directory": str(files.directory),
     }
     with open(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output:
+        read_end, write_end = os.pipe()
         try:
             # The process forks at once, so that the server is no child of this task, and then exits.
             starter = subprocess.Popen(

@@ -18,6 +18,7 @@ import stat
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from airflow_kafka_spark.hooks.spark.class_archive import SparkClassArchive
 from airflow_kafka_spark.hooks.spark.jars import find_java, find_pyspark_jars, lock_file
 
 _JAVA = "spark.driver.extraJavaOptions"
+
+_LOG_SECONDS = 7 * 24 * 3600.0
 
 LONGEST_SECONDS = 24 * 3600.0
 
@@ -43,6 +46,8 @@ _LEFT_OUT = re.compile(
     "|PYSPARK_GATEWAY_|SPARK_CONNECT_|SPARK_LOCAL_REMOTE|SPARK_REMOTE|SPARK_AUTH_SOCKET_TIMEOUT$|SPARK_BUFFER_SIZE$"
     "|PYTEST_|OLDPWD$|PWD$|SHLVL$|TERM$|COLUMNS$|LINES$|INVOCATION_ID$|JOURNAL_STREAM$|TRACEPARENT$|TRACESTATE$"
 )
+# Settings that name files, which may be replaced by others of the same name.
+_FILES = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles", "spark.driver.extraClassPath")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -116,6 +121,19 @@ def count_open_sockets(directory: Path, but: Path) -> int:
                 path.unlink(missing_ok=True)
                 files.log.unlink(missing_ok=True)
     return listening
+
+
+def remove_old_logs(directory: Path) -> None:
+    """Remove the logs of processes that ended a week ago, and their locks: other settings have other files."""
+    for log in directory.glob("*.log"):
+        files = ProcessFiles(directory, log.stem)
+        with contextlib.suppress(FileNotFoundError):
+            if files.socket.exists() or time.time() - log.stat().st_mtime < _LOG_SECONDS:
+                continue
+            with files.hold_lock(wait=False) as locked:
+                if locked:
+                    log.unlink()
+                    log.with_suffix(".lock").unlink()
 
 
 def connect(path: Path) -> socket.socket | None:
@@ -229,6 +247,7 @@ class WarmSettings:
         facts = {
             "master": self.master,
             "spark": dict(self.spark),
+            "files": [_describe_change(path) for path in self._list_files()],
             "java": str(find_java().resolve()),
             "jvm": archive.file.name if archive else _list_changes(find_pyspark_jars()),
             "python": [sys.executable, sys.version],
@@ -241,6 +260,11 @@ class WarmSettings:
             "directory": os.getcwd(),
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _list_files(self) -> list[Path]:
+        """Return the local files and directories that settings name."""
+        named = re.split("[,:]", ",".join(self.spark.get(name, "") for name in _FILES))
+        return [Path(name.partition("#")[0].rstrip("*")) for name in named if name.startswith("/")]
 
 
 def _list_changes(directory: Path, pattern: str = "*") -> list[str]:
