@@ -25,6 +25,10 @@ def test_executors_need_what_their_tasks_import_and_what_that_requires(capsys, t
     assert {"pyarrow", "pandas", "confluent-kafka", "polars", "adbc-driver-postgresql", "numpy"} <= set(said["packages"])
     assert "apache-airflow" not in said["packages"] and "pyspark" not in said["packages"]
     assert all(metadata.version(name) == version for name, version in said["packages"].items())
+    for directory, shown in ((tmp_path, str(tmp_path)), (tmp_path / "a b", f"file://{tmp_path}/a%20b")):
+        directory.mkdir(exist_ok=True)
+        assert main(["pack", "-o", str(directory / "env.tar.gz")]) == 0
+        assert f'"spark.archives": "{shown}/env.tar.gz#environment"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

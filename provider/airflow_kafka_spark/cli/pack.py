@@ -57,11 +57,14 @@ def pack(args: argparse.Namespace) -> tuple[dict[str, object], str]:
     found = {name: metadata.version(name) for name in names}
     size = target.stat().st_size
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    address, path = target.resolve().as_uri(), str(target.resolve())
+    # Spark reads a path with a space, for instance, in its encoded form only.
+    archive = path if address == f"file://{path}" else address
     listed = "\n".join(f"  {name} {version}" for name, version in found.items())
     text = (
         f"{target}: {len(found)} packages, {size / 1e6:,.0f} MB\n{listed}\n\n"
         f"In the extra of the `spark` connection, with a path that this task can read:\n"
-        f'  "spark.archives": "{target.resolve()}#environment", "spark.pyspark.python": "./environment/bin/python"\n'
+        f'  "spark.archives": "{archive}#environment", "spark.pyspark.python": "./environment/bin/python"\n'
         f"Executors need a `python{python}` on their PATH, or its path as `spark.executorEnv.AIRFLOW_KAFKA_SPARK_PYTHON`."
     )
     return {"archive": str(target), "bytes": size, "python": python, "packages": found}, text

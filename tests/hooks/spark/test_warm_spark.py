@@ -164,6 +164,7 @@ def test_the_session_of_a_task_does_not_stay_in_the_jvm():
         jvm = spark._jvm
         kept = getattr(jvm, "java.lang.ref.WeakReference")(session._jsparkSession)
         del session
+        spark.newSession()  # pyspark itself refers to the newest session
 
         def is_gone():
             gc.collect()
