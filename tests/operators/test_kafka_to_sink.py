@@ -23,6 +23,7 @@ from airflow_kafka_spark.formats import Json, Raw, String
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from airflow_kafka_spark.jobs import write
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
+from airflow_kafka_spark.transforms import Sql
 from tests.support.control import forget, rename, reset
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import make, order
@@ -158,12 +159,24 @@ class TestWindows:
 
 class TestWithoutSpark:
     def test_a_window_without_records_starts_no_spark(self, files):
-        """The window runs in a separate process whose Spark cannot start."""
-        victim = files.victim(fault=None, jvm=True, spark_conf={"spark.serializer": "nonsense"})
-        assert victim.wait() == 0, victim.tail()
-        report = victim.result()
-        assert report["records_read"] == 0
-        assert "Starting Spark" not in victim.log.read_text()
+        """The windows run in separate processes whose Spark cannot start. Transforms are checked in the first window, and where
+        there are records.
+        """
+        transforms = [Sql(columns={"id": "id", "customer": "upper(customer)"})]
+        for number, made in enumerate(((), transforms)):
+            victim = files.victim(
+                f"run{number}", fault=None, jvm=True, spark_conf={"spark.serializer": "nonsense"}, transforms=made
+            )
+            assert victim.wait() == 0, victim.tail()
+            report = victim.result()
+            assert report["records_read"] == 0
+            assert "Starting Spark" not in victim.log.read_text()
+        wrong = [Sql(columns={"id": "nothing"})]
+        assert files.run("run2", transforms=wrong)["records_read"] == 0
+        files.produce(20)
+        with pytest.raises(ValidationError, match="nothing"):
+            files.run("run3", transforms=wrong)
+        assert files.run("run3", transforms=transforms)["window"] == "0000000004"
 
 
 def test_a_topic_created_again_while_it_is_read_fails_the_window_before_the_sink_takes_it(files, monkeypatch):

@@ -265,12 +265,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
         ]
         problems += [] if wrong else self._find_target_problems()
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"]
+        if not problems or not (self.transforms or self._sql):
+            # Without a problem, Spark is asked when the window is planned, so that a run without records starts no Spark.
+            return problems
         if self.transforms:
             cause = find_first_cause([*decoding, *self.find_transform_problems(), *of_spark])
             return problems + find_analysis_problems("transforms", self._find_fitting_problems, cause, problems)
-        if not problems or not self._sql:
-            # Without a problem, SQL is checked when the window is planned, so that a run without records starts no Spark.
-            return problems
         of_sql = [problem for problem in changes if problem.where.partition(".")[0] in ("filter", "columns")]
         cause = find_first_cause([*decoding, *wrong, *of_sql, *of_spark])
         check = partial(self._find_fitting_problems, sql_alone=bool(changes))
@@ -414,9 +414,11 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         window = super().plan(ledger, run)
-        # Transforms were checked before. No retry could finish a window whose SQL Spark refuses.
-        is_needed = not self.transforms and (not window.is_empty or (window.number == 1 and bool(self._sql)))
-        if is_needed and not self._projection.is_identity and (problems := self._find_fitting_problems()):
+        # No retry could finish a window whose SQL or transforms Spark refuses. The first window shows mistakes also if there are
+        # no records yet. Each data interval has a first window.
+        is_first = window.number == 1 and window.interval is None and bool(self.transforms or self._sql)
+        changes = bool(self.transforms) or not self._projection.is_identity
+        if changes and (is_first or not window.is_empty) and (problems := self._find_fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))

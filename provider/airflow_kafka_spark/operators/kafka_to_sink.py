@@ -265,6 +265,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
             spark_options=SparkOptions(spark_conn_id, spark_conf),
             **kwargs,
         )
+        self._has_checked_rows = False
         # Topics are this task's inlets and the sinks are its outlets, under names that need no connection to be looked up.
         self.add_assets(self.topic_uris, [uri for sink in self.sinks for uri in list_asset_uris(sink, Sink)])
 
@@ -281,6 +282,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         ]
         problems += [*self._find_sink_problems(), *changes, *self._find_routed_sink_problems()]
         of_spark = [problem for problem in problems if problem.where == "spark_conn_id"] if self.transforms else []
+        if self.transforms and not problems and isinstance(self.sink, Sink) and not self._find_target_problems():
+            # Without a problem, Spark is asked when the window has records, so that a run without any starts no Spark.
+            return []
         return [*problems, *self._find_row_problems(run, find_first_cause([*flow, *changes, *of_spark]), problems)]
 
     def _find_row_problems(self, run: Run, cause: str, others: Sequence[Problem]) -> list[Problem]:
@@ -404,6 +408,23 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     # --- 3. plan ---
 
+    def plan(self, ledger: Ledger, run: Run) -> Window:
+        window = super().plan(ledger, run)
+        # The first window shows mistakes in transforms also if there are no records yet. Each data interval has a first window.
+        if not window.is_empty or (window.number == 1 and window.interval is None):
+            self._check_transformed_rows(run)
+        return window
+
+    def _check_transformed_rows(self, run: Run) -> None:
+        """Check what :meth:`find_problems` has put off: transforms, and whether the sinks take their rows.
+
+        :raises ValidationError: a transform does not fit, or a sink does not take its rows. Nothing was planned or moved.
+        """
+        if self.transforms and not self._has_checked_rows:
+            if problems := self._find_row_problems(run, "", ()):
+                raise ValidationError(problems)
+            self._has_checked_rows = True
+
     def list_destinations(self) -> Endpoint:
         """Return the destination of the operator's own sink, and those of the sinks that a ``Filter(to=...)`` names, in order."""
         made = super().list_destinations()
@@ -463,6 +484,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return found
 
     def move(self, window: Window, ledger: Ledger) -> Report:
+        if self.run_now is not None:
+            # A window that an earlier attempt has planned, and one that is moved again.
+            self._check_transformed_rows(self.run_now)
         return SinkMove.of(self, window, ledger).run()
 
     def close(self, ledger: Ledger, window: Window, report: Report) -> Report:
@@ -590,6 +614,9 @@ class KafkaToSinkOperator(FromKafkaOperator):
         return (self.sink, *(routed.sink for routed in self._routed_sinks))
 
     def get_written_schema(self) -> pa.Schema | None:
+        if self.transforms and not self._has_checked_rows:
+            # Only Spark knows the columns, and a run without records starts none.
+            return None
         # The columns are known since the validation, so no server is asked for them.
         try:
             return self.make_shape(self.run_now).schema if self.run_now is not None else None
