@@ -164,7 +164,7 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
 def find_similar_pipelines(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> list[str]:
     """Return up to three pipelines of a ledger whose names are like another name, or end with it. The whole ledger is read.
 
-    :return: their names; empty if there is none, or no such ledger.
+    :return: their names; empty if no name is similar, or if the ledger topic does not exist.
     """
     from difflib import get_close_matches
 

@@ -396,6 +396,13 @@ class FromKafkaOperator(WindowOperator):
         """Return the group of the pipeline. The topics are in the window's ranges."""
         return Endpoint(details={"group": self.group_id})
 
+    @staticmethod
+    def needs_analysis(window: Window) -> bool:
+        """Return True if Spark checks SQL and transforms before a new window is planned: the window has records, or it is the
+        first one of a pipeline, so that mistakes show early. The window of a data interval counts only if it has records.
+        """
+        return not window.is_empty or (window.number == 1 and window.interval is None)
+
     def plan(self, ledger: Ledger, run: Run) -> Window:
         from airflow_kafka_spark.ledger.interval import IntervalLedger
 

@@ -414,11 +414,12 @@ class KafkaToKafkaOperator(FromKafkaOperator):
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         window = super().plan(ledger, run)
-        # No retry could finish a window whose SQL or transforms Spark refuses. The first window shows mistakes also if there are
-        # no records yet. Each data interval has a first window.
-        is_first = window.number == 1 and window.interval is None and bool(self.transforms or self._sql)
-        changes = bool(self.transforms) or not self._projection.is_identity
-        if changes and (is_first or not window.is_empty) and (problems := self._find_fitting_problems()):
+        # No retry could finish a window whose SQL or transforms Spark refuses.
+        if self.transforms or self._sql:
+            is_needed = self.needs_analysis(window)
+        else:
+            is_needed = not (window.is_empty or self._projection.is_identity)
+        if is_needed and (problems := self._find_fitting_problems()):
             raise ValidationError(problems)
         self.sink.ensure_topic(self.kafka)
         return replace(window, target=describe_target(self.kafka, self.sink))

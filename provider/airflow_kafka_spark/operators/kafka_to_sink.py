@@ -410,8 +410,7 @@ class KafkaToSinkOperator(FromKafkaOperator):
 
     def plan(self, ledger: Ledger, run: Run) -> Window:
         window = super().plan(ledger, run)
-        # The first window shows mistakes in transforms also if there are no records yet. Each data interval has a first window.
-        if not window.is_empty or (window.number == 1 and window.interval is None):
+        if self.needs_analysis(window):
             self._check_transformed_rows(run)
         return window
 

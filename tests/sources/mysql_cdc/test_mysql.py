@@ -1,4 +1,4 @@
-"""What MySQL has and MariaDB has not. ``make mysql`` runs these tests, and the others of this directory, on MySQL."""
+"""Tests of features that only MySQL has. ``make mysql`` runs them, and the other tests of this directory, on MySQL."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ _OF_MYSQL: dict[tuple[str, str], tuple[str, list[str]]] = {
     ),
     ("text not null default 'd'", "'n'"): ("varchar(9) not null default 'd'", ["'n'"]),
 }
-"""What MySQL takes in place of MariaDB's types, by type and first literal."""
+"""The types and literals that replace those of MariaDB in tests on MySQL, by type and first literal."""
 
 TYPES_OF_MYSQL = [
     *(_OF_MYSQL.get((kind, literals[0]), (kind, literals)) for kind, literals in TYPES),

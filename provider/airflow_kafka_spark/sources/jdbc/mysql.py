@@ -286,7 +286,7 @@ class MySqlSession(DatabaseSession):
         try:
             self.fetch_rows(f"SELECT * FROM {relation} LIMIT 0")
         except pymysql.err.MySQLError as error:
-            return bool(error.args) and error.args[0] in _DENIED
+            return get_error_code(error) in _DENIED
         return False
 
     def query(self, query: str, name: str) -> Relation:
@@ -323,7 +323,7 @@ class MySqlSession(DatabaseSession):
             # The catalog of MySQL has a counter, too, but one that may be a day old.
             statement = str(self.fetch_rows(f"SHOW CREATE TABLE {relation.sql}")[0][1])
         except pymysql.err.MySQLError as error:
-            if error.args and error.args[0] in _DENIED:
+            if get_error_code(error) in _DENIED:
                 return None
             raise
         # Names stay as they are, texts become empty.
@@ -340,7 +340,7 @@ class MySqlSession(DatabaseSession):
         try:
             return bool(self.fetch_rows("SELECT MD5('')"))
         except pymysql.err.MySQLError as error:
-            if error.args and error.args[0] in _NO_FUNCTION:
+            if get_error_code(error) in _NO_FUNCTION:
                 return False  # MySQL 9.6 and later, without a component
             raise
 
@@ -361,7 +361,7 @@ class MySqlSession(DatabaseSession):
         try:
             return bool(self.fetch_rows("SHOW REPLICA STATUS"))
         except pymysql.err.MySQLError as error:
-            if error.args and error.args[0] in _NO_REPLICA_STATUS:
+            if get_error_code(error) in _NO_REPLICA_STATUS:
                 return False
             raise
 
@@ -406,6 +406,12 @@ def _describe_result_column(result: FieldDescriptorPacket) -> ColumnMetadata:
         # The length is the display width, with a point and a sign.
         precision -= (result.scale > 0) + (not unsigned)
     return ColumnMetadata(result.name, kind, kind or f"number {result.type_code}", True, unsigned, precision, result.scale)
+
+
+def get_error_code(error: Exception) -> int:
+    """Return the number of an error of the server or of PyMySQL; 0 if it has none."""
+    code = error.args[0] if error.args else 0
+    return code if isinstance(code, int) else 0
 
 
 def fetch_rows(connection: Connection, statement: str) -> list[tuple]:
@@ -466,7 +472,7 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
     def describe_error(self, error: Exception) -> tuple[str, bool]:
         if isinstance(error, OSError):
             return str(error), False
-        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        code = get_error_code(error)
         message = " ".join(str(error.args[-1] if error.args else error).split())
         detail = message.replace(self.server.password, "***") if self.server.password else message
         # Errors of the client itself, and those that pass: too many connections, shutdown, lock wait, deadlock, killed, time-out.

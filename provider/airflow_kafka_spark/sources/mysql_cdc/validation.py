@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, quote_literal
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, get_error_code, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, ENGINE
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
@@ -272,7 +272,7 @@ class MySqlLogValidation:
             # The server checks the right first, and nobody waits for a table that does not exist.
             fetch_rows(connection, f"LOCK TABLES {DIALECT.quote(database)}.{DIALECT.quote(_ABSENT)} READ")
         except pymysql.Error as error:
-            if error.args[0] != _NO_SUCH_TABLE:
+            if get_error_code(error) != _NO_SUCH_TABLE:
                 what = f"user `{self.server.server.user}` may not lock tables of {database} for a moment: {error.args[-1]}"
                 action = f"GRANT SELECT, LOCK TABLES ON {database}.* TO {self.server.server.user}"
                 yield Problem("source.snapshot", what, action)

@@ -253,7 +253,7 @@ _MODULE = re.compile(r"No module named '([\w.]+)'")
 _VERSIONS = re.compile(r"Python in worker has different version:? \(?(\d+[.,] ?\d+)\)? than that in driver:? (\d+\.\d+)")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 _INTERPRETER = re.compile(r"bin/python: (?:line )?\d+: exec: ([^\n]+): [^:\n]+")
-"""What the shell writes in an archive of ``pack``."""
+"""Pattern of the error of the shell script that starts Python in an archive of ``pack``, if the interpreter is missing."""
 
 
 def explain(text: str) -> str:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, MySqlServer, fetch_rows
+from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, MySqlServer, fetch_rows, get_error_code
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 from airflow_kafka_spark.sources.mysql_cdc.tasks.packets import receive_packets
@@ -128,7 +128,7 @@ class LogServer:
         except database.list_driver_errors() as error:
             detail, is_refused = database.describe_error(error)
             cause = database.get_shown_cause(error)
-            code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
+            code = get_error_code(error) if isinstance(error, pymysql.Error) else 0
             if code == _CANNOT_READ:
                 found = f"the server does not send its log, {doing}: {detail}"
                 raise LogLost(self.where, found, NEW_PIPELINE) from cause

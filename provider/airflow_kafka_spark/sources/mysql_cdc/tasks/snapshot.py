@@ -17,7 +17,7 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows
+from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, get_error_code
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
@@ -98,7 +98,7 @@ def _take_snapshot_of_locked(server: LogServer, connection: Connection, name: Se
         try:
             fetch_rows(locking, f"LOCK TABLES {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} READ")
         except pymysql.Error as error:
-            if error.args and error.args[0] == _LOCK_TIMEOUT:
+            if get_error_code(error) == _LOCK_TIMEOUT:
                 return None
             raise
         fetch_rows(connection, BEGIN)
@@ -127,6 +127,7 @@ def open_chunk(server: LogServer, connection: Connection, chunk: Mapping[str, An
             if seen is None:
                 detail = "a transaction that has changed it does not end, so that the table cannot be locked for a moment"
             raise SourceUnavailable(server.where, f"taking a snapshot of {'.'.join(name)}", detail)
+        # Writers go on between two attempts to lock the table.
         time.sleep(0.05 if seen is not None else LOCK_PAUSE_SECONDS)
     (now,) = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)")[0]
     shape = read_table_shape(server, connection, name, form)
@@ -167,7 +168,7 @@ def _lock_table(connection: Connection, name: Sequence[str]) -> bool:
     try:
         fetch_rows(connection, f"SELECT 1 FROM {DIALECT.quote(name[0])}.{DIALECT.quote(name[1])} LIMIT 1")
     except pymysql.Error as error:
-        if error.args and error.args[0] == TABLE_CHANGED:
+        if get_error_code(error) == TABLE_CHANGED:
             return False
         raise
     return True
