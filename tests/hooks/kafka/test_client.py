@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from airflow_kafka_spark.hooks.kafka import client as kafka_client
-from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KeptConsumers, keep_client
+from airflow_kafka_spark.hooks.kafka.client import ClientEvents, KafkaCalls, KeptConsumers, keep_client, make_admin_client
 from tests.support.waiting import eventually
 
 
@@ -61,6 +62,19 @@ def test_an_answer_that_is_none_of_kafka_is_explained_without_the_advice_of_libr
     events.log(3, "%s", "FAIL", f"[thrd:127.0.0.1:80/bootstrap]: 127.0.0.1:80/bootstrap: {size}")
     expected = "what answers there is no Kafka broker, or its listener expects another `security.protocol`"
     assert events.find_reason() == ("log", f"127.0.0.1:80: Receive failed: {expected}")
+
+
+def test_a_request_whose_broker_has_left_the_metadata_is_asked_again():
+    """Of several brokers, the metadata name only those that the controller knows at that moment; a slow one is missing."""
+    client = make_admin_client({"bootstrap.servers": "127.0.0.1:1"}, events := ClientEvents())
+    calls = KafkaCalls(lambda _: client, events, conn_id="x", identity="nobody", timeout=60)
+    left, answered = Future[str](), Future[str]()
+    left.set_exception(KafkaException(KafkaError(-137)))  # confluent-kafka has no name for it: _DESTROY_BROKER
+    answered.set_result("here")
+    answers = iter([left, answered])
+    assert calls.request_one("asking", lambda *_: next(answers)) == "here"
+    assert next(answers, None) is None
+    calls.discard_client()
 
 
 ABORTS = """

@@ -303,6 +303,7 @@ _BACKOFF_SECONDS = (0.1, 0.2, 0.4, 0.8)
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT_QUEUE", "_DESTROY", "_NOENT"})
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 # Errors of temporary states: elections, restarts, a topic that some brokers do not know yet, a transaction that is ending.
+# _DESTROY_BROKER: the metadata that librdkafka has just read do not name the broker (any more) that the request was waiting for.
 _TRANSIENT = frozenset(
     {
         "BROKER_NOT_AVAILABLE",
@@ -323,6 +324,7 @@ _TRANSIENT = frozenset(
         "THROTTLING_QUOTA_EXCEEDED",
         "UNKNOWN_LEADER_EPOCH",
         "UNSTABLE_OFFSET_COMMIT",
+        "_DESTROY_BROKER",
         "_TRANSPORT",
         "_WAIT_COORD",
         "_WAIT_CACHE",
