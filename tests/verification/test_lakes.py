@@ -1,11 +1,15 @@
-"""A table of PostgreSQL against copies in Delta, Iceberg and files."""
+"""A table of PostgreSQL against copies in Delta, Iceberg and files, and in a sink that is not of this package."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,10 @@ import pytest
 from deltalake import DeltaTable, TableFeatures, convert_to_deltalake, write_deltalake
 from pyiceberg.catalog import load_catalog
 
-from airflow_kafka_spark.errors import SinkUnavailable, ValidationError
+from airflow_kafka_spark.errors import Problem, SinkUnavailable, ValidationError
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
-from airflow_kafka_spark.sinks.base import Sink
-from airflow_kafka_spark.verification.lake_side import LakeSide
+from airflow_kafka_spark.sinks.base import ComparedTable, Guarantee, ReadPiece, Sink, SqlTable
+from airflow_kafka_spark.verification.arrow_side import ArrowSide
 from tests.sinks.attempt import apply
 from tests.sinks.feed import Feed
 from tests.sinks.iceberg.cases import delete_by_value
@@ -165,7 +169,7 @@ def refuse_rows_that_delete_files_may_delete(sink: DeltaSink | IcebergSink, path
             verify(place, sink=sink, **options)
         assert [problem.where for problem in raised.value.problems] == [where]
     # They may come while rows are compared, too, and then nothing is asked again.
-    side = LakeSide(sink, ("id",), ("decimal",), 1, "")
+    side = ArrowSide(sink.find_compared_table(), ("id",), ("decimal",), 1, "")
     with pytest.raises(SinkUnavailable) as refused:
         side.explain()
     assert not refused.value.retryable
@@ -195,3 +199,109 @@ def test_instants_of_any_year_that_spark_has_written_are_compared_by_their_value
         pq.write_table(pq.read_table(file, partitioning=None), file, use_deprecated_int96_timestamps=True, store_schema=False)
     assert verify(place, sink=sink)["equal"]
     assert verify(place, sink=sink, where="id > 1500", sink_where="id > 1500")["source_rows"] == 5
+
+
+@dataclass(frozen=True)
+class SqliteSink(Sink):
+    """A sink of which only the table is needed here.
+
+    :param path: the database.
+    """
+
+    path: Path
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    @property
+    def uri(self) -> str:
+        return f"x-sqlite://{self.path}/t"
+
+    def validate(self, shape: Any) -> list[Problem]:
+        raise NotImplementedError
+
+    find_last_applied = find_applied = begin = validate
+
+
+class ComparedSqliteSink(SqliteSink):
+    def find_compared_table(self) -> ComparedTable:
+        return SqliteTable(self)
+
+
+@dataclass(frozen=True)
+class SqliteTable(ComparedTable):
+    """The table, read in parts of at most seven rows."""
+
+    sink: SqliteSink
+
+    @property
+    def name(self) -> str:
+        return self.sink.uri
+
+    def find_problems(self, condition: str) -> list[Problem]:
+        return []
+
+    def fetch(self, query: str) -> list[Any]:
+        with closing(sqlite3.connect(self.sink.path)) as connection:
+            return connection.execute(query).fetchall()
+
+    def load_schema(self) -> pa.Schema | None:
+        types = {"INTEGER": pa.int64(), "TEXT": pa.string(), "REAL": pa.float64()}
+        found = [(name, types[kind]) for name, kind in self.fetch("SELECT name, type FROM pragma_table_info('t')")]
+        return pa.schema(found) if found else None
+
+    def read_pieces(self, columns: Sequence[str], condition: str) -> Iterator[ReadPiece]:
+        schema = self.load_schema()
+        assert schema is not None
+        selected, where = ", ".join(columns), condition or "true"
+
+        def read(first: int) -> Iterator[pa.RecordBatch]:
+            rows = self.fetch(f"SELECT {selected} FROM t WHERE rowid BETWEEN {first} AND {first + 6} AND ({where})")
+            yield from pa.Table.from_pylist(
+                [dict(zip(columns, row, strict=True)) for row in rows], pa.schema([schema.field(name) for name in columns])
+            ).to_batches()
+
+        ((last,),) = self.fetch("SELECT max(rowid) FROM t")
+        for first in range(1, last + 1, 7):
+            yield partial(read, first)
+
+
+def test_the_table_that_another_sink_returns_is_compared(place: Place, tmp_path: Path) -> None:
+    place.connection.execute(b"CREATE TABLE s (id bigint PRIMARY KEY, amount numeric(9, 2), note text, ratio double precision)")
+    place.connection.execute(
+        b"INSERT INTO s SELECT n, n / 4.0, nullif('note ' || n, 'note 8'), n / 7.0 FROM generate_series(1, 30) n"
+    )
+    sink = ComparedSqliteSink(tmp_path / "copy.db")
+    for missing, said in ((SqliteSink(sink.path), "`find_compared_table` returns None"), (sink, f"there is no table {sink.uri}")):
+        with pytest.raises(ValidationError, match=said) as raised:
+            verify(place, sink=missing, exclude_columns=["note"])
+        assert [problem.where for problem in raised.value.problems] == ["sink", "exclude_columns"]
+    with closing(sqlite3.connect(sink.path)) as copy:
+        copy.execute("CREATE TABLE t (id INTEGER, amount TEXT, note TEXT, ratio REAL, more TEXT)")
+        rows = place.connection.execute(b"SELECT id, CAST(amount AS text), note, ratio FROM s").fetchall()
+        copy.executemany("INSERT INTO t VALUES (?, ?, ?, ?, '')", rows)
+        copy.commit()
+        found = verify(place, sink=sink)
+        assert found["equal"] and (found["method"], found["source_rows"], found["sink_rows"]) == ("buckets", 30, 30)
+        for statement in (
+            "DELETE FROM t WHERE id = 1",
+            "UPDATE t SET note = '' WHERE id = 8",
+            "UPDATE t SET amount = '7.51' WHERE id = 30",
+        ):
+            copy.execute(statement)
+        copy.commit()
+    assert named(verify(place, sink=sink, on_difference="warn")) == [
+        {"kind": "different", "key": {"id": 30}, "columns": ["amount"]},
+        {"kind": "different", "key": {"id": 8}, "columns": ["note"]},
+        {"kind": "missing", "key": {"id": 1}},
+    ]
+    assert verify(place, sink=sink, where="id BETWEEN 9 AND 29")["sink_rows"] == 21
+    (refused,) = ComparedTable.find_problems(SqliteTable(sink), "id > 5")
+    assert refused.where == "sink_where", "a table that does not say that it applies conditions"
+    with pytest.raises(ValidationError, match="OperationalError: no such column: nothing") as raised:
+        verify(place, sink=sink, sink_where="nothing = 5")
+    assert [problem.where for problem in raised.value.problems] == ["sink_where"]
+
+    class ServerSink(SqliteSink):
+        def find_compared_table(self) -> SqlTable:
+            return SqlTable(place.conn_id, f"{place.quoted}.s")
+
+    assert verify(place, sink=ServerSink(sink.path))["method"] == "ranges"

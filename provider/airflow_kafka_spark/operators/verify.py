@@ -48,8 +48,8 @@ class VerifyOperator(BaseOperator):
     Databases compute a count and a checksum per chunk of the key, and send nothing else. The checksum adds up a part of the
     MD5 of each row: it does not depend on the order of rows, and a duplicate row changes it. A chunk that differs is divided
     into smaller ones, and at last its rows are read from both sides. So no Spark is started: the databases do the work, and the
-    number of their sessions is the limit, not the number of executors. Tables in Delta or Iceberg and files are read by the task,
-    a batch at a time.
+    number of their sessions is the limit, not the number of executors. Tables in Delta or Iceberg, files and the tables of other
+    sinks are read by the task, a batch at a time.
 
     Values are equal if they are equal as values: numbers of any scale, ``timestamp`` with and without time zone by microsecond
     (without one, as UTC), ``char(n)`` without blanks at its end, floating-point numbers by bit (a single in a double as a
@@ -68,12 +68,13 @@ class VerifyOperator(BaseOperator):
     :param source: the table with the expected rows: its connection, ``table`` or ``query``, ``key`` (default: its primary key)
         and ``include_columns``; the other options have no effect here.
     :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` or ``FilesSink`` (Parquet)
-        as the pipeline has it, or a ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
+        as the pipeline has it, another sink whose :meth:`.Sink.find_compared_table` returns its table, or a ``JdbcSource`` that
+        reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
-    :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg); None
-        (default): as ``where``.
+    :param sink_where: a condition for the sink's rows, in its SQL (for Iceberg, a ``row_filter`` of pyiceberg; another sink
+        documents its own); None (default): as ``where``.
     :param chunk_rows: number of rows of a chunk; None (default): 100,000, or without ``rechecks`` a part in 32 of a larger table.
         Rows of a chunk may lie all over a table, and many chunks would read each of its pages many times.
     :param parallel: number of chunks that are compared at a time, and of sessions in each database; default 4.

@@ -9,14 +9,14 @@ nothing of the window; afterwards all of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_kafka_spark.arguments import OptionsType
-from airflow_kafka_spark.errors import KafkaSparkError, Problem
+from airflow_kafka_spark.errors import KafkaSparkError, Problem, SinkUnavailable
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.windows.binding import Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, BadRecord, OffsetRange, Split, SplitResult, Window
@@ -265,7 +265,8 @@ class Sink(metaclass=OptionsType):
     def find_target_problems(self) -> list[Problem]:
         """Return the problems that can be found without knowing the rows: of connection, server, target and rights.
 
-        Called instead of :meth:`validate` if the columns of the rows are not known because of another problem. Default: none.
+        Called instead of :meth:`validate` if the columns of the rows are not known because of another problem, and before a
+        :class:`ComparedTable` is read. Default: none.
         """
         return []
 
@@ -317,6 +318,14 @@ class Sink(metaclass=OptionsType):
         """
         return {}
 
+    def find_compared_table(self) -> ComparedTable | SqlTable | None:
+        """Return the target as ``VerifyOperator`` compares it with a source. Default: None, it cannot be compared.
+
+        Asks no server: problems of options, connection and target belong to :meth:`ComparedTable.find_problems` and
+        :meth:`find_target_problems`.
+        """
+        return None
+
     @abstractmethod
     def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the newest window of this pipeline in the sink's own record, with the ids of its cluster and topics.
@@ -344,6 +353,72 @@ class Sink(metaclass=OptionsType):
         Removes the rows that earlier attempts at it have left. Earlier attempts that are still running can only commit this
         window, or nothing.
         """
+
+
+# --- comparison with a source -----------------------------------------------------------------------------------------
+
+ReadPiece = Callable[[], "Iterator[pa.RecordBatch]"]
+"""Reads a part of a table."""
+
+
+@dataclass(frozen=True)
+class SqlTable:
+    """A table of PostgreSQL, MariaDB or MySQL. The server computes its checksums.
+
+    :param conn_id: the Airflow connection of the server, as that of a ``JdbcSource``.
+    :param table: its name, as that of a ``JdbcSource``.
+    """
+
+    conn_id: str
+    table: str
+
+
+class ComparedTable(ABC):
+    """A table, or files, that the task reads in Arrow batches to compare the rows. The Arrow types of the columns decide which
+    values are equal.
+
+    Each method reads the newest version. :meth:`load_schema`, :meth:`read_pieces` and the pieces may raise any error:
+    :meth:`make_unavailable_error` converts those that are not of this package.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the table for messages, its URI for instance, without credentials. Raises nothing."""
+
+    def find_problems(self, condition: str) -> list[Problem]:
+        """Return the reasons why the rows cannot be compared, although the target can be written.
+
+        Default: a condition is refused. A table that applies conditions returns an empty list: an invalid condition is found
+        when the first piece is read, before the comparison.
+
+        :param condition: ``sink_where``; empty for all rows.
+        """
+        if not condition:
+            return []
+        action = 'Leave `where` out, or give `sink_where=""` if the sink has only rows that meet it'
+        return [Problem("sink_where", "rows of this sink cannot be chosen by a condition", action)]
+
+    @abstractmethod
+    def load_schema(self) -> pa.Schema | None:
+        """Return the columns; None if there is no table."""
+
+    @abstractmethod
+    def read_pieces(self, columns: Sequence[str], condition: str) -> Iterator[ReadPiece]:
+        """Yield functions that read the table in pieces, each row in exactly one. Each step of a comparison calls it again.
+
+        Pieces are read in threads, several at a time, some after the last one was yielded. One that fails may be read again.
+
+        :param columns: the columns that are compared. Batches may have other columns, too.
+        :param condition: the condition that rows have to meet; empty for all rows.
+        """
+
+    def make_unavailable_error(self, doing: str, error: Exception) -> SinkUnavailable:
+        """Return the error to raise for an error of the store. Its message has no credentials.
+
+        :param doing: for the message.
+        """
+        return SinkUnavailable(self.name, doing, f"{type(error).__name__}: {error}")
 
 
 # --- rows with a key --------------------------------------------------------------------------------------------------

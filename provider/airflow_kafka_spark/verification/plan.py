@@ -8,11 +8,11 @@ from typing import Literal
 
 from airflow_kafka_spark.errors import KafkaSparkError, Problem, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
-from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink, PostgresSink
-from airflow_kafka_spark.sinks.base import Sink
+from airflow_kafka_spark.sinks.base import Sink, SqlTable
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceDatabase
 from airflow_kafka_spark.sources.jdbc.source import JdbcSource
 from airflow_kafka_spark.sources.jdbc.windows import find_relation
+from airflow_kafka_spark.verification.arrow_side import ArrowSide, ArrowTable
 from airflow_kafka_spark.verification.database_side import (
     LEAST_ROWS,
     CanonicalSql,
@@ -21,7 +21,6 @@ from airflow_kafka_spark.verification.database_side import (
     PostgresCanonicalSql,
 )
 from airflow_kafka_spark.verification.forms import RANGE_FORMS, Comparable, Form, find_form
-from airflow_kafka_spark.verification.lake_side import LakeSide, LakeTable
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,18 @@ class VerificationPlan:
     """
 
     source: DatabaseSide
-    sink: DatabaseSide | LakeSide
+    sink: DatabaseSide | ArrowSide
     ranges: bool
 
 
 def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, list[Problem]]:
     """Return the plan; or None, and all problems."""
-    problems, source, sink = [], options.source, options.sink
+    source = options.source
     if not isinstance(source, JdbcSource):
-        problems.append(Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource"))
-    if not isinstance(sink, (JdbcSource, PostgresSink, DeltaSink, IcebergSink, FilesSink)):
-        expected = "a PostgresSink, a DeltaSink, an IcebergSink, a FilesSink or a JdbcSource"
-        problems.append(Problem("sink", f"it is of type {type(sink).__name__}; expected {expected}"))
-    if problems:
-        return None, problems
-    of_files = list(_find_files_problems(sink, options.sink_where)) if isinstance(sink, FilesSink) else []
+        return None, [Problem("source", f"it is of type {type(source).__name__}; expected a JdbcSource")]
     left_out = {f"source column `{name}`" for name in options.exclude_columns}
     problems = [problem for problem in source.validate() if problem.where not in left_out]
-    theirs, of_sink = (None, of_files) if of_files else _find_sink_table(sink)
+    theirs, of_sink = _find_sink_table(options.sink, options.sink_where)
     problems += of_sink
     if problems or theirs is None:
         named = {"columns": options.columns, "exclude_columns": options.exclude_columns}
@@ -97,25 +90,31 @@ def make_plan(options: VerificationOptions) -> tuple[VerificationPlan | None, li
     return (None if problems else found_plan), [*problems, *wrong]
 
 
-def _find_files_problems(sink: FilesSink, condition: str) -> Iterator[Problem]:
-    if sink.format != "parquet":
-        yield Problem("sink.format", f"it is `{sink.format}`; only files of `parquet` can be compared")
-    if condition:
-        action = 'Leave `where` out, or give `sink_where=""` if the files have only rows that meet it'
-        yield Problem("sink_where", "rows of files cannot be chosen by a condition", action)
+def _find_sink_table(sink: Sink | JdbcSource, condition: str) -> tuple[DatabaseTable | ArrowTable | None, list[Problem]]:
+    """Return the sink's table; or None, and the reasons why it cannot be compared.
+
+    :param condition: the condition for its rows.
+    """
+    if isinstance(sink, JdbcSource):
+        return _find_database_table(sink)
+    table = sink.find_compared_table()
+    if table is None:
+        found = f"rows of a {type(sink).__name__} cannot be compared: its `find_compared_table` returns None"
+        return None, [Problem("sink", found, "Name a JdbcSource that reads its table, or define that method")]
+    if isinstance(table, SqlTable):
+        return _find_database_table(JdbcSource(table.conn_id, table.table))
+    try:
+        if problems := table.find_problems(condition) or sink.find_target_problems():
+            return None, problems
+        if (loaded := ArrowTable.load(table)) is not None:
+            return loaded, []
+    except KafkaSparkError as error:
+        return None, [Problem.of("sink", error)]
+    return None, [Problem("sink", f"there is no table {table.name}", "Correct its name")]
 
 
-def _find_sink_table(sink: object) -> tuple[DatabaseTable | LakeTable | None, list[Problem]]:
-    """Return the sink's table; or None, and the reason why it cannot be compared."""
-    if isinstance(sink, (DeltaSink, IcebergSink, FilesSink)):
-        try:
-            if (problems := sink.find_target_problems()) or (found := LakeTable.load(sink)) is not None:
-                return (None, problems) if problems else (found, [])
-        except KafkaSparkError as error:
-            return None, [Problem.of("sink", error)]
-        return None, [Problem("sink", f"there is no table {sink.uri}", "Correct its name")]
-    table = JdbcSource(sink.conn_id, sink.table) if isinstance(sink, PostgresSink) else sink
-    assert isinstance(table, JdbcSource)
+def _find_database_table(table: JdbcSource) -> tuple[DatabaseTable | None, list[Problem]]:
+    """Return the table of a sink; or None, and the reasons why it cannot be compared."""
     # The sink needs no key, and it may have columns that are not compared.
     problems = [problem for problem in table.validate() if problem.where != "source.key"]
     problems = [_make_sink_problem(problem) for problem in problems if not problem.where.startswith("source column ")]
@@ -196,7 +195,7 @@ class _Planning:
 
     options: VerificationOptions
     ours: DatabaseTable
-    theirs: DatabaseTable | LakeTable
+    theirs: DatabaseTable | ArrowTable
 
     def plan(self) -> tuple[VerificationPlan | None, list[Problem]]:
         key = tuple(self.options.source.key) or self.ours.relation.key
@@ -209,11 +208,7 @@ class _Planning:
         # A row that is on its way makes its chunk differ at each recheck.
         size = self.options.chunk_rows or (LEAST_ROWS if self.options.rechecks else None)
         source = self.ours.make_side(names, forms, len(key), self.options.where, size)
-        sink: DatabaseSide | LakeSide
-        if isinstance(self.theirs, LakeTable):
-            sink = LakeSide(self.theirs.sink, tuple(others), forms, len(key), self.options.sink_where)
-        else:
-            sink = self.theirs.make_side(others, forms, len(key), self.options.sink_where, size)
+        sink = self.theirs.make_side(others, forms, len(key), self.options.sink_where, size)
         for where, side in (("where", source), ("sink_where", sink)):
             try:
                 side.explain()
@@ -240,7 +235,7 @@ class _Planning:
         """Return for each column its name in the source, its name in the sink, and the form in which both are compared."""
         problems: list[Problem] = []
         pairs: list[tuple[str, str, Form]] = []
-        in_postgres = self.ours.is_postgres and isinstance(self.theirs, DatabaseTable) and self.theirs.is_postgres
+        in_postgres = self.ours.is_postgres and self.theirs.is_postgres
         for name in names:
             other = self.options.columns.get(name, name)
             a, b = self.ours.find_column(name), self.theirs.find_column(other)

@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows.binding import SERVER, Endpoint
 from airflow_kafka_spark.windows.model import Split, Window
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.delta.comparison import ComparedDeltaTable
     from airflow_kafka_spark.sinks.delta.records import LoadedDelta
     from airflow_kafka_spark.sinks.delta.writer import DeltaWindowWriter
 
@@ -84,6 +85,12 @@ class DeltaSink(DeltaSinkOptions, LakeSink):
         from airflow_kafka_spark.sinks.delta.validation import find_table_problems
 
         return find_table_problems(self)
+
+    def find_compared_table(self) -> ComparedDeltaTable:
+        """Return the table, which the task reads."""
+        from airflow_kafka_spark.sinks.delta.comparison import ComparedDeltaTable
+
+        return ComparedDeltaTable(self)
 
     def find_replay_problems(self) -> list[Problem]:
         """Return the reasons why windows cannot be replayed: the table allows no removals (``delta.appendOnly``), or an upsert

@@ -32,6 +32,8 @@ from airflow_kafka_spark.windows.model import Applied, Split, SplitResult, Windo
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from airflow_kafka_spark.sinks.files.comparison import ComparedFiles
+
 log = logging.getLogger(__name__)
 
 
@@ -112,6 +114,12 @@ class FilesSink(FilesSinkOptions, Sink):
         from airflow_kafka_spark.sinks.files.validation import find_target_problems
 
         return find_target_problems(self)
+
+    def find_compared_table(self) -> ComparedFiles:
+        """Return the files of complete windows, which the task reads."""
+        from airflow_kafka_spark.sinks.files.comparison import ComparedFiles
+
+        return ComparedFiles(self)
 
     def find_last_applied(self, pipeline: str) -> Applied | None:
         """Return the window with the highest number in the table.

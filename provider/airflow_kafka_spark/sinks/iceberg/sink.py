@@ -16,6 +16,7 @@ from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
 from airflow_kafka_spark.windows.times import get_current_milliseconds, parse_iso, to_milliseconds
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.sinks.iceberg.comparison import ComparedIcebergTable
     from airflow_kafka_spark.sinks.iceberg.snapshots import LoadedIceberg
     from airflow_kafka_spark.sinks.iceberg.writer import IcebergWindowWriter
 
@@ -94,6 +95,12 @@ class IcebergSink(IcebergSinkOptions, LakeSink):
         from airflow_kafka_spark.sinks.iceberg.validation import find_table_problems
 
         return find_table_problems(self)
+
+    def find_compared_table(self) -> ComparedIcebergTable:
+        """Return the branch of the table, which the task reads."""
+        from airflow_kafka_spark.sinks.iceberg.comparison import ComparedIcebergTable
+
+        return ComparedIcebergTable(self)
 
     @contextmanager
     def load_table(self, doing: str) -> Iterator[LoadedIceberg | None]:

@@ -17,7 +17,7 @@ from airflow_kafka_spark.hooks.databases import (
     read_system_identifier,
     resolve_table,
 )
-from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, WindowWriter
+from airflow_kafka_spark.sinks.base import OFFSET_COLUMNS, Guarantee, KeyedSink, Shape, SqlTable, WindowWriter
 from airflow_kafka_spark.sinks.postgres.options import PostgresSinkOptions
 from airflow_kafka_spark.windows.binding import SERVER, SERVER_ID, Endpoint
 from airflow_kafka_spark.windows.model import ELSEWHERE, Applied, Split, Window
@@ -154,6 +154,10 @@ class PostgresSink(PostgresSinkOptions, KeyedSink):
         from airflow_kafka_spark.sinks.postgres.validation import find_postgres_sink_problems
 
         return find_postgres_sink_problems(self, None)
+
+    def find_compared_table(self) -> SqlTable:
+        """Return the table, whose checksums the server computes."""
+        return SqlTable(self.conn_id, self.table)
 
     def find_replay_problems(self) -> list[Problem]:
         """Return the reasons why windows cannot be replayed: ``append`` needs ``window_column``; ``upsert`` needs
