@@ -68,8 +68,8 @@ class VerifyOperator(BaseOperator):
     :param source: the table with the expected rows: its connection, ``table`` or ``query``, ``key`` (default: its primary key)
         and ``include_columns``; the other options have no effect here.
     :param sink: the table that is compared with it: a ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` or ``FilesSink`` (Parquet)
-        as the pipeline has it, another sink whose :meth:`.Sink.find_compared_table` returns its table, or a ``JdbcSource`` that
-        reads it. Columns that only the sink has are not compared.
+        as the pipeline has it, another sink whose ``find_compared_table`` (``sinks.base.Sink``) returns its table, or a
+        ``JdbcSource`` that reads it. Columns that only the sink has are not compared.
     :param columns: source column -> sink column, where the names differ; default none.
     :param exclude_columns: columns of the source that are not compared; default none.
     :param where: a condition for the source's rows, in its SQL; default empty, all rows.
