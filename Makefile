@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick coverage soak soak-kills mutants matrix mysql debezium check format docs bench dist clean distclean
+.PHONY: help install demo test test-all test-quick coverage soak soak-kills mutants matrix mysql debezium check format docs bench dist clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ FITS := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do "$$p" -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## make .venv with this package, editable, and everything it is tested with
 
@@ -43,8 +43,11 @@ demo: install ## a real Kafka, PostgreSQL and Airflow: a window, a kill, a retry
 # their names and first failures. No test whose records were lost, doubled or changed runs again, and none of tests/faults.
 AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-except RecordsDiffer
 
-test: install ## run all tests
+test: install ## run the tests: each guarantee, and each kill where its mechanism is
 	@$(BIN)/python -m pytest -n $(JOBS) --dist load $(AGAIN) $(ARGS)
+
+test-all: install ## run all tests, those with further values, engines and servers for the same guarantees included
+	@$(BIN)/python -m pytest -n $(JOBS) --dist load $(AGAIN) --extended $(ARGS)
 
 # The tests of values and pure functions: no server, no JVM.
 QUICK := tests/windows tests/formats tests/transforms tests/jobs tests/support
@@ -52,12 +55,12 @@ QUICK := tests/windows tests/formats tests/transforms tests/jobs tests/support
 test-quick: install ## run the tests that need no server, in about a minute
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" $(QUICK) $(ARGS)
 
-coverage: install ## run all tests with coverage of lines and branches, subprocesses and Spark's workers included
+coverage: install ## run the tests with coverage of lines and branches, subprocesses and Spark's workers included
 	@mkdir -p build && COVERAGE_FILE='$(CURDIR)/build/coverage' $(BIN)/python -m pytest -n $(JOBS) --dist load \
 		--cov --cov-report=term --cov-report=json:build/coverage.json $(AGAIN) $(ARGS)
 
 SOAK = PYTHONPATH="$$($(BIN)/python -m tests.support.s3):$(CURDIR):$$PYTHONPATH" \
-	SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s
+	SOAK_MINUTES=$(or $(MINUTES),10) SOAK_SEED=$(SEED) SOAK_ONLY='$(ONLY)' $(BIN)/python -m pytest -q -s --extended
 
 soak: install ## new random examples, then random kills of pipelines of all kinds (MINUTES=10 SEED=7 ONLY=BetweenTopics): every record is counted; copies of tables that change at random
 	@$(BIN)/python -m pytest -q -n 2 -m "not servers" --hypothesis-profile=search $(QUICK)

@@ -62,6 +62,7 @@ if _AT_START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--measure-cpu", metavar="FILE", help="write the CPU seconds of each test, by kind of process, into FILE")
+    parser.addoption("--extended", action="store_true", help="run the tests that are marked `extended`, too")
 
 
 @pytest.hookimpl(trylast=True)
@@ -113,8 +114,13 @@ def _compile_once(tests: list[str]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need servers, forbid a second try after a kill, and put long tests first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave extended tests out unless they are asked for, mark the tests that need servers, forbid a second try after a kill, and
+    put long tests first."""
+    if not distribution.wants_extended(config):
+        extended = [item for item in items if item.get_closest_marker("extended")]
+        config.hook.pytest_deselected(items=extended)
+        items[:] = [item for item in items if not item.get_closest_marker("extended")]
     for item in items:
         if distribution.SERVERS.intersection(getattr(item, "fixturenames", ())) or item.nodeid.startswith(
             distribution.SERVER_TESTS

@@ -16,6 +16,7 @@ from airflow_kafka_spark.errors import KafkaSparkError, TransactionTimedOut
 from airflow_kafka_spark.sinks.kafka.tasks.publish import RecordBatches
 from airflow_kafka_spark.testing import EmbeddedKafka
 from airflow_kafka_spark.testing._processes import wait_until
+from tests.support.distribution import extended
 from tests.support.kafka_proxy import KafkaProxy, Trap, commit_of, records_of
 from tests.support.pipelines import pipeline
 from tests.support.shop import shop
@@ -67,7 +68,7 @@ def check(orders, report, attempts=1):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("loss", ["the answer", "the request"])
+@pytest.mark.parametrize("loss", ["the answer", extended("the request")])
 def test_a_commit_whose_answer_or_request_is_lost_with_its_connection_costs_nothing(orders, proxy, loss):
     proxy.set(Trap(commit_of(".split."), loss), Trap(commit_of(".close"), loss))
     report = orders.run("run1")
@@ -152,6 +153,7 @@ def test_a_split_that_outlives_its_transaction_is_not_published_and_the_error_sa
     check(orders, orders.run("run1"), attempts=attempts + 1)
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_source_that_is_slower_than_the_transaction_allows_publishes_nothing_of_its_split(kafka, unique):
     with splits(kafka, unique, 1, transaction_timeout=1) as made:

@@ -77,6 +77,7 @@ def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_noth
     there.check(every)
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
 def test_killed_after_staging_or_after_the_commit_the_retry_decides_anew_or_reports_the_first_decision(flow, kind):
@@ -120,6 +121,7 @@ def test_killed_between_the_commits_what_the_other_table_refused_stays_a_dead_le
     assert flow.run("run1") == report
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
 def test_a_zombie_that_resumes_between_the_commits_changes_nothing(flow, kind):

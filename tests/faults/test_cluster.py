@@ -170,6 +170,7 @@ def test_executors_without_packages_are_named_before_they_read_and_work_with_the
     check_table(table, driver.result(), attempts=2)
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_spark_connect_server_on_the_cluster_has_the_packages_of_the_archive_and_this_one(orders, master, packed, tmp_path):
     # Workers of a session of Spark Connect run in a folder of the session below that of the executor.
@@ -183,6 +184,7 @@ def test_a_spark_connect_server_on_the_cluster_has_the_packages_of_the_archive_a
     assert orders.check() == ORDERS
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("table", ["postgres-split"], indirect=True)
 def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_split(table, driver, master, places, bare):
@@ -202,6 +204,7 @@ def test_an_executor_without_packages_beside_one_that_has_them_gets_no_further_s
     check_table(table, driver.result())
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_worker_decommissioned_in_the_middle_of_a_split_that_then_dies_costs_nothing(orders, driver, master, places, tmp_path):
     """The worker's machine is taken away before its split has ended. This is the last test of the cluster, which then has one

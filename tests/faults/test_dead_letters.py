@@ -11,11 +11,17 @@ import pytest
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.dead_letters import check_sorted_out, is_bad, letters, produce_mixed
+from tests.support.distribution import extended
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import row_of
 
 POINTS = (*faults.DEAD_LETTERS, "sink.committed", "close.in_transaction")
-CASES = [*(("postgres", point) for point in POINTS), ("postgres-split", "dead.in_transaction")]
+FURTHER = ("dead.committed", "close.in_transaction")
+CASES = [
+    *(("postgres", point) for point in POINTS if point not in FURTHER),
+    *(extended("postgres", point) for point in FURTHER),
+    ("postgres-split", "dead.in_transaction"),
+]
 
 
 @pytest.mark.faults
@@ -65,7 +71,7 @@ def test_a_zombie_that_resumes_after_the_retry_sends_no_dead_letter(flow, kind):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind, point", [("files", "dead.in_transaction"), ("files", "dead.committed")])
+@pytest.mark.parametrize("kind, point", [extended("files", "dead.in_transaction"), ("files", "dead.committed")])
 def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_letter_exactly_once(flow, kind, point):
     dead, away = f"dead-{flow.topic}", f"away-{flow.topic}"
     flow.options |= {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead}
@@ -93,7 +99,7 @@ def test_killed_then_retried_each_record_is_in_the_sink_or_routed_or_a_dead_lett
     "kind, point",
     [
         ("postgres-upsert", "dead.committed"),
-        ("postgres-split", "job.done"),
+        extended("postgres-split", "job.done"),
         ("postgres-split", "sink.in_transaction"),
     ],
 )

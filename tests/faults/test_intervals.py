@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.distribution import extended
 from tests.support.intervals import Intervals, ends
 
-FIRST = [("files", point) for point in ("planned", "close.committed", "group.in_transaction")]
+FIRST = [("files", "planned"), extended("files", "close.committed"), ("files", "group.in_transaction")]
 AGAIN = [
     ("files", "sink.in_transaction"),
-    *(("postgres", point) for point in ("planned", "sink.committed")),
+    extended("postgres", "planned"),
+    ("postgres", "sink.committed"),
 ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.transforms import Condition, Filter, Sql
 from tests.faults.test_publish import IN_A_TASK
+from tests.support.distribution import extended
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, relay
@@ -32,7 +33,7 @@ def orders(kafka, unique, tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("point", ["publish.marked", "publish.committed", "close.in_transaction"])
+@pytest.mark.parametrize("point", ["publish.marked", extended("publish.committed"), "close.in_transaction"])
 def test_killed_then_retried_and_cleared_every_record_is_published_exactly_once(orders, point):
     orders.send(300)
     orders.run("run0")
@@ -68,6 +69,7 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_a_dead_
     assert orders.check_sorted_out(dead, even) == (300, bad)
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_in_the_topic_of_a_filter_exactly_once(orders, unique):
     odd = unique("odd")
@@ -86,6 +88,7 @@ def test_killed_then_retried_and_cleared_each_record_is_in_the_output_or_in_the_
     assert sum(part["records"] for part in retried["routed"]) == 300
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_zombie_that_resumes_after_the_retry_sends_no_dead_letter(orders):
     """The zombie sleeps after it has sent its letters and its marker, with an open transaction."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_kafka_spark import faults
+from tests.support.distribution import extended
 
 IN_A_TASK = ("split.mid", "split.flushed")
 # The next window is moved, too, if brokers or a table have something of the dead attempt. tests/windows/test_ledger_model.py
@@ -17,7 +18,8 @@ IN_A_TRANSACTION = ("split.flushed", "sink.in_transaction", "close.in_transactio
 # If only the ledger decides, one sink represents all. tests/sinks/test_contract.py kills each sink at each of its points;
 # here each sink is killed once, at the point where its own commit decides.
 CASES = [
-    *(("files", point) for point in faults.POINTS if point not in ("split.flushed", "sink.staged", "sink.in_transaction")),
+    *(("files", point) for point in ("planned", "split.mid", "job.done", "sink.committed", "close.in_transaction")),
+    *(extended("files", point) for point in ("fenced", "close.begin", "close.committed")),
     ("postgres", "sink.in_transaction"),
     ("postgres-split", "split.flushed"),
 ]

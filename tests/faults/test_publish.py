@@ -15,6 +15,7 @@ import pytest
 from airflow_kafka_spark.errors import SourceRejected, TooManyBadRecords
 from airflow_kafka_spark.transforms import Condition, Filter, Sql, TimestampConverter
 from tests.support.dead_letters import letters
+from tests.support.distribution import extended
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.shop import shop
 from tests.support.unfit import KEY, VALUE, avro, check_sorted_out, plain, spoil
@@ -22,7 +23,7 @@ from tests.support.waiting import eventually
 
 IN_A_TASK = ("publish.mid", "publish.flushed", "publish.marked", "publish.committed")
 # Faults of the ledger alone are tested with a sink (test_kill.py).
-POINTS = ("publish.mid", "publish.marked", "publish.committed", "job.done")
+POINTS = ("publish.mid", "publish.marked", extended("publish.committed"), extended("job.done"))
 
 
 @pytest.fixture
@@ -78,6 +79,7 @@ def test_killed_then_retried_and_cleared_every_row_is_a_record_or_a_dead_letter_
     assert check_sorted_out(orders, dead, bad, plain(VALUE), plain(KEY)) == (897, 3)
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_killed_then_retried_what_transforms_make_of_every_row_is_there_exactly_once(orders):
     """Some rows are left out, some cannot be transformed; the transforms of the retry count for the splits that are left."""

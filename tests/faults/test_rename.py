@@ -7,6 +7,7 @@ import pytest
 from airflow_kafka_spark.errors import GroupOwned, PipelineRenamed, WindowOpen
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
 from tests.support.control import rename, skip
+from tests.support.distribution import extended
 from tests.support.oracle import wait_stable
 
 
@@ -26,7 +27,7 @@ BY_TASK = {"pipeline": None}, {"pipeline": None, "facts": {"task_id": "renamed"}
 @pytest.mark.faults
 @pytest.mark.parametrize(
     "kind, names, moved, gives_up",
-    [("files", NAMED, 30, False), ("postgres", BY_TASK, 30, True), ("postgres", NAMED, 0, False)],
+    [("files", NAMED, 30, False), ("postgres", BY_TASK, 30, True), extended("postgres", NAMED, 0, False)],
     ids=["finished, then renamed", "given up, then renamed by its task", "open from the beginning"],
 )
 def test_a_pipeline_that_is_renamed_with_an_open_window_is_refused_until_that_is_decided(flow, kind, names, moved, gives_up):
@@ -65,7 +66,7 @@ def test_a_pipeline_that_is_renamed_with_an_open_window_is_refused_until_that_is
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", ["files", "postgres"])
+@pytest.mark.parametrize("kind", [extended("files"), "postgres"])
 def test_a_name_that_a_pipeline_had_before_can_be_given_back_to_it(flow, kind):
     """The sink's last window under that name is older than the pipeline's last window."""
     other = f"{flow.name}-other"

@@ -105,6 +105,7 @@ def send(kafka, topic, numbers):
     assert producer.flush(120) == 0
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_records_that_an_unclean_leader_election_loses_are_named_and_what_grows_in_their_place_is_not_taken_for_them(
     three, unique, tmp_path
@@ -157,6 +158,7 @@ def flow_epoch(flow):
     return epoch
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_three_brokers_survive_the_pause_of_one_and_the_kill_of_all(three, unique):
     """The other tests kill one of them."""

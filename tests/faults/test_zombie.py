@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.distribution import extended
+
 # tests/sinks/test_contract.py pauses each sink at each of its points.
 CASES = [
-    *(("files", point) for point in ("fenced", "planned", "split.mid", "close.in_transaction")),
+    *(("files", point) for point in ("split.mid", "close.in_transaction")),
+    *(extended("files", point) for point in ("fenced", "planned")),
     ("postgres", "sink.in_transaction"),
     ("postgres-split", "split.mid"),
 ]

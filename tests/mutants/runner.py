@@ -110,6 +110,7 @@ class Checkout:
         scratch = package.parents[1]
         result, log = scratch / "result.json", scratch / "log"
         options = ["-q", "-p", "no:cacheprovider", "-p", "mutant_plugin", "--no-header", *(["-x"] if stop_at_first else [])]
+        options += ["-m", "not extended"]  # which `make test` does not run
         # First of all, and inherited by every process that a test starts, Spark's Python workers among them.
         path = os.pathsep.join([str(package.parent), str(scratch / "plugin")])
         env = {**os.environ, "PYTHONPATH": path, plugin.COPY: str(package), plugin.RESULT: str(result)}

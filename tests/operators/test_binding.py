@@ -39,6 +39,7 @@ from airflow_kafka_spark.windows.binding import Binding, Endpoint, Writer, compa
 from airflow_kafka_spark.windows.memory import Attempt, Memory, WindowEntry
 from airflow_kafka_spark.windows.model import ELSEWHERE, OffsetRange, State, Window
 from tests.support.control import forget, rebind, reset
+from tests.support.distribution import extended
 from tests.support.dry import Dry
 from tests.support.intervals import Intervals, facts
 from tests.support.oracle import committed_records, same_multiset, wait_stable
@@ -275,6 +276,7 @@ def test_side_topics_are_part_of_where_an_open_window_goes_and_of_no_later_one(m
     assert [d.what for d in compare_endpoints(found[1], other)] == ["dead_letters", "routes"]
 
 
+@pytest.mark.extended
 def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
     def rare(place):
         return [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(tmp_path / place)))]
@@ -360,7 +362,7 @@ def test_an_open_window_goes_into_another_table_of_the_schema_once_somebody_says
     assert ids(third) == list(range(45))
 
 
-@pytest.mark.parametrize("dies_at", ["planned", "publish.committed", "close.begin"])
+@pytest.mark.parametrize("dies_at", [extended("planned"), "publish.committed", extended("close.begin")])
 def test_an_open_window_that_is_published_in_part_continues_in_another_topic(kafka, unique, tmp_path, dies_at):
     with relay(kafka, unique, tmp_path) as made:
         other = unique("other")
@@ -853,6 +855,7 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
         intervals.run(4, ledger_topic=unique("theirs"))
 
 
+@pytest.mark.extended
 def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_since(table, postgres):
     intervals = Intervals(table, table=True)
     intervals.fill()
@@ -874,6 +877,7 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
 
 
+@pytest.mark.extended
 def test_an_old_interval_is_not_replayed_without_the_filters_that_it_had(files, tmp_path):
     intervals, other = Intervals(files, table=False), FilesSink(path=str(tmp_path / "rare"))
     intervals.fill()

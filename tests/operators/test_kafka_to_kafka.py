@@ -16,6 +16,7 @@ from airflow_kafka_spark.operators import KafkaToKafkaOperator
 from airflow_kafka_spark.transforms import Sql
 from airflow_kafka_spark.windows.model import Marker
 from tests.support.control import reset
+from tests.support.distribution import extended
 from tests.support.pipelines import SCHEMA
 from tests.support.relay import decoded, make, relay
 from tests.support.runs import fails_at
@@ -97,7 +98,7 @@ EVERY_KIND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [Json(), Json(schema=SCHEMA)], ids=["columns", "transforms"])
+@pytest.mark.parametrize("value", [Json(), extended(Json(schema=SCHEMA))], ids=["columns", "transforms"])
 def test_what_tasks_write_in_arrow_is_byte_for_byte_what_spark_writes(orders, unique, caplog, value):
     orders.send(300)
     contents = []

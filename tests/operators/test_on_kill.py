@@ -13,6 +13,7 @@ import pytest
 
 from airflow_kafka_spark.jobs import stalls, watch
 from tests.support import workers
+from tests.support.distribution import extended
 from tests.support.pipelines import make
 from tests.support.victim import TIMEOUT
 
@@ -20,7 +21,7 @@ from tests.support.victim import TIMEOUT
 @pytest.mark.parametrize(
     ("ends", "jvm", "error"),
     [
-        (signal.SIGTERM, False, "SparkJobFailed"),
+        extended(signal.SIGTERM, False, "SparkJobFailed"),
         (signal.SIGTERM, True, "Airflow ended the task, and the job was cancelled"),
         (signal.SIGALRM, False, "AirflowTaskTimeout"),
     ],
@@ -50,6 +51,7 @@ def test_without_a_running_job_on_kill_does_nothing(files):
     make(**files.arguments).on_kill()
 
 
+@pytest.mark.extended
 def test_an_attempt_whose_spark_driver_is_stopped_ends_at_its_timeout_and_the_retry_finishes_the_window(files, monkeypatch):
     monkeypatch.setenv(TIMEOUT, "600")
     files.produce(100)

@@ -110,6 +110,7 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
     assert table.committed() == {r["partition"]: r["end"] for r in report["ranges"]}
 
 
+@pytest.mark.extended
 def test_records_without_a_value_and_all_that_is_left_are_captured_and_windows_continue_when_a_filter_was_away(
     files: Pipeline, tmp_path
 ):
@@ -180,6 +181,7 @@ def test_a_condition_that_is_another_each_time_neither_loses_nor_doubles_a_recor
     assert [found["records"] for found in report["captured"]] == [len(part) for part in parts[:2]]
 
 
+@pytest.mark.extended
 def test_intervals_in_any_order_and_one_of_them_again_are_in_both_sinks_once(files: Pipeline, tmp_path):
     intervals, other = Intervals(files, table=False), FilesSink(path=str(tmp_path / "other"))
     intervals.fill()

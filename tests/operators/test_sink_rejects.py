@@ -14,6 +14,7 @@ from airflow_kafka_spark.formats import Json
 from airflow_kafka_spark.sinks import FilesSink, PostgresSink
 from airflow_kafka_spark.transforms import Condition, Filter
 from tests.support.dead_letters import decode_headers, letters
+from tests.support.distribution import extended
 from tests.support.oracle import same_multiset
 from tests.support.pipelines import SCHEMA, Pipeline, order, row_of
 
@@ -127,7 +128,7 @@ INSERT INTO "{0}" VALUES (1000, 'c60', 1, now())
 
 
 @pytest.mark.parametrize("partitions", [3])
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", ["append", extended("upsert")])
 def test_split_by_split_only_splits_with_refused_rows_wait_until_it_is_decided_what_becomes_of_these(table: Pipeline, mode: Any):
     dead, options = f"dead-{table.topic}", {"mode": mode, "key": ["id"] if mode == "upsert" else []}
     options = {"sink": PostgresSink(conn_id="warehouse", table=table.place, atomic="split", **options)}

@@ -22,6 +22,7 @@ from airflow_kafka_spark.sinks import KafkaSink
 from airflow_kafka_spark.sources import FilesSource, JdbcSource
 from airflow_kafka_spark.transforms import InsertField
 from tests.support.dead_letters import decode_headers, letters
+from tests.support.distribution import extended
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.registry import EmbeddedRegistry
 from tests.support.runs import context
@@ -161,7 +162,9 @@ def test_other_formats_and_skipping(orders: Shop, format) -> None:
     assert len(letters(orders.kafka.connection_extra(), dead_of(orders))) == 2
 
 
-@pytest.mark.parametrize("transforms", [(), (InsertField(static_field="shop", static_value="1"),)], ids=["plain", "transforms"])
+@pytest.mark.parametrize(
+    "transforms", [(), extended((InsertField(static_field="shop", static_value="1"),))], ids=["plain", "transforms"]
+)
 def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_dead_letter(
     orders: Shop, tmp_path: Path, transforms
 ) -> None:
@@ -187,6 +190,7 @@ def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_de
     assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"
 
 
+@pytest.mark.extended
 def test_splits_that_tasks_have_published_stay_when_spark_reads_the_others(
     orders: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,6 +79,7 @@ def orders(kafka, postgres, unique, tmp_path, connection, monkeypatch) -> Iterat
         yield made
 
 
+@pytest.mark.extended
 def test_rows_of_a_table_are_published_once_over_connect_also_after_a_kill(orders, server, connection):
     """Read by tasks, then by Spark. A worker of the server dies when one split of the window is published; over Connect that is
     the end of the attempt."""
@@ -103,6 +104,7 @@ def make_files(path: str, **options: Any) -> SourceToKafkaOperator:
     return SourceToKafkaOperator(task_id="task", source=source, **with_sink(options, key="id"))
 
 
+@pytest.mark.extended
 def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, connection, monkeypatch):
     topic, name, place = unique("topic"), unique("lake"), tmp_path / "in"
     kafka.create_topic(topic, 3)
@@ -128,6 +130,7 @@ def test_rows_of_files_are_published_once_over_connect(kafka, unique, tmp_path, 
 # --- transforms ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_chains_are_over_connect_what_they_are_in_one_process_and_are_refused_at_the_same_time(server):
     path = os.pathsep.join([str(ROOT / "provider"), str(ROOT)])
     command = [sys.executable, "-m", "tests.transforms.over_connect", str(server.port)]

@@ -95,6 +95,7 @@ def test_a_record_that_cannot_be_transformed_fails_the_window_or_becomes_a_dead_
             assert headers[0][0] == "trace", "headers are carried along"
 
 
+@pytest.mark.extended
 def test_what_is_transformed_in_arrow_comes_out_as_what_spark_transforms_and_names_with_dots_reach_the_sink(
     files: Pipeline, caplog
 ):

@@ -156,6 +156,7 @@ def test_a_silent_sensor_waits_through_failures_until_its_time_is_over(topic, co
         run(sensor(topic, retry_timeout=0, silent_fail=True, timeout=6, deferrable=deferrable), context())
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_broker_that_is_down_and_comes_back_is_waited_for(kafka, topic, context):
     """A sensor that pokes and one that defers wait during the same outage."""

@@ -96,13 +96,19 @@ SINKS = {
     "postgres split": SinkUnderTest(_postgres(mode="append", atomic="split")),
 }
 
+WRITERS = ("parquet", "delta", "postgres append")
+"""The sinks whose memory `make test` measures: one of each kind of writer."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
         groups: dict[str, Group] = {"faults": "kills", "every_format": "values", "every_writer": "memory"}
         group = next((group for mark, group in groups.items() if marked(mark)), "mechanism")
-        metafunc.parametrize("case", [name for name, sink in SINKS.items() if group in sink.groups], indirect=True)
+        cases: list[Any] = [name for name, sink in SINKS.items() if group in sink.groups]
+        if group == "memory":
+            cases = [name if name in WRITERS else pytest.param(name, marks=pytest.mark.extended) for name in cases]
+        metafunc.parametrize("case", cases, indirect=True)
 
 
 @pytest.fixture

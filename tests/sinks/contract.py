@@ -31,6 +31,7 @@ from tests.sinks.attempt import Victim, apply, result_of, travelled, write_all, 
 from tests.sinks.cases import Case
 from tests.sinks.feed import Feed, Job, recut, replayed, rows_of
 from tests.sinks.oracle import same_multiset
+from tests.support.distribution import extended
 from tests.support.waiting import eventually
 
 every_format = pytest.mark.every_format
@@ -40,6 +41,7 @@ every_writer = pytest.mark.every_writer
 """Marks tests of what a task holds in memory, which depends on how it writes."""
 
 POINTS = ("split.mid", "split.flushed", "job.done", "sink.staged", "sink.in_transaction", "sink.committed")
+ZOMBIES = ("split.mid", "sink.staged", "sink.in_transaction", *map(extended, ("split.flushed", "job.done", "sink.committed")))
 
 
 def record_of(job: Job) -> Applied:
@@ -358,7 +360,7 @@ class SinkContract:
         same_multiset(first.expected + job.expected, case.read())
 
     @pytest.mark.faults
-    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("point", ZOMBIES)
     def test_a_paused_zombie_that_resumes_after_the_retry_changes_nothing(
         self, case: Case, feed: Feed, point: str, tmp_path: Path
     ) -> None:

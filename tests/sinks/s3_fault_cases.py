@@ -102,6 +102,7 @@ def test_a_window_is_there_once_whichever_request_fails(place):
     assert place.leftovers() == set()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", ["slow down", "too many"])
 def test_a_store_that_slows_its_clients_down_is_waited_for(place, fault):
     job = place.feed.next(1)

@@ -62,6 +62,7 @@ def test_whatever_happens_at_whatever_moment_each_record_is_there_exactly_once(
     assert campaign.compared
 
 
+@pytest.mark.extended
 def test_the_count_fails_on_a_lost_a_doubled_and_a_changed_record(broker, postgres, unique, tmp_path):
     """The oracle of each sink, with one row less, one twice, and one with another value."""
     import random

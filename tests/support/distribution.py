@@ -1,4 +1,4 @@
-"""Decide the order in which tests run, and the test process that runs each."""
+"""Decide which tests run, in which order, and the test process that runs each."""
 
 from __future__ import annotations
 
@@ -126,6 +126,18 @@ WAITING = (
 
 # From this number of test processes on, the last one runs the tests without a broker, the one before it those that wait.
 SEVERAL = 4
+
+
+def wants_extended(config: pytest.Config) -> bool:
+    """Return True if tests run that are marked ``extended``: with ``--extended``, or if the command line names single tests or
+    this marker."""
+    named = any("::" in argument for argument in config.args)
+    return bool(config.option.extended or "extended" in config.option.markexpr or named)
+
+
+def extended(*values: Any) -> Any:
+    """Return a value of a parameter, or the values of several, with which a test is an extended one."""
+    return pytest.param(*values, marks=pytest.mark.extended)
 
 
 def place(nodeid: str, starts: tuple[str, ...]) -> int:

@@ -170,6 +170,7 @@ def test_records_are_kept_and_transactions_work_with_few_partitions(kafka: Embed
     assert consume(kafka, topic, 1) == ["kept"]
 
 
+@pytest.mark.extended
 def test_properties_are_over_those_of_the_class(odd: Odd) -> None:
     config = config_of(AdminClient(odd.kafka.connection_extra()), ResourceType.BROKER, "1")
     assert (config["auto.create.topics.enable"], config["log.retention.ms"]) == ("true", "12345")
@@ -264,6 +265,7 @@ def test_nothing_is_left_after_stop(odd: Odd) -> None:
         _ = kafka.bootstrap_servers
 
 
+@pytest.mark.extended
 def test_a_given_data_directory_is_kept_for_a_later_instance_and_a_broker_that_cannot_start_there_shows_its_log(
     tmp_path: Path,
 ) -> None:
@@ -363,6 +365,7 @@ def test_passwords_are_in_no_repr_no_command_line_and_no_readable_file(secured: 
     assert [path for path in holding if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.extended
 def test_a_secured_broker_restarts(secured: EmbeddedKafka) -> None:
     secured.kill()
     secured.restart()

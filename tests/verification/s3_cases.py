@@ -12,13 +12,14 @@ import pytest
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
 from airflow_kafka_spark.sinks.base import Sink
 from tests.sinks.postgres.kit import Pipeline, Place, write
+from tests.support.distribution import extended
 from tests.support.s3 import EmbeddedS3
 from tests.verification.test_verify import named, verify
 
 COPIED = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
 
-@pytest.fixture(params=["delta", "iceberg", "files"])
+@pytest.fixture(params=["delta", extended("iceberg"), "files"])
 def sink(
     request: pytest.FixtureRequest,
     s3: EmbeddedS3,

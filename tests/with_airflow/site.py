@@ -25,7 +25,7 @@ PATH = "/some/where"
 
 CONNECTION_SECRET = "s3cr3t-of-the-connection"
 
-HOURS = int(os.environ.get("INTERVALS", "3"))
+HOURS = int(os.environ.get("INTERVALS", "2"))
 """The number of data intervals of the hourly DAGs."""
 
 NOW = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)

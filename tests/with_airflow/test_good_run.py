@@ -18,7 +18,7 @@ from airflow_kafka_spark.testing.airflow import SqliteDatabase
 from tests.support.alarms import alarms
 from tests.support.pipelines import COLUMNS, SCHEMA, order
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.airflow, pytest.mark.extended, pytest.mark.timeout(900)]
 
 DAG = """
 from airflow.sdk import DAG

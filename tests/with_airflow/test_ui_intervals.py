@@ -95,6 +95,7 @@ def test_an_interval_is_replayed_from_its_page(site, hours, lake, people):
     assert sorted(found) == list(range(20))
 
 
+@pytest.mark.extended
 def test_an_interval_that_was_left_out_is_named_and_its_page_has_what_intervals_have(site, hours, people):
     start, end = hour(3).isoformat(), hour(4).isoformat()
     site.wait(DAG, site.trigger(DAG, logical_date=start, data_interval_start=start, data_interval_end=end))

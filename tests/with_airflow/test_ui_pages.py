@@ -359,6 +359,7 @@ def test_a_pipeline_is_paused_and_resumed(people):
     assert visit.troubles == []
 
 
+@pytest.mark.extended
 def test_several_pipelines_are_paused_and_resumed_at_once(people):
     visit = people("editor")
     for action, done in (("pause", "paused"), ("resume", "idle")):
@@ -436,6 +437,7 @@ def test_what_is_refused_says_what_to_do(people):
     assert [trouble.rsplit(" ", 1)[1] for trouble in visit.troubles] == ["409"]
 
 
+@pytest.mark.extended
 def test_a_window_is_replayed(people, gate):
     visit = people("editor")
     visit.go(make_pipeline_url(LEDGER, GATED, 1))
@@ -461,6 +463,7 @@ def test_a_viewer_may_look_and_sees_why_actions_are_refused(people):
     assert visit.troubles == []
 
 
+@pytest.mark.extended
 def test_pages_fit_their_width_in_light_and_dark(opened, people, site):
     visits = {"light": people("viewer"), "dark": opened(site.url, width=390, theme="dark", cookies=site.cookies("viewer"))}
     views = {PAGE: "tr[data-row]"}

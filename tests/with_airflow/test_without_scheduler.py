@@ -39,6 +39,7 @@ def airflow(site):
     return airflow
 
 
+@pytest.mark.extended
 def test_files_that_come_later_are_read_and_the_metadata_is_in_postgresql(airflow, postgres):
     started: list[str] = []
 
@@ -59,6 +60,7 @@ def test_files_that_come_later_are_read_and_the_metadata_is_in_postgresql(airflo
     assert found == [(started[0], "success")]
 
 
+@pytest.mark.extended
 def test_a_missing_dag_is_reported_with_the_files_that_cannot_be_imported(airflow):
     def refusal() -> str:
         with pytest.raises(ServerFailed) as caught:
@@ -70,6 +72,7 @@ def test_a_missing_dag_is_reported_with_the_files_that_cannot_be_imported(airflo
     assert "it has no DAG `unreadable`. These files cannot be imported:" in refusal()
 
 
+@pytest.mark.extended
 def test_the_api_server_answers_before_the_scheduler_starts(airflow):
     started = {name: psutil.Process(airflow.pid(name)).create_time() for name in ("api-server", "scheduler", "triggerer")}
     text = airflow.log("api-server").read_text()
@@ -78,6 +81,7 @@ def test_the_api_server_answers_before_the_scheduler_starts(airflow):
     assert not re.search("Connection refused", airflow.log("scheduler").read_text())
 
 
+@pytest.mark.extended
 def test_the_death_of_a_process_is_reported_with_its_name_and_the_end_of_its_log(airflow):
     airflow.check()
     psutil.Process(airflow.pid("scheduler")).send_signal(signal.SIGKILL)

@@ -53,6 +53,7 @@ def order(number: int, **changes: object) -> bytes:
 # --- they agree -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False), st.sampled_from([1.0, 0.99, 0.95, 0.8]), st.integers(1, 12))
 def test_fast_path_equals_reference_for_random_schemas_and_records(chance: random.Random, tidy: float, count: int) -> None:
@@ -62,6 +63,7 @@ def test_fast_path_equals_reference_for_random_schemas_and_records(chance: rando
     assert disagreement(ddl(schema), values) == ""
 
 
+@pytest.mark.extended
 def test_fast_path_equals_reference_for_many_seeds() -> None:
     """These are more records than Hypothesis reaches in the time. Enough of them must have taken the fast path."""
     fast = total = 0
@@ -167,6 +169,7 @@ FRAGMENTS = [
 ]
 
 
+@pytest.mark.extended
 def test_no_record_ends_in_another_or_makes_two() -> None:
     """Combine two or three values that together make one document, or that hold two documents, none, or a forged end."""
     for values in itertools.product(FRAGMENTS, FRAGMENTS):

@@ -607,6 +607,7 @@ print(len(answers), len(silences))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_no_call_ends_the_process_when_a_broker_dies_and_comes_back(fragile):
     environment = os.environ | {"AIRFLOW_CONN_FRAGILE": fragile.connection_json()}
@@ -655,6 +656,7 @@ def test_a_hook_that_was_connected_waits_for_a_broker_that_restarts(fragile, mon
         assert answer.result(200) == each("t", PartitionOffsets(0, 0, 0))
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 def test_a_hook_that_was_connected_reports_why_no_broker_answers(fragile, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_FRAGILE", fragile.connection_json())

@@ -21,6 +21,7 @@ from airflow_kafka_spark.sources.kafka.tasks.read import KafkaSplitReader
 from airflow_kafka_spark.testing import EmbeddedKafka, KafkaSecurity
 from airflow_kafka_spark.windows.model import OffsetRange, TopicPartition
 from tests.support import oauth
+from tests.support.distribution import extended
 
 PASSWORD = 'say "it"\\ twice; #=ü,{}/*'
 VALUES = [f"v{n}" for n in range(100)]
@@ -118,6 +119,7 @@ def test_certificate_authorities_as_text_serve_librdkafka_and_spark(sasl_ssl, sp
     assert read(spark, options) == VALUES
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 def test_sasl_in_plain_text_serves_librdkafka_and_spark(sasl_plaintext, spark, monkeypatch, mechanism):
     hook = connect(monkeypatch, sasl_plaintext.connection_extra(mechanism=mechanism))
@@ -125,7 +127,7 @@ def test_sasl_in_plain_text_serves_librdkafka_and_spark(sasl_plaintext, spark, m
     assert read(spark, hook.make_java_config().options) == VALUES
 
 
-@pytest.mark.parametrize("key", ["as it is", "traditional", "encrypted", "traditional and encrypted"])
+@pytest.mark.parametrize("key", ["as it is", extended("traditional"), extended("encrypted"), "traditional and encrypted"])
 def test_mutual_tls_with_pem_files_serves_librdkafka_and_spark(mutual_tls, spark, monkeypatch, tmp_path, key):
     extra = mutual_tls.connection_extra()
     if key != "as it is":

@@ -245,6 +245,7 @@ def test_java_starts_without_a_word_when_an_archive_is_no_good(made, tmp_path, h
     assert submit_version(list_java_options(archive)) == submit_version(())
 
 
+@pytest.mark.extended
 @pytest.mark.servers
 def test_a_session_takes_its_classes_from_the_archive_and_computes_the_same(made, tmp_path):
     code = """if True:

@@ -112,6 +112,7 @@ def test_a_cached_set_costs_milliseconds_and_needs_no_java(repository: Repositor
     assert (time.thread_time() - began) / 20 < 0.01
 
 
+@pytest.mark.extended
 def test_a_read_only_cache_that_is_filled_is_enough(repository: Repository, tmp_path: Path) -> None:
     repository.add(THING)
     fetched = jars.resolve_jars([THING])
@@ -124,6 +125,7 @@ def test_a_read_only_cache_that_is_filled_is_enough(repository: Repository, tmp_
         (tmp_path / "cache").chmod(0o755)
 
 
+@pytest.mark.extended
 def test_a_damaged_set_is_fetched_again(repository: Repository) -> None:
     repository.add(THING)
     (jar,) = jars.resolve_jars([THING])
@@ -132,6 +134,7 @@ def test_a_damaged_set_is_fetched_again(repository: Repository) -> None:
     assert jar.is_file()
 
 
+@pytest.mark.extended
 def test_parallel_processes_fetch_once(repository: Repository) -> None:
     repository.add(THING)
     children = [subprocess.Popen([sys.executable, "-c", CHILD, THING], stderr=subprocess.PIPE, text=True) for _ in range(4)]
@@ -160,6 +163,7 @@ def test_a_fetch_that_is_killed_publishes_nothing_and_the_next_one_succeeds(repo
     assert list(sets.glob(".fetching-*")) == []
 
 
+@pytest.mark.extended
 def test_progress_is_one_line_before_and_one_after(repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
     repository.add(THING)
     with caplog.at_level(logging.INFO):
@@ -170,6 +174,7 @@ def test_progress_is_one_line_before_and_one_after(repository: Repository, caplo
     assert after.startswith("Fetched 1 jars, 0 MB, in ")
 
 
+@pytest.mark.extended
 def test_exclude_bundled_leaves_out_and_does_not_fetch_what_pyspark_ships(repository: Repository) -> None:
     # Neither is in the repository: asking for them would fail.
     repository.add(THING, "org.lz4:lz4-java:9.9", "org.scala-lang:scala-library:9.9", "org.example:part:2.0")

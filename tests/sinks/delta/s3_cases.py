@@ -26,6 +26,7 @@ from tests.sinks.attempt import Victim, apply, repeat_killed_attempt, travelled,
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
+from tests.support.distribution import extended
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3 import Bucket, EmbeddedS3
 
@@ -97,7 +98,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     assert not [name for name in lake.names() if name.startswith("_airflow/attempts/") and name != "_airflow/attempts/"]
 
 
-@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", extended("sink.committed")])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
     repeat_killed_attempt(lake, feed, point, tmp_path / "victim", lake.of_others)
     assert lake.data() == lake.named()
@@ -172,6 +173,7 @@ def faulty(lake: Lake, s3: EmbeddedS3) -> Iterator[tuple[FaultProxy, DeltaSink]]
         yield proxy, replace(lake.sink, conn_id="faulty", table_properties=properties)
 
 
+@pytest.mark.extended
 def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
     (proxy, sink), feed = faulty, Feed(KEYED.remove(1))
     jobs = [feed.next(1, 0, 0) for _ in range(2)]
@@ -199,6 +201,7 @@ def test_a_window_is_there_once_whichever_request_fails(lake, faulty):
     assert data == lake.named(), "the last attempt has removed what earlier ones could not"
 
 
+@pytest.mark.extended
 def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, faulty):
     (proxy, sink), jobs = faulty, [Feed(KEYED.remove(1)).next(1, 0, 0)]
     apply(sink, jobs[0])
@@ -209,6 +212,7 @@ def test_an_entry_of_the_log_whose_write_is_in_conflict_is_tried_again(lake, fau
     assert sorted(lake.ids()) == [0, 1]
 
 
+@pytest.mark.extended
 def test_a_store_that_slows_its_clients_down_is_waited_for(lake, faulty):
     (proxy, sink), feed = faulty, Feed(KEYED.remove(1))
     jobs = [feed.next(1, 0, 0) for _ in range(2)]
@@ -220,6 +224,7 @@ def test_a_store_that_slows_its_clients_down_is_waited_for(lake, faulty):
     assert sorted(lake.ids()) == sorted(i for job in jobs for i in job.ids)
 
 
+@pytest.mark.extended
 def test_a_store_that_stays_unavailable_ends_the_attempt_with_its_answer(lake, faulty, monkeypatch):
     (proxy, sink), job = faulty, Feed(KEYED.remove(1)).next(1, 0, 0)
     monkeypatch.setattr(object_stores, "_RETRIES", {"max_retries": 1, "retry_timeout": timedelta(seconds=60)})
@@ -244,6 +249,7 @@ def test_a_replay_replaces_its_window(lake, feed):
     assert Counter(lake.ids()) == Counter([*again.ids, *jobs[1].ids])
 
 
+@pytest.mark.extended
 def test_an_upsert_that_dies_is_repeated_and_deletes_and_updates_once(lake, tmp_path):
     sink = replace(lake.sink, mode="upsert", key="id", delete_enabled=True)
     pipeline = Pipeline(KEYED, tombstones=True)
@@ -259,6 +265,7 @@ def test_an_upsert_that_dies_is_repeated_and_deletes_and_updates_once(lake, tmp_
     assert lake.named() <= lake.data()
 
 
+@pytest.mark.extended
 def test_a_zombie_of_an_upsert_changes_nothing_behind_its_successor(lake, tmp_path):
     sink = replace(lake.sink, mode="upsert", key="id")
     pipeline = Pipeline(KEYED)

@@ -22,6 +22,7 @@ from airflow_kafka_spark.sinks.files.sink import FilesSink
 from tests.sinks.attempt import Victim, apply, repeat_killed_attempt, travelled, write_all
 from tests.sinks.feed import SCHEMA, Feed
 from tests.sinks.oracle import same_multiset
+from tests.support.distribution import extended
 from tests.support.documents import read_code
 from tests.support.s3 import Bucket, EmbeddedS3
 
@@ -78,7 +79,7 @@ def test_windows_are_there_once_with_their_values(lake, feed):
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
 
 
-@pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
+@pytest.mark.parametrize("point", ["sink.in_transaction", extended("sink.committed")])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, feed, tmp_path, point):
     repeat_killed_attempt(lake, feed, point, tmp_path / "victim")
     assert lake.data() == set(window_files(lake.sink.path, "lake"))
@@ -175,7 +176,7 @@ def test_a_listing_shows_each_window_once_and_nothing_before_its_commit(listed, 
     assert [problem.where for problem in problems] == ["sink.visibility"] and "published by `listing`" in problems[0].what
 
 
-POINTS = ["sink.in_transaction", "upload.0.completing", "upload.2.completed", "sink.committed"]
+POINTS = ["sink.in_transaction", extended("upload.0.completing"), "upload.2.completed", extended("sink.committed")]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -194,6 +195,7 @@ def test_a_commit_that_was_begun_is_carried_on_whenever_its_attempt_dies(listed,
     assert listed.data() == set(window_files(listed.sink.path, "lake")) and uploads(listed) == []
 
 
+@pytest.mark.extended
 def test_a_zombie_completes_no_upload_that_no_commit_names(listed, feed, tmp_path):
     first, job, second, third = feed.next(2, 0, 0), feed.next(), feed.next(), feed.next(1, 0, 0)
     apply(listed.sink, first)
@@ -211,6 +213,7 @@ def test_a_zombie_completes_no_upload_that_no_commit_names(listed, feed, tmp_pat
     assert uploads(listed) == []
 
 
+@pytest.mark.extended
 def test_an_upload_that_was_aborted_behind_its_commit_is_named_and_its_window_can_be_written_again(listed, feed, tmp_path):
     first, job, s3 = feed.next(2, 0, 0), feed.next(), listed.bucket.client
     apply(listed.sink, first)

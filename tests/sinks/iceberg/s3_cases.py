@@ -93,12 +93,14 @@ def test_windows_are_there_once_with_their_values_and_a_replay_replaces_its_own(
     assert lake.leftovers() == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("point", ["sink.in_transaction", "sink.committed"])
 def test_a_killed_attempt_is_repeated_and_leaves_nothing(lake, tmp_path, point):
     repeat_killed_attempt(lake, Feed(SCHEMA), point, tmp_path / "victim", lake.of_others)
     assert lake.leftovers() == []
 
 
+@pytest.mark.extended
 def test_an_upsert_deletes_and_updates_once_and_a_zombie_of_it_changes_nothing(lake, tmp_path):
     sink, pipeline = replace(lake.sink, mode="upsert", key="id", delete_enabled=True), Pipeline(KEYED, tombstones=True)
     write(sink, pipeline, [{"id": i, "v": "old"} for i in range(4)])
@@ -120,6 +122,7 @@ FAULTS: dict[Fault, int] = {"lost": 0, "expired": ENDLESS, "unavailable": 0, "sk
 """The number of requests that fail after the first one."""
 
 
+@pytest.mark.extended
 def test_a_window_is_there_once_whichever_request_to_glue_or_s3_fails(lake, s3):
     with FaultProxy(s3.url) as proxy:
         behind = {name: proxy.url if name.endswith(".endpoint") else value for name, value in lake.options.items()}

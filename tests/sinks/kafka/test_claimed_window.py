@@ -30,6 +30,7 @@ from airflow_kafka_spark.windows.memory import (
     make_window_record,
 )
 from airflow_kafka_spark.windows.model import Landed, Marker, SourcePlan, State, Window
+from tests.support.distribution import extended
 from tests.support.splits import rows, splits
 from tests.support.waiting import settled
 
@@ -215,7 +216,7 @@ def _says(memory: Memory, place: LedgerClaim, split: int) -> object:
     return memory.markers.get((place.number, split)) if mine and mine.state is State.PLANNED else "fenced"
 
 
-@pytest.mark.parametrize("seeds", [range(50), range(50, 100), range(100, 150), (1061, 1998)])
+@pytest.mark.parametrize("seeds", [range(50), extended(range(50, 100)), extended(range(100, 150)), (1061, 1998)])
 def test_looks_that_continue_say_the_same_as_one_that_begins_at_the_claim(seeds):
     """Seed 1061 needs the comparison of leader epochs, 1998 that reading goes on at a record of the window, not at any other."""
     for seed in seeds:

@@ -39,6 +39,8 @@ from tests.sinks.oracle import same_multiset
 from tests.sinks.postgres.kit import Pipeline, dead, write
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.extended
+
 PACKAGES = (
     "io.delta:delta-spark_2.13:4.0.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",

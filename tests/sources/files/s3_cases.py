@@ -25,13 +25,14 @@ from airflow_kafka_spark.sources.files import store
 from airflow_kafka_spark.sources.files.source import FilesSource
 from tests.sources.contract import applied, by_partition, read
 from tests.support import engine
+from tests.support.distribution import extended
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.kafka_sinks import with_sink
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.runs import run
 from tests.support.s3 import PAGE, EmbeddedS3, spark_jars
 
-FORMATS = ("parquet", "json", "orc")
+FORMATS = ("parquet", extended("json"), extended("orc"))
 GETS_ONLY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
 NAMES = ["a b", "p%20c", "100%", "ü☃", "x[1]{a,b}*?", "h#q?r", "'\"$&;=+,", "~tilde", "col-on"]
 
@@ -323,7 +324,7 @@ FAULTS: dict[Fault, int] = {"expired": ENDLESS, "lost": 0, "skewed": ENDLESS, "u
 """The number of requests that fail after the first one."""
 
 
-@pytest.mark.parametrize("format", ["parquet", "orc"])
+@pytest.mark.parametrize("format", ["parquet", extended("orc")])
 def test_a_window_has_all_objects_or_is_not_frozen_whichever_request_fails(s3, bucket, format):
     """Objects whose footers cannot be read are not taken for damaged ones: nobody would try again."""
     for part in range(2):

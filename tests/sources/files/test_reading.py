@@ -410,6 +410,7 @@ def test_types_that_a_given_schema_cannot_have_are_reported(spark, path):
 # --- size ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_wide_directory_is_read_within_seconds(spark, path):
     for n in range(1_000):
         pa.parquet.write_table(table(range(n, n + 1)), path / f"part-{n:05}.parquet")

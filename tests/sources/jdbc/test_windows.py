@@ -251,7 +251,7 @@ def test_rows_whose_timestamps_lie_in_the_future_are_named_with_their_number_and
     place.execute("CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL, local timestamp NOT NULL, day date NOT NULL)")
     for number, ahead in enumerate(("-1 h", "1 min", "1 h", "1000 years")):
         moment = f"(SELECT now() + interval '{ahead}') AS x(m)"
-        place.execute(f"INSERT INTO t SELECT {number}, m, m AT TIME ZONE 'Asia/Tokyo', m::date + 1 FROM {moment}")
+        place.execute(f"INSERT INTO t SELECT {number}, m, m AT TIME ZONE 'Asia/Tokyo', m::date + 2 FROM {moment}")
     for column, rows in (("at", 2), ("local", 2), ("day", 4)):
         source = source_of(place, timestamp_column=column, db_timezone="Asia/Tokyo" if column == "local" else "UTC")
         frozen = source.freeze(None)

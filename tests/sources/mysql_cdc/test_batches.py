@@ -20,6 +20,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks.events import MySqlEventForm, M
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import Located, LogCoordinates, LogServer
 from airflow_kafka_spark.sources.mysql_cdc.tasks.values import ValueForm
 from tests.sources.postgres_cdc.kit import number_events
+from tests.support.distribution import extended
 
 UTF8_ID = 45
 
@@ -104,7 +105,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("held", [16 << 20, 0])
+@pytest.mark.parametrize("held", [extended(16 << 20), 0])
 def test_events_in_columns_are_those_that_are_written_one_by_one(form, held, monkeypatch):
     monkeypatch.setattr(events, "HELD_BYTES", held)
     monkeypatch.setattr(reader, "BATCH_ROWS", 50)

@@ -9,6 +9,7 @@ from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Windows
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(MINUTES * 60 + 600)
 @pytest.mark.flaky(reruns=0)
 def test_copies_in_lakes_equal_a_table_whose_rows_and_columns_change(shop: Binlog, tmp_path):

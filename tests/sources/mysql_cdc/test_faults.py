@@ -22,6 +22,7 @@ IN_A_TASK = ("publish.flushed", "publish.committed")
 POINTS = ("planned", *IN_A_TASK, "job.done", "close.in_transaction")
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("seed", [19])

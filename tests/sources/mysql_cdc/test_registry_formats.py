@@ -62,6 +62,7 @@ def test_values_of_every_type_are_those_of_the_json_and_rows_of_a_snapshot_have_
             assert shown(read) == expected
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("format", [Avro(registry=REGISTRY), Protobuf(registry=REGISTRY)], ids=["avro", "protobuf"])
 def test_the_debezium_format_reads_rows_of_a_snapshot_and_changes_of_the_log_with_their_values(
     shop: Binlog, hook: SchemaRegistryHook, unique: Callable[[str], str], format: Format

@@ -22,6 +22,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.pgoutput import UNCHANGED, d
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChunkFilter
 from tests.sources.postgres_cdc.kit import number_events
 from tests.sources.postgres_cdc.test_pgoutput import values
+from tests.support.distribution import extended
 
 TYPES = {23: (b"-7", b"123456"), 25: (b"", b'x"y\n\\', "ü".encode()), 1114: (b"2024-02-29 12:00:00.5", b"infinity")}
 """By OID, texts of values. The last one is a time that is not written in a column."""
@@ -142,7 +143,7 @@ def write_batches(writer: BatchWriter, log: Sequence[tuple[int, bytes]]) -> Iter
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("most", "in_snapshot"), [(1 << 20, False), (3000, False), (3000, True)])
+@pytest.mark.parametrize(("most", "in_snapshot"), [extended(1 << 20, False), (3000, False), extended(3000, True)])
 def test_batches_have_the_events_that_are_written_one_by_one(form, most, in_snapshot, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_BYTES", most)
     count = 0

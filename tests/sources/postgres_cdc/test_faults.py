@@ -23,6 +23,7 @@ OF_CHUNKS = ("planned", "publish.mid", "publish.marked", "publish.committed", "j
 ON_THE_LOG = ("publish.committed", "close.in_transaction")
 
 
+@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("seed", [19])

@@ -24,6 +24,7 @@ from airflow_kafka_spark.sinks import KafkaSink, PostgresSink
 from airflow_kafka_spark.transforms import RegexRouter
 from tests.sources.postgres_cdc.kit import Windows, log_of
 from tests.sources.postgres_cdc.test_events import CASES, b64
+from tests.support.distribution import extended
 from tests.support.oracle import committed_records, same_multiset
 from tests.support.pipelines import SPARK, create_ledger
 from tests.support.runs import context
@@ -198,7 +199,7 @@ def test_transforms_tolerated_errors_and_rows_that_spark_reads_are_refused_befor
     assert not started
 
 
-@pytest.mark.parametrize("format", [Avro(registry=REGISTRY), Protobuf(registry=REGISTRY)], ids=["avro", "protobuf"])
+@pytest.mark.parametrize("format", [Avro(registry=REGISTRY), extended(Protobuf(registry=REGISTRY))], ids=["avro", "protobuf"])
 def test_a_copy_of_a_table_made_of_its_snapshot_and_its_changes_equals_it(kafka, place, hook, unique, monkeypatch, format):
     prefix = unique("cdc").replace("-", "_")
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", kafka.connection_json())

@@ -17,6 +17,7 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.session import make_session_
 from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import KeyColumn, VisibleTransactions, _compute_end
 from airflow_kafka_spark.windows.report import parse_position_progress
 from tests.sources.postgres_cdc.kit import Copy, Log, Windows, changes, create_citext, log_of, take_transactions
+from tests.support.distribution import extended
 from tests.support.waiting import eventually
 
 
@@ -132,7 +133,7 @@ class Traffic:
             self.statement(name, f"DELETE FROM {{}} WHERE {where}", connection)
 
 
-@pytest.mark.parametrize(("seed", "truncates"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("seed", "truncates"), [extended(1, False), (3, True)])
 def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again(place, seed, truncates):
     """Changes go on before, between and within the chunks of a window; attempts die and read chunks again, in other snapshots."""
     traffic = Traffic(place, seed)
