@@ -77,7 +77,6 @@ def test_killed_between_the_commits_of_the_two_sinks_the_retry_finishes_and_noth
     there.check(every)
 
 
-@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres"])
 def test_killed_after_staging_or_after_the_commit_the_retry_decides_anew_or_reports_the_first_decision(flow, kind):

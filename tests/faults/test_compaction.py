@@ -67,7 +67,6 @@ def test_splits_that_were_committed_before_a_compaction_stay_and_count_as_they_d
     assert len(flow.rows()) == len(window) + PARTITIONS
 
 
-@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgres-split"])
 def test_records_of_committed_splits_that_retention_deletes_are_no_gap(flow, kind):
@@ -112,7 +111,6 @@ def test_a_window_that_is_taken_whole_is_read_again_after_a_compaction_and_so_is
     assert same_multiset([*parts[0], *parts[1]], flow.rows())
 
 
-@pytest.mark.extended
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["files"])
 def test_where_another_sink_has_records_that_compaction_removed_the_error_names_the_command_that_continues(flow, kind, tmp_path):
@@ -133,7 +131,6 @@ def test_where_another_sink_has_records_that_compaction_removed_the_error_names_
     assert same_multiset([*taken, row_of(order(10_000))], files_rows(other.path)) and len(flow.rows()) == PARTITIONS - 1
 
 
-@pytest.mark.extended
 @pytest.mark.faults
 def test_partitions_that_were_published_before_a_compaction_are_not_read_again(kafka, unique, tmp_path):
     with relay(kafka, unique, tmp_path) as made:

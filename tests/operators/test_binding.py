@@ -276,7 +276,6 @@ def test_side_topics_are_part_of_where_an_open_window_goes_and_of_no_later_one(m
     assert [d.what for d in compare_endpoints(found[1], other)] == ["dead_letters", "routes"]
 
 
-@pytest.mark.extended
 def test_an_open_window_keeps_the_sinks_of_its_filters(table, tmp_path, dies):
     def rare(place):
         return [Filter(predicate=Condition("id % 10 = 0"), negate=True, to=FilesSink(path=str(tmp_path / place)))]
@@ -855,7 +854,6 @@ def test_intervals_keep_their_place_and_their_task_planned_open_complete_and_rep
         intervals.run(4, ledger_topic=unique("theirs"))
 
 
-@pytest.mark.extended
 def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_since(table, postgres):
     intervals = Intervals(table, table=True)
     intervals.fill()
@@ -877,7 +875,6 @@ def test_an_old_interval_is_not_replayed_into_a_place_that_the_pipeline_got_sinc
     assert intervals.run(3, cleared=1, sink=sink, **few)["replay"] == 1
 
 
-@pytest.mark.extended
 def test_an_old_interval_is_not_replayed_without_the_filters_that_it_had(files, tmp_path):
     intervals, other = Intervals(files, table=False), FilesSink(path=str(tmp_path / "rare"))
     intervals.fill()

@@ -253,7 +253,6 @@ def test_a_window_or_replay_that_the_sink_had_taken_reports_its_own_bad_records_
     assert check_sorted_out(table, dead) == (40, 4)
 
 
-@pytest.mark.extended
 def test_a_dead_letter_that_was_sent_again_or_became_a_row_in_a_replay_is_a_row_once(table: Pipeline):
     """A window is replayed with a corrected format after its dead letters were sent again; another one before."""
     from airflow_kafka_spark.sinks import PostgresSink
@@ -321,7 +320,6 @@ def test_dead_letters_sent_through_a_mended_pipeline_are_in_the_sink_once(files:
     assert topics == [files.topic, dead], "the headers of the first failure are kept"
 
 
-@pytest.mark.extended
 def test_letters_of_several_pipelines_in_one_topic_never_overwrite_newer_rows(table: Pipeline):
     """The other recipes of docs/dead_letters.md: for letters of one of them, and for a table that upserts."""
     from airflow_kafka_spark.sinks import PostgresSink

@@ -133,7 +133,6 @@ class TestBesideProgress:
         assert ranges(dry.run(1, data_loss="skip")) == [("a", 0, 2)]
         assert ranges(dry.run(run_id="after", data_loss="skip")) == [("a", 2, 12)]
 
-    @pytest.mark.extended
     def test_a_progress_window_is_not_planned_past_an_interval_that_is_open(self, dry):
         dry.produce(0, 10, 70, 130)
         dry.run(0)

@@ -30,7 +30,6 @@ from airflow_kafka_spark.windows import model
 from tests.support.clients import find_producer
 from tests.support.control import forget, reset, skip
 from tests.support.dead_letters import BAD, letters
-from tests.support.distribution import extended
 from tests.support.intervals import BEGIN, HOURS, Intervals, ends, hour
 from tests.support.oracle import same_multiset, wait_stable
 from tests.support.pipelines import order, row_of
@@ -316,7 +315,7 @@ def test_a_new_group_reads_the_topic_from_the_start_into_another_table_and_takes
     assert same_multiset((row_of(value) for *_, value in table.events()), rows) == 500
 
 
-@pytest.mark.parametrize("data_loss", ["fail", extended("skip")])
+@pytest.mark.parametrize("data_loss", ["fail", "skip"])
 def test_a_replay_of_what_retention_has_removed_fails_and_leaves_the_rows(in_table, data_loss):
     in_table.fill()
     reports = [in_table.run(number, data_loss=data_loss) for number in (0, 1)]
@@ -332,7 +331,6 @@ def test_a_replay_of_what_retention_has_removed_fails_and_leaves_the_rows(in_tab
     assert in_table.run(2)["records_read"] == 7
 
 
-@pytest.mark.extended
 def test_an_interval_that_retention_has_removed_in_part_is_replayed_with_what_it_had(in_table):
     in_table.fill()
     delete_below(in_table.pipeline, dict.fromkeys(range(3), 1))

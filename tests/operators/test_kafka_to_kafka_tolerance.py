@@ -218,7 +218,6 @@ def test_transforms_make_values_keys_headers_and_dead_letters_of_what_they_canno
     assert orders.run("run2", value=ORDERS, transforms=transforms, **tolerant(dead))["records_read"] == 0
 
 
-@pytest.mark.extended
 def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_topic_says(orders, unique):
     """Spaces, and fields that the schema does not name, stay. A record whose topic is unchanged goes to the pipeline's topic."""
     other = unique("other")
@@ -250,7 +249,6 @@ def test_what_no_transform_changes_keeps_its_bytes_and_records_go_where_their_to
     assert [r.value for r in orders.read(orders.output) if r.key == b"x"] == [b'{"id": 1}']
 
 
-@pytest.mark.extended
 def test_what_a_filter_takes_out_goes_to_its_topic_as_it_was_read_and_is_no_error(orders, unique):
     """Each record is in the output, in one of two topics, or a dead letter, also if later transforms would fail on it."""
     small, gone, dead = unique("small"), unique("gone"), unique("dead")

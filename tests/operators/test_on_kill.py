@@ -51,7 +51,6 @@ def test_without_a_running_job_on_kill_does_nothing(files):
     make(**files.arguments).on_kill()
 
 
-@pytest.mark.extended
 def test_an_attempt_whose_spark_driver_is_stopped_ends_at_its_timeout_and_the_retry_finishes_the_window(files, monkeypatch):
     monkeypatch.setenv(TIMEOUT, "600")
     files.produce(100)

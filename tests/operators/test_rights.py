@@ -370,7 +370,6 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
     assert main(["forget", "deleted", "--delete-group", "--why", "a test", "--kafka-conn-id", "airflow"]) == 0
 
 
-@pytest.mark.extended
 def test_each_action_of_the_operator_of_offsets_works_with_exactly_the_documented_rights(cluster, tmp_path):
     moved(cluster, tmp_path, "by-operator")
     name = "by-operator"

@@ -110,7 +110,6 @@ def test_to_a_table_a_directory_and_a_topic_beside_dead_letters_each_record_is_i
     assert table.committed() == {r["partition"]: r["end"] for r in report["ranges"]}
 
 
-@pytest.mark.extended
 def test_records_without_a_value_and_all_that_is_left_are_captured_and_windows_continue_when_a_filter_was_away(
     files: Pipeline, tmp_path
 ):

@@ -42,7 +42,6 @@ def test_a_name_that_differs_in_case_only_is_no_new_column(table: Pipeline, tmp_
         assert len(found) == 2 and all("`name`" in problem.what and "auto_evolve" not in problem.action for problem in found)
 
 
-@pytest.mark.extended
 def test_an_interval_whose_columns_are_others_is_refused_beside_the_other_intervals(files: Pipeline):
     """Each interval has a place of its own; readers see one table."""
     intervals = Intervals(files, table=False)

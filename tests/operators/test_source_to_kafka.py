@@ -110,7 +110,6 @@ class TestALedgerThatIsLost:
         with pytest.raises(ChangeRefused, match="names no window that the ledger does not know"):
             self.command(lost, error, reset, error.to, only=[lost.topic])
 
-    @pytest.mark.extended
     def test_with_a_column_of_topics_the_group_names_the_window_in_one_of_them(self, orders):
         with orders.postgres.connect(autocommit=True) as connection:
             connection.execute(f"ALTER TABLE \"{orders.table}\" ADD COLUMN topic text DEFAULT '{orders.topic}'")
@@ -151,7 +150,6 @@ class TestALedgerThatIsLost:
         assert lost.run("run2", ledger_topic=other)["records_written"] == 320
         assert len(lost.records()) == 620
 
-    @pytest.mark.extended
     def test_a_ledger_of_another_cluster_says_nothing_until_somebody_says_that_it_does(self, lost):
         """MirrorMaker may have copied the ledger. The copy of the topic that is published to may be behind it, or ahead."""
         name = lost.name

@@ -190,7 +190,6 @@ def test_a_row_of_a_file_that_is_not_in_its_encoding_fails_the_window_or_is_a_de
     assert decode_headers(headers)["stage"] == "VALUE_CONVERTER"
 
 
-@pytest.mark.extended
 def test_splits_that_tasks_have_published_stay_when_spark_reads_the_others(
     orders: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

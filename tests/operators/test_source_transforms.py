@@ -146,7 +146,6 @@ BEHIND: list[tuple[dict[str, Any], list[Any], bytes | None, Any]] = [
 ]
 
 
-@pytest.mark.extended
 def test_keys_and_values_are_written_as_they_are_behind_the_transforms(orders: Shop, unique) -> None:
     orders.sell(8)
     for options, transforms, key, value in BEHIND:
@@ -240,7 +239,6 @@ def test_transforms_that_do_not_fit_are_reported_before_a_window_is_planned(orde
     assert orders.check() == 3
 
 
-@pytest.mark.extended
 def test_what_a_filter_takes_out_goes_to_its_topic_as_the_source_gave_it(orders: Shop, unique) -> None:
     """This includes rows that could not be written or transformed later: that is not necessary."""
     rare, dead = unique("rare"), unique("dead")

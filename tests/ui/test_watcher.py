@@ -111,7 +111,6 @@ def test_unreadable_records_hide_nothing_else(past, watch, kafka):
     eventually(lambda: len(watch.snapshot.problems) >= 5)
 
 
-@pytest.mark.extended
 def test_while_the_broker_is_away_the_data_stays_with_its_age_and_it_comes_back(past, watch, kafka):
     kafka.create_topic(watch.name.topic, 1, config={"cleanup.policy": "compact"})
     move(past, watch, "steady")
