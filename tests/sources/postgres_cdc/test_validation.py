@@ -66,11 +66,28 @@ def test_a_publication_without_updates_is_refused_unless_they_are_skipped(orders
 
 def test_a_key_with_a_generated_column_is_refused_because_the_log_does_not_hold_it(place):
     place.execute("CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, PRIMARY KEY (b, g))")
-    with log_of(place, "t") as log:
+    place.execute("CREATE TABLE u (a int, i interval, g int GENERATED ALWAYS AS (a * 2) STORED, PRIMARY KEY (a) INCLUDE (i, g))")
+    with log_of(place, "t", "u") as log:
         [problem] = log.source().validate()
-        assert problem.where == "source.tables" and "column `g` of the key" in problem.what
+        assert problem.where == "source.tables" and "column `g` of the key of" in problem.what and ".t is" in problem.what
         place.execute("ALTER TABLE t REPLICA IDENTITY FULL")
         assert log.source(message_key_columns={log.tables[0]: ["a", "b"]}).validate() == []
+        assert "does not hold column `i`" in find_problems(log.source(tables=log.tables[1:], message_key_columns={
+            log.tables[1]: ["i"]
+        }))["source.message_key_columns"]  # fmt: skip
+
+
+def test_a_replica_identity_whose_columns_may_hold_nulls_is_refused(place):
+    """A snapshot would not have these rows, and the log no key of them."""
+    place.execute("CREATE TABLE t (code int); INSERT INTO t VALUES (NULL); CREATE UNIQUE INDEX i ON t (code)")
+    if place.connection.info.server_version < 180000:
+        pytest.skip("it has no NOT NULL that is not valid")
+    place.execute("ALTER TABLE t ADD CONSTRAINT there NOT NULL code NOT VALID; ALTER TABLE t REPLICA IDENTITY USING INDEX i")
+    with log_of(place, "t") as log:
+        [problem] = log.source().validate()
+        assert "may hold nulls" in problem.what and problem.action.endswith("VALIDATE CONSTRAINT there")
+        place.execute("DELETE FROM t; ALTER TABLE t VALIDATE CONSTRAINT there")
+        assert log.source().validate() == []
 
 
 def test_keys_whose_values_may_have_the_same_form_are_refused(place):

@@ -231,23 +231,34 @@ def test_a_key_that_is_stored_out_of_line_keeps_its_value(place):
 
 
 def test_with_full_identity_the_key_is_the_primary_key_or_the_columns_that_are_named(place):
-    place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (x int, y int)")
+    place.execute("CREATE TABLE a (id int, note text, PRIMARY KEY (id) INCLUDE (note)); CREATE TABLE b (x int, y int UNIQUE)")
     place.execute("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL")
     with log_of(place, "a", "b") as log:
         [problem] = log.source().validate()
         assert "b has no primary key" in problem.what
-        windows = started(log, message_key_columns={log.tables[1]: ["y"]}, tombstones_on_delete=False)
+        options = {"message_key_columns": {log.tables[1]: ["y"]}, "tombstones_on_delete": False}
+        windows = started(log, **options)
         place.execute("INSERT INTO a VALUES (1, 'n'); INSERT INTO b VALUES (5, 6); UPDATE b SET x = 7; UPDATE b SET y = 8")
+        place.execute("INSERT INTO b VALUES (1, NULL); DELETE FROM b WHERE y IS NULL")
         window = windows.freeze()
+        with_schemas = Windows(log.source(schemas_enable=True, **options)).read(window)
         place.execute("ALTER TABLE a REPLICA IDENTITY DEFAULT")  # the key of its row is that of before
+        place.execute("ALTER TABLE b ADD PRIMARY KEY (y)")  # which held a null before
         found = windows.read(window)
         windows.close(window)
-        place.execute("ALTER TABLE b REPLICA IDENTITY DEFAULT; INSERT INTO b VALUES (9, 9)")
+        place.execute("ALTER TABLE a REPLICA IDENTITY FULL; INSERT INTO a VALUES (2, 'n')")
+        place.execute("ALTER TABLE b DROP CONSTRAINT b_pkey, REPLICA IDENTITY DEFAULT; INSERT INTO b VALUES (9, 9)")
         windows.source = log.source(tombstones_on_delete=False)
+        place.execute(f"ALTER PUBLICATION {log.name} DROP TABLE a")
+        with pytest.raises(SourceRejected, match="a: its key is not known: the publication does not have the table any more"):
+            windows.next()
+        place.execute(f"ALTER PUBLICATION {log.name} ADD TABLE a")
         with pytest.raises(SourceRejected, match="b: it had no key when a row was changed"):
             windows.next()
-    assert [r["key"] for r in found] == [{"id": 1}, {"y": 6}, {"y": 6}, {"y": 6}, {"y": 8}]
-    assert [c[0] for c in changes(found)] == ["c", "c", "u", "d", "c"]
+    keys = [{"id": 1}, *[{"y": y} for y in (6, 6, 6, 8, None, None)]]
+    assert [r["key"] for r in found] == [r["key"]["payload"] for r in with_schemas] == keys
+    assert [r["key"]["schema"]["fields"][0]["optional"] for r in with_schemas[:2]] == [False, True]
+    assert [c[0] for c in changes(found)] == ["c", "c", "u", "d", "c", "c", "d"]
 
 
 def test_truncates_are_left_out_as_by_debezium_or_events_of_their_own(orders):
@@ -301,8 +312,15 @@ def test_a_partition_whose_log_does_not_hold_the_key_of_its_root_is_refused(plac
         window = by_id.freeze()
         with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
             by_code.read(window)
-        place.execute("ALTER TABLE p1 REPLICA IDENTITY FULL")
+        by_id.close(window)
+        place.execute("DELETE FROM p; ALTER TABLE p1 REPLICA IDENTITY FULL; INSERT INTO p VALUES (3, 'c', ''), (4, NULL, '')")
         assert source.validate() == []
+        window = by_id.freeze()
+        with pytest.raises(SourceRejected, match="does not hold column `code` of the key of a row"):
+            by_code.read(window)
+        by_id.close(window)
+        place.execute("UPDATE p SET large = 'x' WHERE code = 'c'; UPDATE p SET large = 'x' WHERE id = 4; DELETE FROM p")
+        assert [r["key"]["code"] for r in by_code.read(by_id.freeze()) if r["value"]][2:] == ["c", None]
 
 
 def test_a_change_of_a_named_key_that_the_log_does_not_hold_is_refused(place):
@@ -368,6 +386,9 @@ def test_a_session_that_is_ended_is_one_sentence_and_worth_another_try(orders):
     )
     with pytest.raises(SourceUnavailable, match=message), server.open_session("reading") as session:
         session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    removed = "RAISE EXCEPTION USING ERRCODE = '58P01', MESSAGE = 'requested WAL segment 01 has already been removed'"
+    with pytest.raises(LogLost, match="has already been removed.*its log was reset"), server.open_session("reading") as session:
+        session.execute(f"DO $$ BEGIN {removed}; END $$".encode())  # as after `pg_resetwal`
 
 
 def test_a_slot_that_another_program_uses_is_left_to_it(orders):
@@ -412,6 +433,7 @@ def test_the_log_of_a_backup_is_refused_before_the_slot_is_advanced(orders):
     ahead = format_lsn(parse_lsn(place.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0]) + (1 << 40))
     for other, found in (
         ({"lsn": ahead}, "its log ends at .*, before .*, where the last window ended: a backup was restored"),
+        ({"snapshot": {"behind": ahead, "tables": []}}, "its log ends at .*, before .*, where rows were read: a backup was"),
         (
             {"log": {**position["log"], "last": [lsn, xid + 1]}},
             rf"the log ends with transaction {xid} at {lsn}, and transaction {xid + 1}",

@@ -23,7 +23,7 @@ _OF_TABLES = ("source.publication", "source.tables", "source.message_key_columns
 
 _IDENTIFYING = (
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
-    "AND a.attnum = ANY (i.indkey) WHERE i.indrelid = c.oid AND i.indimmediate "
+    "AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) WHERE i.indrelid = c.oid AND i.indimmediate "
     "AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)"
 )
 """The columns of the replica identity of a table ``c``; those of the primary key if the identity is the whole row.
@@ -59,7 +59,10 @@ _TABLES = (
     "SELECT n.nspname, c.relname, c.relkind::text, c.relreplident::text, "
     "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 "
     f"AND NOT a.attisdropped), {_IDENTIFYING}, "
-    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '') "
+    "(SELECT array_agg(a.attname::text) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''), "
+    "(SELECT min(k.conname::text) FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_index i ON i.indrelid = c.oid "
+    "AND i.indisreplident AND k.conkey[1] = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
+    "WHERE k.conrelid = c.oid AND k.contype = 'n' AND NOT k.convalidated AND c.relreplident = 'i') "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND (n.nspname, c.relname) IN "
     "(SELECT * FROM unnest(%s::text[], %s::text[]))"
@@ -207,7 +210,7 @@ class PostgresLogValidation:
             if full not in there:
                 yield Problem(f"source.{option}", f"there is no table {shown}", "Create it, or correct its name")
                 continue
-            kind, identity, columns, identifying, generated = there[full]
+            kind, identity, columns, identifying, generated, unvalidated = there[full]
             if full in wanted and full not in covered:
                 yield self._make_uncovered_problem(shown, kind)
                 continue
@@ -220,6 +223,9 @@ class PostgresLogValidation:
                 yield Problem(
                     f"source.{option}", found, "Name other columns in `message_key_columns`, with the replica identity FULL"
                 )
+            if unvalidated:
+                found = f"a column of the replica identity of {shown} may hold nulls: `{unvalidated}` (NOT NULL) is not valid"
+                yield Problem(f"source.{option}", found, f"ALTER TABLE {shown} VALIDATE CONSTRAINT {unvalidated}")
             yield from self._find_key_form_problems(connection, full, keys.get(full) or identifying or ())
             if kind == "p":
                 yield from self._find_partition_problems(connection, full, keys.get(full) or identifying or ())

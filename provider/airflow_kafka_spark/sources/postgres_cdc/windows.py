@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_kafka_spark import faults
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from airflow_kafka_spark.sources.base import SplitReader
+    from airflow_kafka_spark.sources.postgres_cdc.tasks.events import KeyedTable
 
 
 def begin_snapshot(connection: psycopg.Connection[Any], options: PostgresCdcOptions, names: Iterable[TableName]) -> SnapshotState:
@@ -88,6 +89,16 @@ def _leave_out_unwanted(
             if table.table not in wanted:
                 refuse_renamed(connection, table)
     return snapshot.keep_only(lambda table: table.table in wanted)
+
+
+def _read_table_ids(connection: psycopg.Connection[Any], names: Sequence[TableName]) -> dict[TableName, int]:
+    """Return the OIDs of the tables that have these names."""
+    found = connection.execute(
+        "SELECT n.nspname, c.relname, c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
+        [[schema for schema, _ in names], [table for _, table in names]],
+    ).fetchall()
+    return {(schema, table): oid for schema, table, oid in found}
 
 
 _OLDEST_CHANGE = (
@@ -205,6 +216,7 @@ class PostgresLogWindowPlanner:
             else:
                 start, snapshot = parse_lsn(position["lsn"]), SnapshotState.from_json(position)
                 snapshot = _leave_out_unwanted(connection, self.options, snapshot)
+                snapshot = self._begin_exchanged_again(connection, snapshot)
                 if self.options.snapshot != "never":
                     snapshot = snapshot.add(self._begin_added(connection, position))
             slot.release(connection)
@@ -222,22 +234,44 @@ class PostgresLogWindowPlanner:
         return self._make_log_window(start, flushed, first, identity, snapshot)
 
     def _begin_added(self, connection: psycopg.Connection[Any], position: Mapping[str, Any]) -> SnapshotState:
-        """Return the state of a snapshot of the tables that were added to the options.
-
-        :raises SourceUnavailable: a transaction stays open that may have changed such a table before the publication had it: the
-            log would not have that change, and a chunk that is read now would not include it.
-        """
+        """Return the state of a snapshot of the tables that were added to the options. See :meth:`_begin_new`."""
         added = find_added_tables(position, self.options.named_tables)
         if not added:
             return SnapshotState()
         log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
+        return self._begin_new(connection, added)
+
+    def _begin_exchanged_again(self, connection: psycopg.Connection[Any], snapshot: SnapshotState) -> SnapshotState:
+        """Return the snapshot with the tables from their beginning whose names other tables of the publication have now. See
+        :meth:`_begin_new`.
+
+        Events of the tables that had these names may be about rows that are published, so that none is left out.
+        """
+        if not snapshot.tables:
+            return snapshot
+        ids = _read_table_ids(connection, [table.table for table in snapshot.tables])
+        exchanged = {table.table for table in snapshot.tables if table.id and ids.get(table.table, table.id) != table.id}
+        again = self._begin_new(connection, exchanged).tables if exchanged else ()
+        if not again:
+            return snapshot
+        shown = ", ".join(table.shown for table in again)
+        log.warning("Other tables have these names now, and are read from their beginning: %s", shown)
+        kept = tuple(table for table in snapshot.tables if table.table not in {other.table for other in again})
+        return replace(snapshot, tables=(*kept, *again), repeats=True)
+
+    def _begin_new(self, connection: psycopg.Connection[Any], names: Iterable[TableName]) -> SnapshotState:
+        """Return the state of a snapshot of tables that may be new in the publication.
+
+        :raises SourceUnavailable: a transaction stays open that may have changed such a table before the publication had it: the
+            log would not have that change, and a chunk that is read now would not include it.
+        """
         deadline, open_now = time.monotonic() + CREATE_SECONDS, fetch_rows(connection, READ_OPEN)[0]
         while (oldest := fetch_rows(connection, READ_OPEN)[0][0]) < open_now[1]:
             if time.monotonic() > deadline:
                 detail = f"transaction {oldest} is open for {CREATE_SECONDS} s"
                 raise SourceUnavailable(self.server.where, "waiting for transactions that may have changed a new table", detail)
             time.sleep(0.05)
-        return begin_snapshot(connection, self.options, added)
+        return begin_snapshot(connection, self.options, names)
 
     def _find_usable_position(
         self, connection: psycopg.Connection[Any], position: Mapping[str, Any] | None
@@ -251,6 +285,7 @@ class PostgresLogWindowPlanner:
         try:
             if position is not None or found is not None:
                 state = self.slot.refuse_other(connection, start, log_of)
+                self.slot.refuse_other_rows(connection, SnapshotState.from_json(position or {}).behind)
                 self.slot.release(connection)
                 publication = format_publication_names(self.options.publication)
                 self.slot.refuse_other_history(connection, publication, state, start, log_of)
@@ -405,14 +440,16 @@ class PostgresLogWindowPlanner:
         from airflow_kafka_spark.sources.postgres_cdc.tasks.read import PostgresLogReader
 
         given = self.options
+        keys = {parse_table_name(table, "public"): tuple(columns) for table, columns in given.message_key_columns.items()}
         with self.slot.open_session("reading the catalog") as connection:
-            primary_keys = read_primary_keys(connection, given.publication)
+            primary_keys, keyed = read_primary_keys(connection, given.publication), read_keyed_tables(connection, keys)
         form = PostgresEventForm(
             prefix=given.topic_prefix,
             database=self.server.database,
             tables=given.named_tables,
-            keys={parse_table_name(table, "public"): tuple(columns) for table, columns in given.message_key_columns.items()},
+            keys=keys,
             primary_keys=primary_keys,
+            keyed=keyed,
             schemas=given.schemas_enable,
             tombstones=given.tombstones_on_delete,
             skipped=frozenset(given.skipped_operations),
@@ -425,13 +462,28 @@ class PostgresLogWindowPlanner:
         return PostgresLogReader(tuple(splits), list_needed_columns(needed), self.slot, given.publication, form, lag)
 
 
+def read_keyed_tables(connection: psycopg.Connection[Any], names: Iterable[TableName]) -> dict[TableName, KeyedTable]:
+    """Return what is known of tables whose key the options name."""
+    from airflow_kafka_spark.sources.postgres_cdc.tasks.events import KeyedTable
+
+    names = list(names)
+    found = connection.execute(
+        "SELECT n.nspname, c.relname, c.relkind = 'p', coalesce(array_agg(a.attname::text) FILTER (WHERE a.attnotnull), '{}') "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+        "WHERE (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::text[], %s::text[])) GROUP BY c.oid, 1, 2",
+        [[schema for schema, _ in names], [table for _, table in names]],
+    ).fetchall()
+    return {(schema, table): KeyedTable(is_partitioned, frozenset(columns)) for schema, table, is_partitioned, columns in found}
+
+
 def read_primary_keys(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, tuple[str, ...]]:
     """Return the columns of primary keys of a publication's tables, in their order."""
     found = connection.execute(
         "SELECT n.nspname, c.relname, array_agg(a.attname::text ORDER BY k.position) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate "
-        "CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(number, position) "
+        "CROSS JOIN unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(number, position) "
         "JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number "
         "WHERE (n.nspname, c.relname) IN (SELECT p.schemaname, p.tablename FROM pg_catalog.pg_publication_tables p "
         "WHERE p.pubname = %s) GROUP BY 1, 2",

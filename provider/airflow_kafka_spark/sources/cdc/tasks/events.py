@@ -238,7 +238,7 @@ class EventColumn:
 
     :param name: its name.
     :param schema: the Connect schema of its values.
-    :param is_nullable: False if the log says that it holds no null.
+    :param is_nullable: False if it is known that it holds no null.
     """
 
     name: str
@@ -385,7 +385,7 @@ class TableWriter(ABC):
         fields = []
         for at in indexes:
             column = self.columns[at]
-            fields.append({**column.schema, "optional": column.is_nullable and at not in self._key, "field": column.name})
+            fields.append({**column.schema, "optional": column.is_nullable, "field": column.name})
         return {"type": "struct", "fields": fields, "optional": False, "name": name, **more}
 
     def _make_envelope(self, source: Mapping[str, Any]) -> dict[str, Any]:

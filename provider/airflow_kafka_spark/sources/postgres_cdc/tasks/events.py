@@ -41,6 +41,17 @@ from airflow_kafka_spark.sources.postgres_cdc.tasks.snapshot import PostgresChun
 from airflow_kafka_spark.sources.postgres_cdc.tasks.values import UserType, ValueTypes
 
 
+class KeyedTable(NamedTuple):
+    """A table whose key the options name, as it is now.
+
+    :param is_partitioned: True if it is partitioned, and published as its root. Each partition has its own replica identity.
+    :param not_null: the columns that hold no null.
+    """
+
+    is_partitioned: bool = False
+    not_null: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class PostgresEventForm(EventForm):
     """The form of events; options have Debezium's names.
@@ -48,11 +59,13 @@ class PostgresEventForm(EventForm):
     :param database: the database.
     :param tables: the tables whose changes are captured; None for all of the publication.
     :param primary_keys: the columns of primary keys in their order, which the log does not name.
+    :param keyed: the tables of ``keys``.
     """
 
     database: str = ""
     tables: frozenset[TableName] | None = None
     primary_keys: Mapping[TableName, Sequence[str]] = field(default_factory=dict, hash=False)
+    keyed: Mapping[TableName, KeyedTable] = field(default_factory=dict, hash=False)
     placeholder: str = "__debezium_unavailable_value"
 
 
@@ -84,9 +97,14 @@ class PostgresTableWriter(TableWriter):
         names = [relation.columns[at].name for at in flagged]
         if set(names) == set(primary_key):
             flagged = [flagged[names.index(column)] for column in primary_key]
-        columns = [EventColumn(c.name, value.schema) for c, value in zip(relation.columns, converted, strict=True)]
+        known = options.keyed.get(name, KeyedTable())
+        filled = {*names, *primary_key, *known.not_null.intersection(options.keys.get(name, ()))}
+        columns = [
+            EventColumn(c.name, value.schema, c.name not in filled) for c, value in zip(relation.columns, converted, strict=True)
+        ]
         super().__init__(name, columns, flagged, options, _SOURCE_SCHEMA, primary_key or None)
-        self._never_null = frozenset(at for at, column in enumerate(relation.columns) if column.name in primary_key)
+        self._of_primary_key = frozenset(at for at, column in enumerate(relation.columns) if column.name in primary_key)
+        self._is_partitioned = known.is_partitioned or name not in options.keys
         # An identity of before, or that of a partition which is published as its root, may lack columns of old rows.
         self.needs_full = name in options.keys and (relation.identity == "f" or not set(self._key) <= set(flagged))
         if self.is_taken:
@@ -103,12 +121,22 @@ class PostgresTableWriter(TableWriter):
         if old is None:
             missing = self._key if self.needs_full else ()
         else:
-            missing = [at for at in self._key if old[at] is None and (not is_full or at in self._never_null)]
+            missing = [at for at in self._key if old[at] is None and (not is_full or self._may_lack(at, old))]
         if missing:
             name = self.columns[missing[0]].name
             found = f"the log does not hold column `{name}` of the key of a row: the replica identity was not FULL"
             action = f"ALTER TABLE ... REPLICA IDENTITY FULL, for each partition, too. {NEW_PIPELINE}"
             raise SourceRejected(self.name, found, action)
+
+    def _may_lack(self, at: int, old: Tuple) -> bool:
+        """Return True if the log may not hold a null of an old row that should have all columns.
+
+        A partition that has another replica identity than its root logs the columns of that only, usually the primary key.
+        """
+        if not self._is_partitioned:
+            return False
+        of_key = self._of_primary_key
+        return at in of_key or all(value is None for other, value in enumerate(old) if other not in of_key)
 
     def refuse_missing_key(self) -> None:
         """Raise the error of a table without a key.
@@ -116,7 +144,11 @@ class PostgresTableWriter(TableWriter):
         :raises SourceRejected: always.
         """
         found = "it had no key when a row was changed, so that the event would have no key"
-        raise SourceRejected(self.name, found, f"Give it a primary key, or name its key in `message_key_columns`. {NEW_PIPELINE}")
+        action = "Give it a primary key, or name its key in `message_key_columns`"
+        if self.relation.identity == "f":
+            found = "its key is not known: the publication does not have the table any more, or it has no primary key"
+            action = "Undo this, or name the other tables in `tables`"
+        raise SourceRejected(self.name, found, f"{action}. {NEW_PIPELINE}")
 
     def convert(self, at: int, raw: object) -> str:
         if raw is None:

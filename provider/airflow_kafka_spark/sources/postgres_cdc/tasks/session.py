@@ -48,7 +48,7 @@ RELEASE_SECONDS = 30.0
 """Seconds that a session which was ended may take to give the slot back."""
 
 _REFUSED = ("22", "23", "42", "55", "58")
-_UNDEFINED, _SKIPPED = "42704", "55000"
+_UNDEFINED, _SKIPPED, _NO_FILE = "42704", "55000", "58P01"
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class SlotServer:
             return SourceRejected(
                 self.server.where, f"{doing}: {text}, when changes after the last window were made", NO_PUBLICATION
             )
+        if error.sqlstate == _NO_FILE and "WAL segment" in text:
+            return LogLost(self.server.where, f"{doing}: {text}: its log was reset, or its files were removed", NEW_PIPELINE)
         if (error.sqlstate or "")[:2] in _REFUSED and error.sqlstate not in ("55006", "55P03"):
             return SourceRejected(self.server.where, f"{doing}: {text}")
         return SourceUnavailable(self.server.where, doing, text)
@@ -232,6 +234,16 @@ class SlotServer:
                 NEW_PIPELINE,
             )
 
+    def refuse_other_rows(self, connection: psycopg.Connection[Any], behind: str) -> None:
+        """Make sure that the log goes beyond the chunks of rows that are published.
+
+        :param behind: an LSN after the transactions that they include; "" without such chunks.
+        :raises LogLost: the log ends before it.
+        """
+        end = fetch_rows(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0][0]
+        if behind and parse_lsn(end) < parse_lsn(behind):
+            raise LogLost(self.server.where, _describe_short_log(end, behind, "rows were read"), NEW_PIPELINE)
+
     def refuse_other(
         self, connection: psycopg.Connection[Any], start: int, planned: dict[str, Any], end: int | None = None
     ) -> SlotState:
@@ -262,12 +274,8 @@ class SlotServer:
         flushed = read_flushed_lsn(connection)
         needed, called = (start, "last window ended") if end is None else (end, "window ends")
         if planned and flushed < needed:
-            raise LogLost(
-                self.server.where,
-                f"its log ends at {format_lsn(flushed)}, before {format_lsn(needed)}, where the {called}: a backup was "
-                "restored, or the server has lost the end of its log in a crash",
-                NEW_PIPELINE,
-            )
+            short = _describe_short_log(format_lsn(flushed), format_lsn(needed), f"the {called}")
+            raise LogLost(self.server.where, short, NEW_PIPELINE)
         state = self.read_state(connection)
         if state is None:
             raise LogLost(
@@ -291,6 +299,12 @@ class SlotServer:
                 f"A window of a log cannot be replayed. Let no other program use the slot. {NEW_PIPELINE}",
             )
         return state
+
+
+def _describe_short_log(end: str, needed: str, called: str) -> str:
+    """Return a text for a log that ends before an LSN that was in it."""
+    ends = f"its log ends at {end}, before {needed}, where {called}"
+    return f"{ends}: a backup was restored, or the server has lost the end of its log in a crash"
 
 
 _LAST_BEGIN = (

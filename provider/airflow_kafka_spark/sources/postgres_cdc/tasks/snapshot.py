@@ -277,7 +277,7 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     The table is locked before, as any SELECT does it (ACCESS SHARE): TRUNCATE and ALTER TABLE show in older snapshots, too.
 
     :param chunk: a split.
-    :raises SourceRejected: the table is gone, or has another key.
+    :raises SourceRejected: the table is gone, or is another one, or has another key.
     """
     schema, table = chunk["table"]
     connection.execute(f"LOCK TABLE {quote(schema)}.{quote(table)} IN ACCESS SHARE MODE".encode())
@@ -290,6 +290,9 @@ def open_chunk(connection: psycopg.Connection[Any], publication: str, chunk: Map
     if shape is None:
         action = "Add it again; or give up this window with `skip`, which leaves out its rows of other tables, too"
         raise SourceRejected(f"{schema}.{table}", f"it is no table of the publication `{publication}` any more", action)
+    if chunk.get("id") not in (None, shape.relation.oid):
+        action = "Give the table its name back; or give up this window with `skip`: then all rows of the other one are read"
+        raise SourceRejected(f"{schema}.{table}", "another table has its name since the window was planned", action)
     shape.refuse_other_key(chunk["key"], chunk.get("types", ()))
     return PostgresOpenChunk(shape, seen, _compute_end(parse_lsn(lsn), block), now_us)
 
