@@ -410,6 +410,22 @@ def test_a_key_that_changes_within_a_snapshot_is_refused_and_so_is_its_collation
         windows.next()
 
 
+def test_rows_whose_key_was_null_for_a_while_have_all_their_events(shop: Binlog):
+    """They are in no chunk. The log holds nothing in the place of the null, which the server could not compare."""
+    shop.execute("CREATE TABLE a (at datetime(6) NOT NULL UNIQUE, n int)")
+    shop.execute("INSERT INTO a SELECT '2024-01-01' + INTERVAL seq DAY, seq FROM seq_1_to_6")
+    windows = shop.windows(
+        snapshot="initial", snapshot_chunk_rows=2, snapshot_chunks_per_window=1, message_key_columns={"shop.a": ["at"]}
+    )
+    copy = Copy()
+    copy.apply(windows.next())
+    shop.execute("ALTER TABLE a MODIFY at datetime(6) NULL", "INSERT INTO a VALUES (NULL, 7), ('2024-01-02 12:00:00', 8)")
+    shop.execute("UPDATE a SET at = '2024-02-01' WHERE n = 7", "ALTER TABLE a MODIFY at datetime(6) NOT NULL")
+    copy.apply(windows.drain())
+    assert sorted(after["n"] for after in copy.tables["a"].values()) == list(range(1, 9))
+    assert copy.count == {"r": 7, "c": 2, "d": 1}
+
+
 def test_a_table_that_is_truncated_before_its_snapshot_is_used_is_read_in_another_one(shop: Binlog, monkeypatch):
     """A table that is swapped for another one is read again, too: its rows would not be those of that place in the log."""
     from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot

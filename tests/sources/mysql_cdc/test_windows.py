@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +108,26 @@ def test_a_transaction_that_is_open_at_the_end_of_a_window_comes_later_and_compl
         cursor.execute("INSERT INTO orders VALUES (5, 'rolled back')")
         other.rollback()
     assert keys(windows.next()) == [1, 4]
+
+
+def test_the_first_window_waits_for_transactions_whose_changes_the_log_has_already(orders: Binlog, monkeypatch):
+    """Behind the place at which windows begin, the log has only the COMMIT of a transaction that was prepared before (XA)."""
+    with orders.server.connect() as other, other.cursor() as cursor:
+        for statement in ("XA START 'x'", "INSERT INTO orders VALUES (1, 'prepared')", "XA END 'x'", "XA PREPARE 'x'"):
+            cursor.execute(statement)
+    latest = Windows(orders.source(snapshot="initial"))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr("airflow_kafka_spark.sources.mysql_cdc.windows.PREPARED_SECONDS", 0.1)
+                with pytest.raises(SourceUnavailable, match="the transaction `x` is prepared"):
+                    latest.freeze()
+            waiting = pool.submit(latest.freeze)
+        finally:
+            orders.execute("XA COMMIT 'x'")
+        window = waiting.result()
+    orders.execute("INSERT INTO orders VALUES (2, 'behind')")
+    assert keys(latest.read(window)) == [1, 2]
 
 
 def test_every_byte_of_the_log_is_a_clean_cut_across_files(orders: Binlog):
@@ -228,6 +249,8 @@ def test_message_key_columns_are_the_key_of_a_table_without_one(shop: Binlog):
     shop.execute("UPDATE b SET y = NULL", "INSERT INTO b VALUES (1, NULL)", "DELETE FROM b WHERE x = 7")
     found = shop.windows(message_key_columns={"shop.b": ["y"]}, tombstones_on_delete=False).next()[4:]
     assert [(record["value"]["op"], record["key"]["y"]) for record in found] == [("d", 8), ("c", None), ("c", None), ("d", None)]
+    [first, *_] = shop.windows(message_key_columns={"shop.b": ["y"]}, schemas_enable=True).next()
+    assert first["key"]["schema"]["fields"] == [{"type": "int32", "optional": True, "field": "y"}]
 
 
 def test_rows_of_other_engines_of_created_tables_and_of_files_are_captured_once(shop: Binlog):
@@ -384,6 +407,7 @@ def test_another_server_and_a_log_that_was_purged_reset_or_lost_its_end_are_refu
         ({"log": {**position["log"], "server_id": 8}}, SourceRejected, "its server_id is `7`"),
         ({"log": {**position["log"], "created": 1}}, LogLost, "was begun at another time"),
         ({"place": f"{place.file}:{10**12}"}, LogLost, "lost the end of its log"),
+        ({"snapshot": {"behind": f"{place.file}:{10**12}", "tables": []}}, LogLost, "before .*, where rows were read"),
     ):
         other = Windows(windows.source)
         other.position = {**position, **changed}

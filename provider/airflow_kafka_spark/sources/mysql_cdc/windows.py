@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import LogLost, SourceRejected
+from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.base import FrozenWindow
 from airflow_kafka_spark.sources.cdc.options import parse_table_name
 from airflow_kafka_spark.sources.cdc.snapshot import (
@@ -158,6 +158,9 @@ LOOKED_THROUGH_BYTES = 1 << 20
 LAST_EVENT_BYTES = 1 << 10
 """Maximum size in bytes of the event at the end of a file, which names the next file."""
 
+PREPARED_SECONDS = 60.0
+"""Seconds that the first window, and the snapshot of a new table, wait for transactions that are prepared (XA)."""
+
 UNDESCRIBED = ("uuid", "inet4", "inet6", "vector")
 """Types of MariaDB that the log describes as plain bytes. MySQL has one of them, which its log describes."""
 
@@ -253,18 +256,55 @@ class MySqlLogWindowPlanner:
         The position is None if the server no longer has the log after it and the tables are read again.
 
         :raises LogLost: the server no longer has the log, and ``snapshot`` is not ``when_needed``.
+        :raises SourceUnavailable: a transaction stays prepared (XA) at the beginning of the first window.
         """
         if position is not None:
             start = LogCoordinates.parse(position["place"])
             known = LogCoordinates.parse(position["begun"]) if "begun" in position else start
             try:
-                return position, start, self.server.refuse_other(connection, known, dict(position["log"]))
+                files = self.server.refuse_other(connection, known, dict(position["log"]))
+                self._refuse_other_rows(position, now)
+                return position, start, files
             except LogLost as error:
                 if self.options.snapshot != "when_needed":
                     raise
                 log.warning("All tables are read again: %s", error)
         start = self._find_first(connection, now)
+        if start == now:
+            self._wait_for_prepared(connection)
         return None, start, self.server.refuse_other(connection, start, {})
+
+    def _wait_for_prepared(self, connection: Connection) -> None:
+        """Wait until the transactions that are prepared (XA) have ended. The log has their changes up to here, and only their
+        COMMIT later. So they are before the first window, and in all chunks of a snapshot.
+
+        :raises SourceUnavailable: one of them does not end for :data:`PREPARED_SECONDS`.
+        """
+        import pymysql
+
+        try:
+            prepared = set(fetch_rows(connection, "XA RECOVER"))
+            deadline = time.monotonic() + PREPARED_SECONDS
+            while prepared := prepared.intersection(fetch_rows(connection, "XA RECOVER")):
+                if time.monotonic() > deadline:
+                    name = min(prepared)[-1]
+                    shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+                    what = f"the transaction `{shown}` is prepared (XA), and the log has its changes already"
+                    raise SourceUnavailable(self.server.where, "beginning to read the log", f"{what}: commit it, or roll it back")
+                time.sleep(0.05)
+        except pymysql.Error:
+            return  # MySQL tells only users with XA_RECOVER_ADMIN
+
+    def _refuse_other_rows(self, position: Mapping[str, Any], now: LogCoordinates) -> None:
+        """Make sure that the log goes beyond the chunks of rows that are published.
+
+        :param now: the end of the log.
+        :raises LogLost: the log ends before them.
+        """
+        behind = SnapshotState.from_json(position).behind
+        if behind and now.order < _parse_order(behind):
+            found = f"its log ends at {now}, before {behind}, where rows were read: the server lost the end of its log in a crash"
+            raise LogLost(self.server.where, f"{found}, or a backup was restored", f"Set `sync_binlog = 1`. {NEW_PIPELINE}")
 
     def _is_finished(self, state: SnapshotState) -> bool:
         return self.options.snapshot == "only" and not state.tables
@@ -298,6 +338,7 @@ class MySqlLogWindowPlanner:
         if position is None:
             return self._begin_snapshot(connection, form)
         if added := find_added_tables(position, form.tables):
+            self._wait_for_prepared(connection)
             log.info("The rows of tables that were added are read: %s", ", ".join(sorted(map(".".join, added))))
             rows = self.options.snapshot_chunk_rows
             return state.add(begin_snapshot(self.server, connection, form.values, added, rows))

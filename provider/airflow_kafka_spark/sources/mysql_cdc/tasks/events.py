@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_kafka_spark.errors import SourceRejected
@@ -129,7 +130,7 @@ class LogRow(NamedTuple):
 
     :param text: its JSON.
     :param key: the JSON of its key.
-    :param cut: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot.
+    :param cut: its values by which the chunks of a snapshot are cut; empty for a table without a snapshot, and if one is null.
     """
 
     text: str
@@ -264,14 +265,18 @@ class MySqlTableWriter(TableWriter):
         keys = join_objects([members[at] for at in self.key_indexes], count, nulls=True)
         cuts: Iterable[Key] = repeat(())
         if self._chunk_key:
-            cuts = zip(
-                *(
-                    [text(c.data[begin:end]) for begin, end in zip((c.begins - prefix).tolist(), c.ends.tolist(), strict=True)]
-                    for c, prefix, text in ((columns[at], self._sizes[at].prefix, text) for at, text in self._chunk_key)
-                ),
-                strict=True,
-            )
+            cuts = self._read_cuts(columns, count)
         return RowTexts(texts, keys, cuts, counts)
+
+    def _read_cuts(self, columns: Sequence[ColumnImages], count: int) -> Iterator[Key]:
+        """Yield the values of each row by which the chunks of a snapshot are cut."""
+        parts, nulls = list[list[str]](), np.zeros(count, bool)
+        for at, text in self._chunk_key:
+            found, prefix = columns[at], self._sizes[at].prefix
+            places = zip((found.begins - prefix).tolist(), found.ends.tolist(), found.nulls.tolist(), strict=True)
+            parts.append(["" if is_null else text(found.data[begin:end]) for begin, end, is_null in places])
+            nulls |= found.nulls
+        return (() if is_null else key for key, is_null in zip(zip(*parts, strict=True), nulls.tolist(), strict=True))
 
     def _format(self, at: int, values: ColumnImages) -> ValueTexts:
         try:

@@ -267,7 +267,9 @@ class MySqlChunkFilter(ChunkFilter):
         for name, found in wanted.items():
             table = self.find_table(name)
             if table is not None and table.bounds:
-                keys_of = list(found)
+                # A row whose key has a null is in no chunk: while a table has such rows, none of its chunks is read.
+                self.note_chunk(name, (), 0)
+                keys_of = [key for key in found if key]
                 for at in range(0, len(keys_of), KEYS_AT_ONCE):
                     self._find(table, keys_of[at : at + KEYS_AT_ONCE])
 
