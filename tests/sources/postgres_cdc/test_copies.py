@@ -8,6 +8,7 @@ from tests.sources.copies import MINUTES, SNAPSHOT, InPostgres, compare_copies
 from tests.sources.postgres_cdc.kit import Windows, log_of
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(MINUTES * 60 + 600)
 @pytest.mark.flaky(reruns=0)
 def test_copies_in_lakes_equal_a_table_whose_rows_and_columns_change(place, tmp_path):

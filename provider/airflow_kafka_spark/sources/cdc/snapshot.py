@@ -33,7 +33,8 @@ class SnapshotState:
     """The progress of a snapshot.
 
     :param tables: the tables that are not complete, in the order in which they are read.
-    :param behind: a point in the log after all chunks that are read; "" if the log has caught up with them.
+    :param behind: a point in the log after all chunks that are read; "" if the log has caught up with them. No further chunk is
+        read before that.
     :param repeats: True if rows that are not read may be published already, because a window of chunks was lost with the ledger.
         Then no event is left out, even if a chunk includes it: for a row that was deleted since, there is only its event.
     :param progress: the numbers of planned chunks and of all chunks; None for a snapshot of an earlier release.
@@ -46,8 +47,8 @@ class SnapshotState:
 
     @property
     def is_caught_up(self) -> bool:
-        """True if the log has caught up with all chunks that are read."""
-        return not any(table.read for table in self.tables)
+        """True if the log has caught up with all chunks that are read, and with the point behind which the next may be read."""
+        return not self.behind and not any(table.read for table in self.tables)
 
     def advance_past_log(self, end: PointT, order: Callable[[str], PointT]) -> SnapshotState:
         """Return the state after a window of the log.

@@ -245,7 +245,8 @@ class PostgresLogWindowPlanner:
         """Return the snapshot with the tables from their beginning whose names other tables of the publication have now. See
         :meth:`_begin_new`.
 
-        Events of the tables that had these names may be about rows that are published, so that none is left out.
+        Events of the tables that had these names may be about rows that are published, so that none is left out. They come
+        before the rows of the new tables: no chunk of these is read before the log has caught up.
         """
         if not snapshot.tables:
             return snapshot
@@ -257,7 +258,8 @@ class PostgresLogWindowPlanner:
         shown = ", ".join(table.shown for table in again)
         log.warning("Other tables have these names now, and are read from their beginning: %s", shown)
         kept = tuple(table for table in snapshot.tables if table.table not in {other.table for other in again})
-        return replace(snapshot, tables=(*kept, *again), repeats=True)
+        ends = [read_flushed_lsn(connection), *([parse_lsn(snapshot.behind)] if snapshot.behind else [])]
+        return replace(snapshot, tables=(*kept, *again), behind=format_lsn(max(ends)), repeats=True)
 
     def _begin_new(self, connection: psycopg.Connection[Any], names: Iterable[TableName]) -> SnapshotState:
         """Return the state of a snapshot of tables that may be new in the publication.
