@@ -17,7 +17,6 @@ from airflow_kafka_spark.errors import LogLost, SourceRejected
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import LogCoordinates
 from tests.sources.mysql_cdc.kit import Binlog
 from tests.sources.postgres_cdc.kit import Copy, Windows, changes, take_transactions
-from tests.support.distribution import extended
 from tests.support.mariadb import is_mysql
 from tests.support.waiting import eventually
 
@@ -168,7 +167,7 @@ class Traffic:
             assert sorted(str(row[0]) for row in self.shop.rows(f"SELECT {note} FROM {name}")) == found, name
 
 
-@pytest.mark.parametrize(("seed", "truncates"), [(1, False), extended(2, True)])
+@pytest.mark.parametrize(("seed", "truncates"), [(1, False), (2, True)])
 def test_snapshot_and_log_give_each_change_once_and_in_order_whatever_is_read_again(shop: Binlog, seed, truncates):
     """Changes go on before, between and within the chunks of a window; attempts die and read chunks again, in other snapshots."""
     traffic = Traffic(shop, seed, truncates)

@@ -354,8 +354,8 @@ def test_tables_that_are_no_longer_captured_are_left_out_of_a_snapshot_and_renam
 
 
 def test_a_table_whose_name_another_one_gets_is_read_from_its_beginning(place):
-    """Rows before the last chunk would be missing. No event of the first table is left out, because its rows are published; all of
-    them come before the rows of the other table."""
+    """Rows before the last chunk would be missing. No event of the first table is left out, because its rows are published. All
+    these events come before the rows of the other table."""
     place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (id int PRIMARY KEY, note text)")
     place.execute(
         "INSERT INTO a SELECT n, 'a' FROM generate_series(1, 6) n; INSERT INTO b SELECT n, 'b' FROM generate_series(3, 8) n"
