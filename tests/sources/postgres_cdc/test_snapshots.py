@@ -358,7 +358,7 @@ def test_a_table_whose_name_another_one_gets_is_read_from_its_beginning(place):
     these events come before the rows of the other table."""
     place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (id int PRIMARY KEY, note text)")
     place.execute(
-        "INSERT INTO a SELECT n, 'a' FROM generate_series(1, 6) n; INSERT INTO b SELECT n, 'b' FROM generate_series(3, 8) n"
+        "INSERT INTO a SELECT n, 'a' FROM generate_series(1, 6) n; INSERT INTO b SELECT n, 'b' FROM generate_series(1, 8) n WHERE n <> 2"
     )
     exchange = "BEGIN; ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; COMMIT"
     with log_of(place, *"ab") as log:
@@ -371,13 +371,13 @@ def test_a_table_whose_name_another_one_gets_is_read_from_its_beginning(place):
         place.execute(exchange)
         copy.apply(windows.read(window))
         windows.close(window)
-        place.execute("DELETE FROM a WHERE id IN (1, 5)")
+        place.execute("DELETE FROM a WHERE id = 1")
         place.execute(exchange)
         copy.apply(windows.drain())
         place.execute("UPDATE a SET note = 'c' WHERE id = 3")
         copy.apply(windows.drain())
     rows = sorted((after["id"], after["note"]) for after in copy.tables["a"].values())
-    assert rows == [(2, "a"), (3, "c"), *[(id, "b") for id in range(4, 9)]], "only the first table has the row 2"
+    assert rows == [(1, "b"), (2, "a"), (3, "c"), *[(id, "b") for id in range(4, 9)]], "only the first table has the row 2"
 
 
 def test_a_table_that_is_dropped_before_a_window_of_the_log_is_read_keeps_no_other_table_waiting(place):
