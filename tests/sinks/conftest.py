@@ -15,6 +15,7 @@ from airflow_kafka_spark.testing import EmbeddedPostgres
 from tests.sinks.cases import Case, FilesCase, ManifestCase
 from tests.sinks.feed import Feed
 from tests.sinks.postgres.kit import Place, new_place
+from tests.support.distribution import extended
 
 MakeCase = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Case]]
 Group = Literal["values", "memory", "mechanism", "kills"]
@@ -107,7 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         group = next((group for mark, group in groups.items() if marked(mark)), "mechanism")
         cases: list[Any] = [name for name, sink in SINKS.items() if group in sink.groups]
         if group == "memory":
-            cases = [name if name in WRITERS else pytest.param(name, marks=pytest.mark.extended) for name in cases]
+            cases = [name if name in WRITERS else extended(name) for name in cases]
         metafunc.parametrize("case", cases, indirect=True)
 
 

@@ -137,11 +137,11 @@ class ArrowTable:
 
     @property
     def is_postgres(self) -> bool:
-        """False."""
+        """False: its values are formatted by this process, not by PostgreSQL."""
         return False
 
     def find_column(self, name: str) -> Comparable | None:
-        """Return a column; None if there is none."""
+        """Return the column of this name, or None if the table has no such column."""
         if name not in self.schema.names:
             return None
         kind = self.schema.field(name).type

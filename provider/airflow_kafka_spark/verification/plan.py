@@ -164,7 +164,7 @@ class DatabaseTable:
         return self.database.scheme == "postgres"
 
     def find_column(self, name: str) -> Comparable | None:
-        """Return a column; None if there is none."""
+        """Return the column of this name, or None if the table has no such column."""
         column = self.relation.columns.get(name)
         return None if column is None else Comparable(name, self.sql.find_family(column), column.type)
 

@@ -35,12 +35,9 @@ class ComparedFiles(ComparedTable):
 
     def find_problems(self, condition: str) -> list[Problem]:
         """Return the problems of files that are not Parquet, and of a condition."""
-        found = []
+        found = super().find_problems(condition)
         if self.sink.format != "parquet":
-            found.append(Problem("sink.format", f"it is `{self.sink.format}`; only files of `parquet` can be compared"))
-        if condition:
-            action = 'Leave `where` out, or give `sink_where=""` if the files have only rows that meet it'
-            found.append(Problem("sink_where", "rows of files cannot be chosen by a condition", action))
+            found.insert(0, Problem("sink.format", f"it is `{self.sink.format}`; only files of `parquet` can be compared"))
         return found
 
     def load_schema(self) -> pa.Schema | None:

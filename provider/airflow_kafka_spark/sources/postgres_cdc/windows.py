@@ -469,6 +469,8 @@ def read_keyed_tables(connection: psycopg.Connection[Any], names: Iterable[Table
     from airflow_kafka_spark.sources.postgres_cdc.tasks.events import KeyedTable
 
     names = list(names)
+    if not names:
+        return {}
     found = connection.execute(
         "SELECT n.nspname, c.relname, c.relkind = 'p', coalesce(array_agg(a.attname::text) FILTER (WHERE a.attnotnull), '{}') "
         "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "

@@ -240,8 +240,10 @@ class SlotServer:
         :param behind: an LSN after the transactions that they include; "" without such chunks.
         :raises LogLost: the log ends before it.
         """
+        if not behind:
+            return
         end = fetch_rows(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0][0]
-        if behind and parse_lsn(end) < parse_lsn(behind):
+        if parse_lsn(end) < parse_lsn(behind):
             raise LogLost(self.server.where, _describe_short_log(end, behind, "rows were read"), NEW_PIPELINE)
 
     def refuse_other(
