@@ -358,7 +358,8 @@ def test_a_table_whose_name_another_one_gets_is_read_from_its_beginning(place):
     these events come before the rows of the other table."""
     place.execute("CREATE TABLE a (id int PRIMARY KEY, note text); CREATE TABLE b (id int PRIMARY KEY, note text)")
     place.execute(
-        "INSERT INTO a SELECT n, 'a' FROM generate_series(1, 6) n; INSERT INTO b SELECT n, 'b' FROM generate_series(1, 8) n WHERE n <> 2"
+        "INSERT INTO a SELECT n, 'a' FROM generate_series(1, 6) n; "
+        "INSERT INTO b SELECT n, 'b' FROM generate_series(1, 8) n WHERE n <> 2"
     )
     exchange = "BEGIN; ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; COMMIT"
     with log_of(place, *"ab") as log:
