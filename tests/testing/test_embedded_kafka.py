@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from airflow_kafka_spark.errors import JavaMissing, ServerFailed, ServerInvalid
@@ -141,6 +142,43 @@ def test_a_topic_that_exists_is_refused(kafka: EmbeddedKafka, unique: Callable[[
     kafka.create_topic(topic)
     with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
         kafka.create_topic(topic)
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A client whose first request about topics is carried out, while its answer is lost with its broker."""
+
+    admin: AdminClient
+    lost: set[str] = field(default_factory=set)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.admin, name)
+        if name in self.lost or name not in ("create_topics", "create_partitions", "delete_topics"):
+            return method
+
+        def lose(topics: list[Any], **settings: Any) -> dict[str, Future[None]]:
+            self.lost.add(name)
+            answers = {}
+            for topic, answer in method(topics, **settings).items():
+                answer.result(60)
+                answers[topic] = Future[None]()
+                answers[topic].set_exception(KafkaException(KafkaError(-137)))  # confluent-kafka has no name: _DESTROY_BROKER
+            return answers
+
+        return lose
+
+
+def test_a_change_of_a_topic_whose_answer_is_lost_is_requested_again(
+    kafka: EmbeddedKafka, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, topic = Unanswered(AdminClient({**kafka.connection_extra(), **QUIET})), unique("again")
+    monkeypatch.setattr(kafka, "_make_admin_client", lambda: client)
+    kafka.create_topic(topic)
+    kafka.create_partitions(topic, 3)
+    assert len(client.list_topics(topic, timeout=60).topics[topic].partitions) == 3
+    kafka.delete_topic(topic)
+    assert topic not in client.list_topics(timeout=60).topics
+    assert client.lost == {"create_topics", "create_partitions", "delete_topics"}
 
 
 def test_topics_are_not_created_by_themselves(kafka: EmbeddedKafka, unique: Callable[[str], str]) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_kafka_spark.errors import PackageMissing, ServerFailed, ServerInvalid
+from airflow_kafka_spark.hooks.kafka.client import describe_temporary_error
 from airflow_kafka_spark.hooks.spark.class_archive import list_java_options, make_archive_path
 from airflow_kafka_spark.hooks.spark.jars import KAFKA_BROKER, find_java, resolve_jars
 from airflow_kafka_spark.testing import _processes as processes
 from airflow_kafka_spark.testing._processes import Embedded
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
+    from concurrent.futures import Future
+
+    from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 
 PROTOCOLS = ("SASL_SSL", "SASL_PLAINTEXT", "SSL")
@@ -490,24 +493,11 @@ class EmbeddedKafka(Embedded):
             replication_factor=replication or self._count,
             config={key: str(value) for key, value in (config or {}).items()},
         )
-        if not processes.wait_until(lambda: self._create(topic), _TOPIC_SECONDS):
-            raise ServerFailed(
-                "Kafka", f"the topic {name} is not created: no broker was taken for alive in {_TOPIC_SECONDS:.0f} s"
-            )
+        self._change_topic(
+            name, "created", "TOPIC_ALREADY_EXISTS", lambda admin: admin.create_topics([topic], operation_timeout=30)
+        )
         if not processes.wait_until(lambda: self._is_led(name, partitions), _TOPIC_SECONDS):
             raise ServerFailed("Kafka", f"the topic {name} was created, but has no leaders after {_TOPIC_SECONDS:.0f} s")
-
-    def _create(self, topic: NewTopic) -> bool:
-        from confluent_kafka import KafkaException
-
-        try:
-            self._make_admin_client().create_topics([topic], operation_timeout=30)[topic.topic].result(_TOPIC_SECONDS)
-        except KafkaException as error:
-            # The controller needs a moment to count a broker as alive that was paused or has just started.
-            if "currently fenced" in error.args[0].str():
-                return False
-            raise
-        return True
 
     def create_partitions(self, name: str, total: int) -> None:
         """Add partitions to a topic, and wait until every one of them has a leader that serves it.
@@ -517,8 +507,9 @@ class EmbeddedKafka(Embedded):
         """
         from confluent_kafka.admin import NewPartitions
 
-        self._make_admin_client().create_partitions([NewPartitions(name, total)], operation_timeout=30)[name].result(
-            _TOPIC_SECONDS
+        partitions = NewPartitions(name, total)
+        self._change_topic(
+            name, "extended", "INVALID_PARTITIONS", lambda admin: admin.create_partitions([partitions], operation_timeout=30)
         )
         if not processes.wait_until(lambda: self._is_led(name, total), _TOPIC_SECONDS):
             raise ServerFailed(
@@ -530,7 +521,9 @@ class EmbeddedKafka(Embedded):
 
         :raises KafkaException: the topic does not exist.
         """
-        self._make_admin_client().delete_topics([name], operation_timeout=30)[name].result(_TOPIC_SECONDS)
+        self._change_topic(
+            name, "deleted", "UNKNOWN_TOPIC_OR_PART", lambda admin: admin.delete_topics([name], operation_timeout=30)
+        )
 
         def is_gone() -> bool:
             # A broker that does not answer does not show that the topic is deleted.
@@ -539,6 +532,36 @@ class EmbeddedKafka(Embedded):
 
         if not processes.wait_until(is_gone, _TOPIC_SECONDS):
             raise ServerFailed("Kafka", f"the topic {name} is still there {_TOPIC_SECONDS:.0f} s after it was deleted")
+
+    def _change_topic(self, name: str, change: str, done: str, request: Callable[[AdminClient], dict[str, Future[None]]]) -> None:
+        """Send a request that changes a topic, again after each temporary error.
+
+        :param change: what the request does to the topic, in the past participle.
+        :param done: name of the error that answers a request whose work is done already. It counts as success if an earlier
+            request had no answer, because that one may have done the work.
+        :raises KafkaException: the brokers refuse the request.
+        :raises ServerFailed: there were only temporary errors for 120 s.
+        """
+        from confluent_kafka import KafkaException
+
+        errors: list[str] = []
+
+        def has_succeeded() -> bool:
+            try:
+                request(self._make_admin_client())[name].result(_TOPIC_SECONDS)
+            except KafkaException as failed:
+                error = failed.args[0]
+                if errors and error.name() == done:
+                    return True
+                # The controller needs a moment to count a broker as alive that was paused or has just started.
+                if not describe_temporary_error(error) and "currently fenced" not in error.str():
+                    raise
+                errors.append(error.str())
+                return False
+            return True
+
+        if not processes.wait_until(has_succeeded, _TOPIC_SECONDS):
+            raise ServerFailed("Kafka", f"the topic {name} is not {change} after {_TOPIC_SECONDS:.0f} s: {errors[-1]}")
 
     # --- faults ---
 
