@@ -309,14 +309,16 @@ SEES_LAG = "SELECT pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'US
 def wait_for_replicas(seconds: float) -> str:
     """Return the statement that waits while a replica is more than some seconds behind.
 
-    On a primary, the lag of all replicas that stream from it is checked; on a replica, its own lag.
+    On a primary, the lag of all replicas that stream from it is checked; on a replica, its own lag. A replica that has streamed,
+    and has no connection now, does not know its lag: it is waited for.
     """
     limit = f"interval '{seconds} seconds'"
     # Each statement of the block has a snapshot of its own: a session that waits holds no old rows back.
     return (
         "DO $lag$ BEGIN LOOP PERFORM pg_catalog.pg_stat_clear_snapshot(); IF pg_catalog.pg_is_in_recovery() THEN "
-        "IF pg_catalog.pg_last_wal_receive_lsn() IS NOT DISTINCT FROM pg_catalog.pg_last_wal_replay_lsn() OR "
-        f"clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp() <= {limit} THEN RETURN; END IF; "
+        "IF (pg_catalog.pg_last_wal_receive_lsn() IS NULL OR EXISTS (SELECT FROM pg_catalog.pg_stat_wal_receiver)) "
+        "AND (pg_catalog.pg_last_wal_receive_lsn() IS NOT DISTINCT FROM pg_catalog.pg_last_wal_replay_lsn() OR "
+        f"clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp() <= {limit}) THEN RETURN; END IF; "
         f"ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_stat_replication WHERE replay_lag > {limit}) THEN RETURN; END IF; "
         f"PERFORM pg_catalog.pg_sleep({LAG_SECONDS}); END LOOP; END $lag$"
     )

@@ -72,15 +72,18 @@ def stands_behind(servers: Replicated, table: str) -> None:
     servers.ask(servers.primary, "CREATE TABLE more AS SELECT generate_series(1, 1000)", "DROP TABLE more")
 
 
-def waits_until_replayed(servers: Replicated, at: EmbeddedPostgres, read: Callable[[], int]) -> int:
-    """Return the rows that a task reads, which begins only when the replica goes on."""
+def waits_until_replayed(servers: Replicated, at: EmbeddedPostgres, read: Callable[[], int], *resume: str) -> int:
+    """Return the rows that a task reads, which begins only when the replica goes on.
+
+    :param resume: the statements with which it does. Default: it replays again.
+    """
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(read)
         try:
             assert eventually(lambda: rows.done() or servers.ask(at, WAITING)[0][0] > 0)
             assert not rows.done()
         finally:
-            servers.ask(servers.replica, "SELECT pg_wal_replay_resume()")
+            servers.ask(servers.replica, *(resume or ["SELECT pg_wal_replay_resume()"]))
         return rows.result(60)
 
 
@@ -96,6 +99,12 @@ def test_tasks_wait_while_a_replica_is_too_far_behind(servers, conn):
     assert waits_until_replayed(servers, at, lambda: sum(batch.num_rows for batch in reader.read(0))) == 9
     assert eventually(lambda: servers.ask(servers.primary, BEHIND) == [(0,)])
     assert sum(batch.num_rows for batch in reader.read(0)) == 9
+    if conn == "replica":  # it has replayed all that it has, and does not know what its primary has
+        ((primary,),) = servers.ask(at, "SELECT quote_literal(current_setting('primary_conninfo'))")
+        servers.ask(at, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+        assert eventually(lambda: servers.ask(at, "SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+        connect = (f"ALTER SYSTEM SET primary_conninfo = {primary}", "SELECT pg_reload_conf()")
+        assert waits_until_replayed(servers, at, lambda: sum(batch.num_rows for batch in reader.read(0)), *connect) == 9
 
 
 def test_a_cursor_is_refused_on_a_replica_which_does_not_show_what_is_being_written(servers):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from airflow_kafka_spark.sources import MySqlCdcSource
+from airflow_kafka_spark.sources import JdbcSource, MySqlCdcSource
 from tests.sources.mysql_cdc.kit import CONN, Binlog
 from tests.sources.postgres_cdc.kit import Windows, find_problems
 from tests.support.documents import read_grants
@@ -78,6 +79,7 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "CONSTRAINT up FOREIGN KEY (of_order) REFERENCES orders (id) ON DELETE CASCADE)",
     )
     names = ["orders", "or_ers", '"shop"."or#ers"', "keyless", "seen", "versioned", "typed", "child", "absent", "else.where"]
+    names.append("information_schema.tables")  # names of this database have no case, as others' with `lower_case_table_names`
     text = find_problems(orders.source(tables=names, message_key_columns={"orders": ["gone"], "other": ["id"]}))
     for part in (
         "'shop'.'or#ers' and 'shop'.'or_ers' would have the same topic, `p.shop.or_ers`",
@@ -85,9 +87,10 @@ def test_tables_that_cannot_be_captured_are_named(orders: Binlog):
         "seen cannot be captured: it is a view",
         *(() if is_mysql() else OF_MARIADB),
         "the character set big5",
-        "the foreign key `up` of shop.child",
+        *(() if is_mysql() else ("the foreign key `up` of shop.child",)),
         "there is no table shop.absent",
         "GRANT SELECT ON else.where",
+        *(() if is_mysql() else ("there is information_schema.TABLES, and names are compared exactly",)),
     ):
         assert part in text["source.tables"], part
     assert "shop.orders has no column `gone`" in text["source.message_key_columns"]
@@ -128,6 +131,27 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
         "GRANT SELECT (id) ON shop.orders TO reader",
     )
     assert "GRANT SELECT ON shop.orders TO reader" in find_problems(snapshot.source)["source.snapshot"]
+
+
+def test_a_login_whose_package_is_missing_and_another_spelling_of_the_database_are_named(orders: Binlog, monkeypatch):
+    server, variable = orders.server, f"AIRFLOW_CONN_{CONN.upper()}"
+    monkeypatch.setenv(variable, server.connection_uri().removesuffix(server.database) + "Information_Schema")
+    assert "there is `information_schema`, and names are compared" in find_problems(orders.source())["source.conn_id"]
+    kind, package = "VIA ed25519 USING PASSWORD('hush')", "pynacl"
+    if is_mysql():
+        kind, package = "WITH caching_sha2_password BY 'hush'", "cryptography"
+        monkeypatch.setattr("pymysql._auth._have_cryptography", False)
+    else:
+        orders.execute("INSTALL SONAME 'auth_ed25519'")
+        monkeypatch.setitem(sys.modules, "nacl", None)
+    try:
+        orders.execute(f"CREATE OR REPLACE USER signing IDENTIFIED {kind}")
+        monkeypatch.setenv(variable, f"mysql://signing:hush@{server.host}:{server.port}/shop")
+        for source in (orders.source(), JdbcSource(CONN, "orders")):
+            text = find_problems(source)["source.conn_id"]
+            assert "the login of its user needs a package that is missing" in text and f"'{package}' package is required" in text
+    finally:
+        orders.execute("DROP USER signing", *([] if is_mysql() else ["UNINSTALL SONAME 'auth_ed25519'"]))
 
 
 def test_nothing_is_looked_up_at_dag_parse_and_the_asset_has_no_credentials():

@@ -148,7 +148,7 @@ class MySqlServer:
     def connect(self) -> Connection:
         """Open a connection.
 
-        :raises ConnectionInvalid: the file of certificates cannot be read.
+        :raises ConnectionInvalid: the file of certificates cannot be read, or the login needs a package that is missing.
         :raises pymysql.Error: the server does not answer, or refuses the login.
         """
         import pymysql
@@ -164,21 +164,26 @@ class MySqlServer:
                 raise ConnectionInvalid(self.conn_id, found, "Name a file of certificates (PEM)") from None
             context.check_hostname = self.tls == "verify-full"
             context.verify_mode = ssl.CERT_NONE if self.tls == "trust" else ssl.CERT_REQUIRED
-        connection: Any = pymysql.connect(
-            host=self.host,
-            port=self.port,
-            user=self.user,
-            password=self.password,
-            database=self.database or None,
-            charset="utf8mb4",
-            connect_timeout=self.connect_timeout,
-            # A server that accepts the connection may not greet. Behind the greeting, queries take as long as they take.
-            read_timeout=self.connect_timeout,
-            autocommit=True,
-            ssl=context,
-            ssl_disabled=context is None,
-            init_command=f"SET {TIME_ZONE}",
-        )
+        try:
+            connection: Any = pymysql.connect(
+                host=self.host,
+                port=self.port,
+                user=self.user,
+                password=self.password,
+                database=self.database or None,
+                charset="utf8mb4",
+                connect_timeout=self.connect_timeout,
+                # A server that accepts the connection may not greet. Behind the greeting, queries take as long as they take.
+                read_timeout=self.connect_timeout,
+                autocommit=True,
+                ssl=context,
+                ssl_disabled=context is None,
+                init_command=f"SET {TIME_ZONE}",
+            )
+        except RuntimeError as error:  # PyMySQL imports the packages of some kinds of login when it needs them
+            found = f"the login of its user needs a package that is missing on {socket.gethostname()}: {error}"
+            action = "Install it where tasks run; `caching_sha2_password` needs none over TLS (`ssl_mode`)"
+            raise ConnectionInvalid(self.conn_id, found, action) from None
         connection._read_timeout = None
         made: Connection = connection
         return made

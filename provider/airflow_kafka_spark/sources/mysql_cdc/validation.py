@@ -168,6 +168,10 @@ class MySqlLogValidation:
             types = "'BASE TABLE', 'SYSTEM VERSIONED'"
             query = f"SELECT table_name FROM information_schema.tables WHERE table_type IN ({types}) AND table_schema = "
             wanted = [(database, str(row[0])) for row in fetch_rows(connection, query + quote_literal(database))]
+            if other := self._find_other_spelling(connection, database):
+                what = f"there is no database `{database}`; there is `{other}`, and names are compared exactly"
+                yield Problem("source.conn_id", what, "Correct the `schema` of the connection")
+                return
             if not wanted:
                 found = f"there are no tables in database `{database}` that the user may see"
                 yield Problem("source.tables", found, f"GRANT SELECT ON {database}.* TO {self.server.server.user}")
@@ -181,15 +185,26 @@ class MySqlLogValidation:
         if has_log:
             yield from self._find_filter_problems(connection, sorted({name for name, _ in wanted}))
 
+    def _find_other_spelling(self, connection: Connection, database: str) -> str:
+        """Return the name of a database if it differs from the given one, which the server takes for equal; else "".
+
+        The names of a server may have no case (``lower_case_table_names``). Its log has one spelling only.
+        """
+        query = f"SELECT schema_name FROM information_schema.schemata WHERE schema_name = {quote_literal(database)}"
+        names = [str(row[0]) for row in fetch_rows(connection, query)]
+        return names[0] if names and database not in names else ""
+
     def _find_problems_of(self, connection: Connection, table: tuple[str, str], key: Sequence[str] | None) -> Iterator[Problem]:
         shown = ".".join(table)
         condition = f"table_schema = {quote_literal(table[0])} AND table_name = {quote_literal(table[1])}"
-        kinds = fetch_rows(connection, f"SELECT table_type FROM information_schema.tables WHERE {condition}")
-        if not kinds:
+        query = f"SELECT table_schema, table_name, table_type FROM information_schema.tables WHERE {condition}"
+        kinds = {(str(schema), str(name)): str(kind) for schema, name, kind in fetch_rows(connection, query)}
+        if table not in kinds:
+            alike = "".join(f"; there is {'.'.join(name)}, and names are compared exactly" for name in kinds)
             action = f"Create it, correct its name, or GRANT SELECT ON {shown} TO {self.server.server.user}"
-            yield Problem("source.tables", f"there is no table {shown} that the user may see", action)
+            yield Problem("source.tables", f"there is no table {shown} that the user may see{alike}", action)
             return
-        kind = str(kinds[0][0])
+        kind = kinds[table]
         if kind != "BASE TABLE":
             reason = "its log has rows of its history, too" if kind == "SYSTEM VERSIONED" else f"it is a {kind.lower()}"
             yield Problem("source.tables", f"{shown} cannot be captured: {reason}", "Leave it out")
@@ -279,7 +294,8 @@ class MySqlLogValidation:
         fetch_rows(connection, "UNLOCK TABLES")
 
     def _find_cascade_problems(self, connection: Connection, table: tuple[str, str]) -> Iterator[Problem]:
-        if self.options.ignore_cascades:
+        # Since 9.6, MySQL changes such rows by itself, unless this setting leaves it to InnoDB.
+        if self.options.ignore_cascades or self._read_setting(connection, "innodb_native_foreign_keys") == "OFF":
             return
         found = fetch_rows(
             connection,

@@ -87,6 +87,9 @@ class LogParser:
                 self._gtid = binlog.parse_gtid(event)
             elif event.kind in binlog.ROWS and (table := self._tables.get(binlog.parse_rows_table(event.body))) is not None:
                 of_tables.setdefault(table, []).append(RowsEvent(number, located, self._gtid))
+            elif event.kind in binlog.UNREADABLE_ROWS and self._tables.get(binlog.parse_rows_table(event.body)) is not None:
+                reason = LogUnreadable(binlog.UNREADABLE_ROWS[event.kind])
+                raise self._server.make_unreadable_error(located.start, reason)
         for table, events in of_tables.items():
             for number, part in self._parse_rows(table, events).items():
                 found[number] = part

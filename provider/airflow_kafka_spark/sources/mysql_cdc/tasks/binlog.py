@@ -20,12 +20,14 @@ ROWS_WITH_EXTRA = frozenset({30, 31, 32})
 GTID_MYSQL, ANONYMOUS_GTID, GTID_TAGGED, GTID_MARIADB = 33, 34, 42, 162
 GTIDS = frozenset({GTID_MYSQL, ANONYMOUS_GTID, GTID_TAGGED, GTID_MARIADB})
 
-UNREADABLE = {
-    26: "the server lost events (an incident)",
-    39: "it has partial updates of JSON (`binlog_row_value_options`)",
-    **dict.fromkeys(range(165, 172), "it is compressed (`log_bin_compress`)"),
-}
+_COMPRESSED = "it is compressed (`log_bin_compress`)"
+UNREADABLE = {26: "the server lost events (an incident)", 165: _COMPRESSED}
 """Types of events that are not read, and the reason."""
+UNREADABLE_ROWS = {
+    39: "it has partial updates of JSON (`binlog_row_value_options`)",
+    **dict.fromkeys(range(166, 172), _COMPRESSED),
+}
+"""Types of events of rows that are not read, and the reason. Those of tables that are not captured are left out."""
 
 STANDALONE = 1
 """Flag of MariaDB's GTID event: the transaction is a single statement, and has no event of its end."""
@@ -146,7 +148,7 @@ def _parse_tagged_gtid(body: bytes) -> str:
         nonlocal at
         first = body[at]
         more = (~first & first + 1).bit_length() - 1
-        value = int.from_bytes(body[at : at + 1 + more], "little") >> more + 1 if more < 8 else 0
+        value = int.from_bytes(body[at : at + 1 + more], "little") >> min(more + 1, 8)
         at += 1 + more
         return value
 

@@ -173,7 +173,8 @@ class MySqlLogReader(EventReader):
             coordinates = located.end
             piece.append(located)
             size += len(located.event.body)
-            is_end = coordinates.order >= end.order and not transactions.is_open and bool(created)
+            is_behind = coordinates.order >= end.order and not located.is_compressed
+            is_end = is_behind and not transactions.is_open and bool(created)
             if is_end or len(piece) >= PARSED_EVENTS or size >= PARSED_BYTES:
                 yield piece
                 piece, size = [], 0

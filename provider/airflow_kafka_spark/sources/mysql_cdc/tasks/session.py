@@ -85,11 +85,14 @@ class Located(NamedTuple):
 
     :param start: its beginning.
     :param end: the beginning of the next event.
+    :param is_compressed: True for an event of a compressed transaction, which has the place of the whole. The log cannot be cut
+        behind it.
     """
 
     event: LogEvent
     start: LogCoordinates
     end: LogCoordinates
+    is_compressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class LogServer:
                 # Its events have the place of the whole. The event itself follows them, and ends the place.
                 try:
                     for inner in binlog.read_payload(event.body):
-                        yield Located(inner, before, before)
+                        yield Located(inner, before, before, is_compressed=True)
                 except LogUnreadable as error:
                     raise self.make_unreadable_error(before, error) from None
                 event = event._replace(body=b"")
