@@ -11,7 +11,7 @@ import pytest
 from airflow_kafka_spark.errors import LogLost, SourceUnavailable
 from airflow_kafka_spark.sources.mysql_cdc.tasks import snapshot
 from tests.sources.mysql_cdc.kit import CONN, Binlog
-from tests.sources.postgres_cdc.kit import Windows, changes, take_transactions
+from tests.sources.postgres_cdc.kit import Copy, Windows, changes, take_transactions
 from tests.support.mariadb import is_mysql
 
 pytestmark = pytest.mark.skipif(not is_mysql(), reason="MYSQLD names no server of MySQL")
@@ -73,6 +73,25 @@ def test_generated_and_invisible_columns_and_keys_are_captured(shop: Binlog) -> 
         assert (read["key"], read["value"]["after"]) == ({"my_row_id": 1}, row)
     finally:
         shop.execute("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
+
+
+def test_rows_that_foreign_keys_change_have_events_unless_innodb_changes_them(shop: Binlog) -> None:
+    """MySQL logs such changes since 9.6."""
+    shop.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int PRIMARY KEY, p int, q int, "
+        "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE ON UPDATE CASCADE, "
+        "FOREIGN KEY (q) REFERENCES parent (id) ON DELETE SET NULL)",
+        "INSERT INTO parent VALUES (1), (2), (3)",
+        "INSERT INTO child VALUES (10, 1, 2), (11, 2, 3)",
+    )
+    if shop.rows("SHOW VARIABLES LIKE 'innodb_native_foreign_keys'") != (off := [("innodb_native_foreign_keys", "OFF")]):
+        assert [problem.where for problem in shop.source().validate()] == ["source.tables"] * 2, off
+        return
+    windows, copy = shop.windows(), Copy()
+    shop.execute("UPDATE parent SET id = 4 WHERE id = 1", "DELETE FROM parent WHERE id = 2", "DELETE FROM parent WHERE id = 4")
+    copy.apply(windows.next())
+    assert copy.tables == {"parent": {(3,): {"id": 3}}, "child": {}} and copy.count["d"] == 5
 
 
 def test_compressed_transactions_give_the_same_events(orders: Binlog) -> None:

@@ -108,8 +108,8 @@ class JdbcSource(JdbcSourceOptions, RowSource):
         It counts the tasks of all pipelines that have this option, whatever cluster they run on: each holds an advisory lock of
         PostgreSQL, a named lock of MariaDB (not of MySQL). Default None: as many as Spark has cores.
     :param max_replica_lag: seconds that a replica of PostgreSQL may be behind. While one is further behind, each task waits
-        before its first row: on a primary, while any replica that streams from it is; on a replica, while that one is. The
-        role needs ``pg_read_all_stats`` on a primary. Default None: the lag of replicas is not checked.
+        before its first row: on a primary, while any replica that streams from it is; on a replica, while that one is, or has
+        lost its primary. The role needs ``pg_read_all_stats`` on a primary. Default None: the lag of replicas is not checked.
     """
 
     template_fields: ClassVar[Sequence[str]] = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from airflow_kafka_spark.errors import KafkaSparkError, Problem, SourceUnavailable, Unchecked
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, Problem, SourceUnavailable, Unchecked
 from airflow_kafka_spark.errors.base import quote_names
 from airflow_kafka_spark.hooks.connections import name_other_server
 from airflow_kafka_spark.hooks.databases import choose_action
@@ -74,7 +74,8 @@ class ServerValidation:
             with self.database.open_session(doing) as session:
                 return question(session), []
         except KafkaSparkError as error:
-            action = getattr(error, "action", "") if where != "source.conn_id" else _CONNECTION_ACTION
+            is_own = where != "source.conn_id" or isinstance(error, ConnectionInvalid)
+            action = getattr(error, "action", "") if is_own else _CONNECTION_ACTION
             problem = Problem.of(where, error, choose_action(error.found, action))
             if where == "source.conn_id" and isinstance(error, SourceUnavailable):
                 server = self.database.server

@@ -74,7 +74,7 @@ class MySqlCdcSource(MySqlCdcOptions, LogSource):
         and names the column; ``null`` writes null, except in a key, where two keys could become one: there, such a date fails
         the window, too.
     :param ignore_cascades: True accepts tables whose rows are changed by the cascades of foreign keys, which the log does not
-        contain; False (default) refuses them.
+        contain; False (default) refuses them. (The log of MySQL 9.6 and later contains them.)
     :param provide_transaction_metadata: True: the field ``transaction`` of an event names its transaction and its position in it,
         and the begin and the end of each transaction with events, with their counts, are records of the topic
         ``<topic_prefix>.transaction``; default False.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
+from airflow_kafka_spark.errors import ConnectionInvalid, KafkaSparkError, LogLost, Problem, SourceRejected, Unchecked
 from airflow_kafka_spark.sources.cdc.options import find_shared_topic_problems, parse_table_name
 from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, get_error_code, quote_literal
 from airflow_kafka_spark.sources.mysql_cdc.options import MySqlCdcOptions
@@ -75,7 +75,8 @@ class MySqlLogValidation:
                 return [*found, *self._find_table_problems(connection, has_log)]
         except KafkaSparkError as error:
             waiting = WAITING if "source.tables" not in self.wrong else ()
-            return [Problem.of("source.conn_id", error, "Correct the connection, or see to the server"), *waiting]
+            action = error.action if isinstance(error, ConnectionInvalid) else "Correct the connection, or see to the server"
+            return [Problem.of("source.conn_id", error, action), *waiting]
 
     def _find_lag_problems(self) -> Iterator[Problem]:
         for replica in self.replicas:
