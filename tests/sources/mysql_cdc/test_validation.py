@@ -135,8 +135,9 @@ def test_a_user_needs_exactly_the_rights_that_are_documented(orders: Binlog, mon
 
 def test_a_login_whose_package_is_missing_and_another_spelling_of_the_database_are_named(orders: Binlog, monkeypatch):
     server, variable = orders.server, f"AIRFLOW_CONN_{CONN.upper()}"
-    monkeypatch.setenv(variable, server.connection_uri().removesuffix(server.database) + "Information_Schema")
-    assert "there is `information_schema`, and names are compared" in find_problems(orders.source())["source.conn_id"]
+    if not is_mysql():  # the only database there whose name has no case, unless the server has `lower_case_table_names`
+        monkeypatch.setenv(variable, server.connection_uri().removesuffix(server.database) + "Information_Schema")
+        assert "there is `information_schema`, and names are compared" in find_problems(orders.source())["source.conn_id"]
     kind, package = "VIA ed25519 USING PASSWORD('hush')", "pynacl"
     if is_mysql():
         kind, package = "WITH caching_sha2_password BY 'hush'", "cryptography"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -175,13 +176,20 @@ def test_a_window_that_ends_within_a_transaction_has_all_of_it_and_the_next_one_
         assert keys(windows.read(rest)) == [0]
 
 
-def test_a_transaction_larger_than_what_is_held_is_handed_on_in_small_batches(orders: Binlog):
-    windows = orders.windows()
+def test_a_transaction_larger_than_what_is_held_is_handed_on_in_small_batches_also_to_a_slow_reader(orders: Binlog):
+    windows, sizes = orders.windows(), list[int]()
     orders.execute("INSERT INTO orders SELECT seq, repeat('x', 20000) FROM seq_1_to_2000")
     window = windows.freeze()
     reader = windows.source.make_reader(window.splits, None)
     assert not isinstance(reader, str)
-    sizes = [batch.num_rows for batch in reader.read(0)]
+    orders.execute("SET GLOBAL net_write_timeout = 1")
+    try:
+        for batch in reader.read(0):
+            if not sizes:
+                time.sleep(3)
+            sizes.append(batch.num_rows)
+    finally:
+        orders.execute("SET GLOBAL net_write_timeout = DEFAULT")
     assert sum(sizes) == 2000 and max(sizes) < 300
 
 

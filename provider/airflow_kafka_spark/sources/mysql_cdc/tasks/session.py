@@ -36,6 +36,9 @@ HEAD_BYTES = 1 << 12
 SENT_SECONDS = 30.0
 """Seconds to wait until the server sends its log up to the end that it has reported."""
 
+SEND_SECONDS = 600
+"""Seconds for which a reader may take nothing before the server ends its session, for example while Kafka's brokers are slow."""
+
 TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""
 
@@ -162,6 +165,7 @@ class LogServer:
         for name in ("master_binlog_checksum", "source_binlog_checksum"):
             fetch_rows(connection, f"SET @{name} = @@global.binlog_checksum")
         fetch_rows(connection, "SET @mariadb_slave_capability = 4")
+        fetch_rows(connection, f"SET SESSION net_write_timeout = {SEND_SECONDS}")
         # Two readers with one number would end each other.
         number = random.SystemRandom().randrange(1 << 31, (1 << 32) - 1)
         command = struct.pack("<IHI", start.position, _NON_BLOCKING, number) + start.file.encode()

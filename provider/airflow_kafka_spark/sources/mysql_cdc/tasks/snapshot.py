@@ -22,6 +22,7 @@ from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
+    SEND_SECONDS,
     TABLE_CHANGED,
     LogCoordinates,
     LogServer,
@@ -48,7 +49,7 @@ _LOCK_TIMEOUT = 1205
 
 _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600, wait_timeout = 28800",
+    f"SET SESSION sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = {SEND_SECONDS}, wait_timeout = 28800",
 )
 _SESSION_OF_MARIADB = "SET SESSION max_statement_time = 0, idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0"
 _SESSION_OF_MYSQL = "SET SESSION max_execution_time = 0"
