@@ -392,7 +392,7 @@ def test_statements_on_other_tables_and_rows_of_them_that_cannot_be_read_are_lef
     orders.execute("CREATE TABLE orders_2025 (id int PRIMARY KEY, j json)", "SET SESSION binlog_format = STATEMENT")
     windows = orders.windows(tables=["orders"])
     orders.execute("INSERT INTO orders_2025 VALUES (1, NULL)", "SET SESSION binlog_format = ROW")
-    rows = "INSERT INTO orders_2025 SELECT seq, JSON_OBJECT('a', repeat('x', 99), 'b', 1) FROM seq_2_to_9"
+    rows = "INSERT INTO orders_2025 SELECT seq, JSON_OBJECT('a', repeat('x', 999), 'b', 1) FROM seq_2_to_9"
     compressed = ("SET GLOBAL log_bin_compress = ON", rows, "SET GLOBAL log_bin_compress = OFF")
     of_mysql = (rows, "SET SESSION binlog_row_value_options = PARTIAL_JSON", "UPDATE orders_2025 SET j = JSON_SET(j, '$.b', 2)")
     orders.execute(*(of_mysql if is_mysql() else compressed), "INSERT INTO orders VALUES (2, '')")

@@ -190,6 +190,8 @@ class MySqlServer:
 
 
 TIME_ZONE = "time_zone = '+00:00'"
+SEND_SECONDS = 600
+"""Seconds for which a reader may take no rows before the server ends its session, for example while Kafka's brokers are slow."""
 
 
 @dataclass
@@ -498,7 +500,7 @@ class MySqlDatabase(SourceDatabase[MySqlServer]):
 
     def make_jdbc_properties(self) -> dict[str, str]:
         properties = {
-            "sessionVariables": TIME_ZONE,
+            "sessionVariables": f"{TIME_ZONE}, net_write_timeout = {SEND_SECONDS}",
             "sslMode": self.server.tls,
             "connectTimeout": str(self.server.connect_timeout * 1000),
             "serverSslCert": self.server.ca,

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kafka_spark.errors import LogLost, SourceRejected, SourceUnavailable
-from airflow_kafka_spark.sources.jdbc.mysql import MySqlDatabase, MySqlServer, fetch_rows, get_error_code
+from airflow_kafka_spark.sources.jdbc.mysql import SEND_SECONDS, MySqlDatabase, MySqlServer, fetch_rows, get_error_code
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import LogEvent, LogUnreadable, Transactions, parse_event
 from airflow_kafka_spark.sources.mysql_cdc.tasks.packets import receive_packets
@@ -35,9 +35,6 @@ HEAD_BYTES = 1 << 12
 
 SENT_SECONDS = 30.0
 """Seconds to wait until the server sends its log up to the end that it has reported."""
-
-SEND_SECONDS = 600
-"""Seconds for which a reader may take nothing before the server ends its session, for example while Kafka's brokers are slow."""
 
 TABLE_CHANGED = 1412
 """The server's error for a table that is newer than a snapshot: it was truncated, or rebuilt."""

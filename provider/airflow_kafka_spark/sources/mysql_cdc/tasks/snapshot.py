@@ -17,12 +17,11 @@ from airflow_kafka_spark.errors import SourceRejected, SourceUnavailable
 from airflow_kafka_spark.sources.cdc.tasks.events import TableName
 from airflow_kafka_spark.sources.cdc.tasks.snapshot import ChunkFilter, Key, TableSnapshot
 from airflow_kafka_spark.sources.jdbc.database import SourceColumn
-from airflow_kafka_spark.sources.jdbc.mysql import fetch_rows, get_error_code
+from airflow_kafka_spark.sources.jdbc.mysql import SEND_SECONDS, fetch_rows, get_error_code
 from airflow_kafka_spark.sources.mysql_cdc.tasks import binlog
 from airflow_kafka_spark.sources.mysql_cdc.tasks.binlog import Transactions
 from airflow_kafka_spark.sources.mysql_cdc.tasks.catalog import DIALECT, MySqlTableShape, read_table_shape
 from airflow_kafka_spark.sources.mysql_cdc.tasks.session import (
-    SEND_SECONDS,
     TABLE_CHANGED,
     LogCoordinates,
     LogServer,
