@@ -278,7 +278,7 @@ def test_partition_i_is_split_i(shop: Shop, spark: JdbcSpark) -> None:
     same([row for part in answer.parts for row in part], [{"n": n} for n in range(100)])  # type: ignore[arg-type]
     expected = [sorted(row[0] for row in part) for part in read(source, frozen.splits)]
     assert [sorted(row["n"] for row in part) for part in answer.parts] == expected
-    patient = JdbcSource(CONN, query="SELECT 1 AS id, @@net_write_timeout AS seconds")
+    patient = JdbcSource(CONN, query="SELECT 1 AS id, @@net_write_timeout AS seconds", key="id")
     ((row,),) = spark.read(patient, patient.freeze(None).splits).parts
     assert row == {"id": 1, "seconds": 600}, "the server ends no session whose rows are taken slowly"
     assert server_password(shop) not in spark.traces + answer.plan + repr(source.find_database())
