@@ -24,6 +24,7 @@ from airflow_kafka_spark.errors.setup import Problem
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -118,11 +119,17 @@ def describe_similar_arguments(kind: type, given: Iterable[str]) -> str:
     :param kind: the class. Arguments that it passes on to classes that it extends count, too.
     :param given: the names that were given.
     """
-    known = {name for constructor in _list_constructors(kind) for name in signature(constructor).parameters}
-    known -= {"self", "args", "kwargs"}
+    known = _list_argument_names(kind)
     similar = {name: find_similar_name(name, known) for name in given if name not in known}
     hints = [f"`{found}` for `{name}`" for name, found in similar.items() if found]
     return f". Did you mean {', '.join(hints)}?" if hints else ""
+
+
+@lru_cache(maxsize=64)
+def _list_argument_names(kind: type) -> frozenset[str]:
+    """Return the names of the arguments of a class, with those that it passes on to classes that it extends."""
+    names = {name for constructor in _list_constructors(kind) for name in signature(constructor).parameters}
+    return frozenset(names - {"self", "args", "kwargs"})
 
 
 def _list_constructors(kind: type) -> list[Callable[..., None]]:
@@ -150,6 +157,20 @@ class OptionsType(ABCMeta):
         """The arguments of the constructor, which the method above would hide."""
         own = signature(_list_constructors(cls)[0])
         return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class SuggestsArguments:
+    """Last base class of operators and sensors: the error of an unknown argument names a similar one.
+
+    It is raised before Airflow looks for required arguments, which would name the missing argument and not the misspelt one.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if hint := describe_similar_arguments(cls, (name for name in kwargs if not name.startswith("_"))):
+            known = _list_argument_names(cast("type", cls))
+            unknown = ", ".join(f"`{name}`" for name in kwargs if name not in known)
+            raise TypeError(f"{cls.__name__} (task_id: {kwargs.get('task_id')}) does not take {unknown}{hint}")
+        return super().__new__(cls)
 
 
 class LiteralText(str):

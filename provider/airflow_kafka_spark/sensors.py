@@ -21,7 +21,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from airflow_kafka_spark.arguments import describe_similar_arguments, find_rendered_none, replace_wrong_arguments
+from airflow_kafka_spark.arguments import SuggestsArguments, find_rendered_none, replace_wrong_arguments
 from airflow_kafka_spark.errors import KafkaSparkError, LogBehind, Problem, ValidationError
 from airflow_kafka_spark.windows.lag import Per
 
@@ -55,7 +55,7 @@ _SPARE_SECONDS = 60.0
 """Seconds after the trigger's own timeout at which Airflow ends the wait, if the trigger has not."""
 
 
-class KafkaSensor(BaseSensorOperator):
+class KafkaSensor(BaseSensorOperator, SuggestsArguments):
     """A sensor that checks a condition at a Kafka cluster, and returns the observed values once it holds.
 
     The sensor follows the contract of Airflow's sensors, also when it is deferred: ``mode``, ``poke_interval`` (the interval of
@@ -80,10 +80,7 @@ class KafkaSensor(BaseSensorOperator):
         wait_for_topic: bool = False,
         **kwargs: Any,
     ) -> None:
-        try:
-            super().__init__(**kwargs)
-        except TypeError as error:
-            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
+        super().__init__(**kwargs)
         self.kafka_conn_id = kafka_conn_id
         self.deferrable = deferrable
         self.retry_timeout = retry_timeout.total_seconds() if isinstance(retry_timeout, timedelta) else retry_timeout
@@ -519,7 +516,7 @@ class KafkaWindowSensor(KafkaSensor):
         return problems
 
 
-class SourceLogSensor(BaseSensorOperator):
+class SourceLogSensor(BaseSensorOperator, SuggestsArguments):
     """Waits until a pipeline has read all but a number of bytes of a database's log, and fails if it is too far behind.
 
     At each check, the server measures the log after the last complete window, so the number is known also while the pipeline is

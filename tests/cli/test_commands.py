@@ -99,6 +99,19 @@ def test_show_is_a_table(line, name):
     assert columns(text)[-1] == [TOPIC, "0", "4", "4", "0", "10", "6"]
 
 
+def test_list_shows_each_pipeline_with_its_state_and_lag(line, name):
+    code, text = line("list")
+    [row] = [found for found in columns(text) if found[0] == name]
+    assert code == 0 and columns(text)[0][:3] == ["pipeline", "status", "activity"]
+    assert row[2:6] == ["idle", TOPIC, "-", "1"] and row[7:10] == ["4", "2.0", "6"]
+    assert line("pause", name, "--why", "x")[0] == 0
+    code, text = line("list", "--output", "json")
+    [found] = [listed for listed in json.loads(text) if listed["pipeline"] == name]
+    assert (found["activity"], found["group"], found["lag_records"], found["last_window"]) == ("paused", name, 6, "1")
+    code, text = line("list", "--ledger-topic", "unheard-of")
+    assert code == 1 and "`unheard-of` does not exist" in text
+
+
 def test_plan_prints_ranges_records_bytes_and_age(line, name):
     code, text = line("plan", name, "--max-records", "5")
     assert code == 0
@@ -167,7 +180,7 @@ def test_pause_resume_skip_and_replay_print_their_change_and_show_lists_it(line,
 
 def test_what_is_refused_ends_with_1_and_says_why(line, name):
     code, text = line("show", "unheard-of")
-    assert code == 1 and "there is" not in text
+    assert code == 1 and "there is" not in text and "airflow kafka-spark list" in text
     assert f"; there is `{name}`" in line("show", f"{name}s")[1]
     code, text = line("reset", name, "--to", json.dumps({TOPIC: {"0": 11}}), "--why", "x")
     assert code == 1 and f"{TOPIC}-0 at 11, not in [0, 10]" in text
@@ -186,6 +199,7 @@ def test_what_is_refused_ends_with_1_and_says_why(line, name):
         ["reset", "p", "--why", "x"],
         ["reset", "p", "--why", "x", "--to", "latest", "--shift-by", "1"],
         ["reset", "p", "--why", "x", "--to", "sometimes"],
+        ["list", "--output", "yaml"],
         ["plan", "p", "--max-records", "0"],
         ["show", "p", "--config", "nonsense"],
         ["move", "p"],

@@ -90,7 +90,9 @@ class TestReset:
         moved.reset(f"committed:{other}")
         assert moved.stands() == moved.committed() == [4, 6]
 
-    def test_another_group_that_has_committed_nothing_is_refused_without_a_fallback(self, untouched, unique):
+    def test_another_group_that_has_committed_nothing_is_refused(self, untouched, unique):
+        with pytest.raises(BoundRefused, match=f"`misspelt` has no committed offset in {untouched.topic}-0"):
+            untouched.reset("committed:misspelt")
         with pytest.raises(Exception, match=f"no committed offset to begin at for {untouched.topic}-0"):
             untouched.reset(CommittedOffsets(unique("nobody"), "none"))
 

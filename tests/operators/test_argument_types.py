@@ -158,7 +158,13 @@ def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
         (Json, "shema", "schema"),
     ]
     parts += [(Condition, "sqll", "sql"), (Sql, "colums", "columns"), (KafkaSink, "tpic", "topic")]
-    for part, name, meant in [*parts, (partial(KafkaLagSensor, task_id="task"), "grup_id", "group_id")]:
+    # Required arguments are missing, too. The misspelt one explains that.
+    parts += [
+        (partial(KafkaToSinkOperator, task_id="task"), "group_Id", "group_id"),
+        (partial(PipelineOffsetsOperator, task_id="task"), "pipelin", "pipeline"),
+        (partial(KafkaLagSensor, task_id="task"), "grup_id", "group_id"),
+    ]
+    for part, name, meant in parts:
         with pytest.raises(TypeError, match=f"Did you mean .?{meant}.?"):
             part(**{name: "x"})
     with pytest.raises(TypeError, match="something_else") as error:

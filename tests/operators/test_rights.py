@@ -334,6 +334,7 @@ def test_rows_and_changes_of_postgresql_become_topics_and_a_topic_an_iceberg_tab
 
 
 COMMANDS_IN_ORDER = {
+    "list": {},
     "show": {},
     "plan": {},
     "windows": {},
@@ -349,7 +350,7 @@ COMMANDS_IN_ORDER = {
     "forget": {},
 }
 """Command -> its arguments; each finds something to do."""
-LOOKING = ("show", "plan", "windows", "unblock")
+LOOKING = ("list", "show", "plan", "windows", "unblock")
 WITHOUT_KAFKA = ("pack",)
 
 
@@ -361,7 +362,8 @@ def test_each_command_works_with_exactly_the_documented_rights(cluster, tmp_path
         for command, given in COMMANDS_IN_ORDER.items():
             why = [] if command in LOOKING else ["--why", "a test"]
             words = [word for option, value in given.items() for word in (f"--{option}", value)]
-            assert main([command, name, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
+            named = [] if command == "list" else [name]
+            assert main([command, *named, *words, *why, "--kafka-conn-id", "airflow"]) == 0, command
             stable(cluster)
             name = given["to"] if command == "rename" else name
 
@@ -398,8 +400,8 @@ def test_each_action_of_a_page_works_with_exactly_the_documented_rights(cluster,
 
 def test_a_user_that_only_reads_needs_no_more_rights_than_documented(cluster, unique, tmp_path):
     report = moved(cluster, tmp_path, "seen")
-    for command in ("show", "plan", "windows"):
-        assert main([command, "seen", "--kafka-conn-id", "viewer"]) == 0, command
+    for command in (["list"], ["show", "seen"], ["plan", "seen"], ["windows", "seen"]):
+        assert main([*command, "--kafka-conn-id", "viewer"]) == 0, command
     common = {"kafka_conn_id": "viewer", "deferrable": False, "retry_timeout": 0, "timeout": 0, "poke_interval": 0.1}
     interval = SimpleNamespace(data_interval_start=hour(1)[0], data_interval_end=hour(1)[1])
     seen = {**context("run1"), "dag_run": interval}

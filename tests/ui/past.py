@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Producer
@@ -37,13 +38,19 @@ class StaticHook(KafkaHook):
 
 @dataclass
 class Past:
-    """:param kafka: the cluster."""
+    """:param kafka: the cluster. Leaving the context releases the clients."""
 
     kafka: EmbeddedKafka
 
-    @property
+    @cached_property
     def hook(self) -> KafkaHook:
         return StaticHook(self.kafka.connection_extra())
+
+    def __enter__(self) -> Past:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.hook.close()
 
     def write(self) -> None:
         """Write the state that tests of the UI find."""

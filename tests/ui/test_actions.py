@@ -13,11 +13,12 @@ from tests.ui.past import Past
 @pytest.fixture
 def open_window(kafka, unique):
     """A pipeline with one complete window and an open one."""
-    past, name, topic = Past(kafka), unique("acted"), unique("acted-topic")
+    name, topic = unique("acted"), unique("acted-topic")
     kafka.create_topic(topic, 1)
-    past.produce(topic, 30)
-    past.move(name, 1, [topic], 5, run=f"dag/run_{{n}}/{name}", group=name, leave_open=True)
-    return past.hook, name
+    with Past(kafka) as past:
+        past.produce(topic, 30)
+        past.move(name, 1, [topic], 5, run=f"dag/run_{{n}}/{name}", group=name, leave_open=True)
+        yield past.hook, name
 
 
 def act(hook, name, action, **more):

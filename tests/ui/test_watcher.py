@@ -26,10 +26,10 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def past(kafka):
-    made = Past(kafka)
-    kafka.create_topic("watched", 3)
-    made.produce("watched", 300)
-    return made
+    with Past(kafka) as made:
+        kafka.create_topic("watched", 3)
+        made.produce("watched", 300)
+        yield made
 
 
 @pytest.fixture
@@ -188,15 +188,14 @@ def test_of_data_intervals_only_those_that_are_due_count_as_lag(past, kafka, uni
     for hours_ago, count in ((3.0, 30), (2.0, 60), (1.0, 90)):
         past.produce(topic, count, hours_ago=hours_ago)
     monitor, before_last = LagMonitor(), int((time.time() - 1.5 * 3600) * 1000)
-    with past.hook as hook:
-        hook.alter_committed(group, {TopicPartition(topic, p): 10 for p in range(3)})
-        due = ReadPosition({}, topics=(topic,), group=group, by_group=True, due_until=before_last)
-        given = {"due": due, "all": replace(due, due_until=None), "none": replace(due, due_until=before_last - 3_600_000)}
-        for _ in range(2):  # what was found is remembered
-            found = monitor.measure(hook, given)
-            assert {name: measured.lag.count_records() for name, measured in found.items()} == {"due": 60, "all": 150, "none": 0}
-            assert found["due"].seconds == pytest.approx(2 * 3600, abs=120)
-            assert (found["none"].seconds, found["none"].offsets[TopicPartition(topic, 0)].lso) == (0.0, 60)
+    past.hook.alter_committed(group, {TopicPartition(topic, p): 10 for p in range(3)})
+    due = ReadPosition({}, topics=(topic,), group=group, by_group=True, due_until=before_last)
+    given = {"due": due, "all": replace(due, due_until=None), "none": replace(due, due_until=before_last - 3_600_000)}
+    for _ in range(2):  # what was found is remembered
+        found = monitor.measure(past.hook, given)
+        assert {name: measured.lag.count_records() for name, measured in found.items()} == {"due": 60, "all": 150, "none": 0}
+        assert found["due"].seconds == pytest.approx(2 * 3600, abs=120)
+        assert (found["none"].seconds, found["none"].offsets[TopicPartition(topic, 0)].lso) == (0.0, 60)
 
 
 def test_the_timetable_of_its_dag_says_when_a_run_is_due_and_a_paused_pipeline_misses_none():

@@ -49,7 +49,7 @@ def site(
     # Kafka does not ask for it here; it must not be seen anywhere.
     connection["extra"] = {**connection["extra"], "sasl.password": CONNECTION_SECRET}
     # One JVM for all tasks: each would start its own.
-    with spark_connect(directory) as port:
+    with past, spark_connect(directory) as port:
         spark = {"conn_type": "spark_connect", "host": "127.0.0.1", "port": port}
         with SiteAirflow(
             directory / "dags",

@@ -7,17 +7,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tabulate import tabulate
 
-from airflow_kafka_spark.errors import KafkaSparkError, PipelineUnknown
+from airflow_kafka_spark.errors import KafkaSparkError
 from airflow_kafka_spark.windows.report import format_size
 
 if TYPE_CHECKING:
+    from airflow_kafka_spark.cli.listing import ListedPipeline
     from airflow_kafka_spark.control.base import ChangeRequest, ChangeResult, OpenWindow
     from airflow_kafka_spark.control.lifecycle import Unblocked
     from airflow_kafka_spark.control.pipelines import PipelineState, WindowState
@@ -37,6 +38,31 @@ _CHANGE_TEXTS = {
     "resend": "sent dead letters again, of window",
 }
 _NOTHING_MOVED = {"skip": "nothing was skipped"}
+
+
+def format_pipelines(found: Sequence[ListedPipeline]) -> str:
+    """Return a table of pipelines, and below it the reasons of each status that is not OK."""
+    if not found:
+        return "The ledger contains no pipeline."
+    header = ("pipeline", "status", "activity", "from", "to", "window", "complete", "records", "seconds", "lag", "oldest")
+    rows = [
+        (
+            p.pipeline,
+            p.status,
+            p.activity,
+            p.source or "\n".join(p.topics) or "-",
+            p.sink or "-",
+            p.last_window or "-",
+            p.completed_at or "-",
+            _format_number(p.records_read),
+            "-" if p.seconds is None else f"{p.seconds:.1f}",
+            _format_number(p.lag_records),
+            "-" if not p.lag_records or p.lag_seconds is None else _format_age(p.lag_seconds),
+        )
+        for p in found
+    ]
+    reasons = [f"{p.pipeline}: {p.reason}" for p in found if p.status != "OK" and p.reason]
+    return "\n".join([format_table(header, rows), *(["", *_format_sentences(reasons)] if reasons else [])])
 
 
 def format_state(state: PipelineState) -> str:
@@ -335,21 +361,16 @@ def run(command: str, args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    print(json.dumps(to_json(result), indent=2) if args.json else text)
+    as_json = args.json or (command not in _LOCAL_COMMANDS and args.output == "json")
+    print(json.dumps(to_json(result), indent=2) if as_json else text)
     return OK
 
 
 def _run_on_pipeline(command: str, hook: KafkaHook, args: argparse.Namespace) -> tuple[Any, str]:
-    """Run a command. If the ledger does not know the pipeline, the error names those of similar names."""
-    try:
-        return _COMMANDS[command](hook, args)
-    except PipelineUnknown as error:
-        from airflow_kafka_spark.control.pipelines import find_similar_pipelines
+    from airflow_kafka_spark.control.pipelines import name_similar_pipelines
 
-        with suppress(KafkaSparkError, ValueError):
-            similar = find_similar_pipelines(hook, error.pipeline, error.ledger_topic)
-            error = PipelineUnknown(error.pipeline, error.ledger_topic, similar)
-        raise error from None
+    with name_similar_pipelines(hook):
+        return _COMMANDS[command](hook, args)
 
 
 @contextmanager
@@ -390,6 +411,12 @@ def _parse_settings(pairs: Sequence[str]) -> dict[str, str]:
         if "=" not in pair:
             raise ValueError(f"--config takes KEY=VALUE, not `{pair}`")
     return {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def _list(hook: KafkaHook, args: argparse.Namespace) -> tuple[ListedPipeline, ...]:
+    from airflow_kafka_spark.cli.listing import list_pipelines
+
+    return list_pipelines(hook, args.ledger_topic)
 
 
 def _show(hook: KafkaHook, args: argparse.Namespace) -> PipelineState:
@@ -538,6 +565,7 @@ _LOCAL_COMMANDS: Mapping[str, Callable[[argparse.Namespace], tuple[object, str]]
 """Commands that ask no cluster."""
 
 _COMMANDS: Mapping[str, Execute] = {
+    "list": _make_execute(_list, format_pipelines),
     "show": _make_execute(_show, format_state),
     "plan": _make_execute(_plan, format_preview),
     "reset": _make_execute(_reset, format_reset),

@@ -19,14 +19,15 @@ HELP = "Show and change the positions of pipelines of the Kafka on Spark provide
 OFFSETS = '"committed:<group>", "earliest", "latest", an instant in ISO 8601 with a zone, or offsets as {"topic": {"0": 23}}'
 
 JSON = Arg(("--json",), help="print JSON", action="store_true")
-PIPELINE = (
-    Arg(("pipeline",), help="name of the pipeline; by default <dag_id>.<task_id>"),
+LEDGER = (
     Arg(("--kafka-conn-id",), help="Airflow connection of type kafka (default: kafka_default)", default="kafka_default"),
     Arg(("--bootstrap-servers",), help="brokers, instead of a connection", metavar="HOST:PORT"),
     Arg(("--config",), help="librdkafka setting for --bootstrap-servers", action="append", metavar="KEY=VALUE"),
     Arg(("--ledger-topic",), help="ledger topic (default: airflow-windows)", default="airflow-windows"),
+    Arg(("-o", "--output"), help="form of the output (default: table)", choices=("table", "json"), default="table"),
     JSON,
 )
+PIPELINE = (Arg(("pipeline",), help="name of the pipeline; by default <dag_id>.<task_id>"), *LEDGER)
 GROUP = Arg(("--group-id",), help="consumer group of the pipeline (default: that of its last report)")
 DRY_RUN = Arg(("--dry-run",), help="show what would be changed, and change nothing", action="store_true")
 CHANGE = (
@@ -65,6 +66,7 @@ def _make_command(name: str, text: str, *args: Arg) -> ActionCommand:
 
 
 COMMANDS = (
+    _make_command("list", "List the pipelines of a ledger with their state and their lag", *LEDGER),
     _make_command("show", "Show the position of a pipeline and its lag", *PIPELINE, GROUP),
     _make_command(
         "plan",
@@ -86,7 +88,7 @@ COMMANDS = (
         "reset",
         "Move a pipeline and its consumer group to other offsets",
         *PIPELINE,
-        Arg(("--to",), help=f"new position: {OFFSETS}"),
+        Arg(("--to",), help=f"new position: {OFFSETS}. For example: --to 2026-01-01T00:00:00Z, or --to committed:connect-orders"),
         Arg(
             ("--shift-by",),
             help="number of offsets to move the position forward, or backward if negative; instead of --to",

@@ -6,11 +6,12 @@ These functions fence, create and change nothing, so an attempt of the pipeline 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_kafka_spark.errors import PipelineUnknown
+from airflow_kafka_spark.errors import KafkaSparkError, PipelineUnknown
 from airflow_kafka_spark.hooks.kafka.log import read_log
 from airflow_kafka_spark.ledger.topic import TOPIC, WAIT_FOR_NONE, LedgerContent, LedgerTopic
 from airflow_kafka_spark.windows.binding import Binding
@@ -159,6 +160,18 @@ def read_pipeline(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> 
     if found.memory.is_unknown and not found.memory.history:
         raise PipelineUnknown(pipeline, ledger_topic)
     return found
+
+
+@contextmanager
+def name_similar_pipelines(hook: KafkaHook) -> Iterator[None]:
+    """Add the pipelines of similar names to the error of a command whose pipeline the ledger does not know."""
+    try:
+        yield
+    except PipelineUnknown as error:
+        with suppress(KafkaSparkError, ValueError):
+            similar = find_similar_pipelines(hook, error.pipeline, error.ledger_topic)
+            error = PipelineUnknown(error.pipeline, error.ledger_topic, similar)
+        raise error from None
 
 
 def find_similar_pipelines(hook: KafkaHook, pipeline: str, ledger_topic: str = TOPIC) -> list[str]:

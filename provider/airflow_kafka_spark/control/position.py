@@ -203,10 +203,21 @@ def _resolve_target(
     they stay where this one begins.
 
     :param before: the offsets of the position, or those at which the open window begins.
+    :raises BoundRefused: the target is another group, which has committed no offset of these partitions.
     """
-    if not (isinstance(target, CommittedOffsets) and target.group_id in (None, group)):
+    if not isinstance(target, CommittedOffsets):
         return resolve_start(hook, target, log, group)
-    committed = hook.read_committed_offsets(group, log.partitions)
+    source = target.group_id or group
+    committed = hook.read_committed_offsets(source, log.partitions)
+    if source != group:
+        # The name may be misspelt: the fallback would move everything once more.
+        if log.partitions and target.fallback != "none" and not any(committed.values()):
+            raise BoundRefused(
+                f"Group `{source}` has no committed offset in {format_partitions(log.partitions)}",
+                expected="a group that has read these partitions",
+                action='Correct its name, or move the pipeline to "earliest" or "latest"',
+            )
+        return resolve_start(hook, target, log, group)
     kept = {tp: before[tp] for tp, there in committed.items() if there is None and tp in before}
     others = {tp: there for tp, there in log.partitions.items() if tp not in kept}
     return {**kept, **(resolve_start(hook, target, replace(log, partitions=others), group) if others else {})}

@@ -257,8 +257,8 @@ class PipelineUnknown(ChangeRefused):
             f"Ledger topic `{ledger_topic}` has no record of a pipeline `{pipeline}`"
             + (f"; there is {quote_names(similar)}" if similar else ""),
             expected="the name of a pipeline that has run, by default `<dag_id>.<task_id>`",
-            action="Correct the name (the page *Kafka pipelines* of Airflow's UI lists all of them), or the ledger topic. A new "
-            "pipeline begins at its `starting_offsets`",
+            action="Correct the name (`airflow kafka-spark list` and the page *Kafka pipelines* of Airflow's UI show all), or "
+            "the ledger topic. A new pipeline begins at its `starting_offsets`",
         )
 
 

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow_kafka_spark import faults
 from airflow_kafka_spark.arguments import (
-    describe_similar_arguments,
     find_rendered_none,
     find_template_problems,
     find_type_problems,
@@ -148,10 +147,7 @@ class WindowOperator(VisibleOperator):
     ) -> None:
         # One run of a pipeline at a time: concurrent runs would be correct, too, but would fence each other repeatedly.
         kwargs.setdefault("max_active_tis_per_dag", 1)
-        try:
-            super().__init__(**kwargs)
-        except TypeError as error:
-            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
+        super().__init__(**kwargs)
         self.sink = unwrap_literals(sink)
         self.ledger_options = ledger_options
         self.spark_options = spark_options

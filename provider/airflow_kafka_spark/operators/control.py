@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
-from airflow_kafka_spark.arguments import find_choice_problems, replace_wrong_arguments
+from airflow_kafka_spark.arguments import SuggestsArguments, find_choice_problems, replace_wrong_arguments
 from airflow_kafka_spark.errors import Problem, ValidationError
 from airflow_kafka_spark.operators.binding import Run
 from airflow_kafka_spark.operators.visibility.links import Links, WindowLink, make_pipeline_links
@@ -32,7 +32,7 @@ ACTIONS = get_args(ControlAction)
 CHANGES = ("reset", "forget", "pause", "resume", "skip", "rename", "rebind", "replay", "resend")
 
 
-class PipelineOffsetsOperator(BaseOperator):
+class PipelineOffsetsOperator(BaseOperator, SuggestsArguments):
     """Show the position of a pipeline, its next window and its past ones; move, pause, rename or forget the pipeline.
 
     The operator does for pipelines what KIP-875 does for connectors. ``show``, ``plan``, ``windows``, ``pause``, ``resume``,
@@ -166,12 +166,12 @@ class PipelineOffsetsOperator(BaseOperator):
         :raises ValidationError: arguments are invalid; nothing was asked or changed.
         :raises KafkaSparkError: the command was refused, or Kafka did not answer; nothing was changed.
         """
-        from airflow_kafka_spark.control.pipelines import to_json
+        from airflow_kafka_spark.control.pipelines import name_similar_pipelines, to_json
 
         if problems := self._find_problems():
             raise ValidationError(problems)
         self.links = make_pipeline_links(context, self.kafka_conn_id, self.ledger_topic, self.pipeline)
-        with self.kafka:
+        with self.kafka, name_similar_pipelines(self.kafka):
             found = getattr(self, f"_perform_{self.action}")(Run.of(context))
         return to_json(found)
 

@@ -817,6 +817,13 @@ def resolve_starting_offsets(
     start = parse_start(value)
     if isinstance(start, CommittedOffsets):
         other = start.group_id or group_id
+        if other != group_id and not any(hook.read_committed_offsets(other, current.partitions).values()):
+            log.warning(
+                "Group %s has no committed offsets of these topics (is its name right?): the fallback `%s` of `starting_offsets` "
+                "decides where the pipeline begins",
+                other,
+                start.fallback,
+            )
         if other != group_id and (members := hook.read_group_state(other).members):
             log.warning(
                 "Group %s still has live members (%s): what they read from now on is read here as well",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_kafka_spark.arguments import (
+    SuggestsArguments,
     as_names,
-    describe_similar_arguments,
     find_rendered_none,
     find_template_problems,
     find_type_problems,
@@ -38,7 +38,7 @@ REPORT_KEY = "verification"
 """The XCom that has the report, also of a task that fails because rows differ."""
 
 
-class VerifyOperator(BaseOperator):
+class VerifyOperator(BaseOperator, SuggestsArguments):
     """Compare the rows of a source with those of a sink: counts and checksums per chunk, and the keys of the rows that differ.
 
     Guarantee: if neither table changes meanwhile, a row that is missing, extra, doubled or different in a compared column is
@@ -110,10 +110,7 @@ class VerifyOperator(BaseOperator):
         on_difference: Literal["fail", "warn"] = "fail",
         **kwargs: Any,
     ) -> None:
-        try:
-            super().__init__(**kwargs)
-        except TypeError as error:
-            raise TypeError(f"{error}{describe_similar_arguments(type(self), kwargs)}") from error
+        super().__init__(**kwargs)
         self.source = unwrap_literals(source)
         self.sink = unwrap_literals(sink)
         self.columns = columns

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 from airflow_kafka_spark.ledger.lag import parse_epoch_seconds
 from airflow_kafka_spark.ui.airflow_metadata import TaskInstanceKey, parse_task_of_run
-from airflow_kafka_spark.ui.lag_monitor import ReadPosition
+from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement, ReadPosition
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.interval import Interval, find_missing_intervals, parse_ledger_name
-from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, derive_cadence
+from airflow_kafka_spark.windows.lag import Cadence, CompletedWindow, Observation, Status, Verdict, derive_cadence
 from airflow_kafka_spark.windows.memory import (
     ARCHIVE,
     CONTROL,
@@ -384,6 +385,59 @@ def get_entry_name(entry: WindowEntry) -> str:
     """Return the name of a window: that of its data interval, else its number."""
     _, interval = parse_ledger_name(entry.window.pipeline)
     return interval or str(entry.window.number)
+
+
+def find_status(summary: PipelineSummary, measured: LagMeasurement | None, verdict: Verdict | None) -> tuple[str, str]:
+    """Return the status of a pipeline, and the reason.
+
+    :param summary: the pipeline.
+    :param measured: last measurement of its lag; None if there was none.
+    :param verdict: verdict on its lag; None if the lag is unknown.
+    """
+    if summary.problem:
+        return "UNKNOWN", summary.problem
+    if summary.has_source:
+        if summary.get_report_value("source_bytes_behind") is not None:
+            return "OK", "it reads a database's log: the bytes after the last window are its lag"
+        return "OK", "it reads rows: there is no lag to measure"
+    if verdict is not None and verdict.status is not Status.OK and summary.missing:
+        hole = summary.missing[0]
+        return verdict.status.value, f"records between complete intervals were not moved: {hole}; the lag counts from there"
+    if verdict is not None:
+        return verdict.status.value, verdict.reason
+    if summary.open is not None and (measured is None or measured.problem == NOT_FETCHED):
+        return "OK", f"window {get_entry_name(summary.open)} is open; the lag is measured within seconds"
+    return "UNKNOWN", measured.problem if measured else "its lag has not been measured yet"
+
+
+def format_endpoint(uri: str | None, asset: str = "") -> str | None:
+    """Return a source or a sink as users name it: ``connection: table``.
+
+    :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
+    :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
+    :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
+        unchanged; None if ``uri`` is empty.
+    """
+    if not uri:
+        return None
+    if ", " in uri:
+        names = [str(format_endpoint(part)) for part in uri.split(", ")]
+        prefix = names[0].partition(": ")[0] + ": "
+        same = prefix != names[0] + ": " and all(name.startswith(prefix) for name in names)
+        return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
+    scheme, separator, rest = uri.partition("://")
+    if scheme in ("postgres", "mysql") and asset.startswith("x-"):
+        # Both URIs end in the schema and the table. A log of MariaDB or MySQL is that of the whole server.
+        table = asset.partition("://")[2].partition("/")[2]
+        if table and (rest.endswith(f"/{table}") or asset.startswith("x-mysql-cdc:")):
+            return format_endpoint(asset)
+    place, *path = (unquote(part) for part in rest.split("/"))
+    if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-mysql-cdc", "x-jdbc") and place and path:
+        return f"{place}: {'.'.join(path)}"
+    if scheme in ("postgres", "mysql"):
+        server = "/".join([place.rpartition("@")[2].partition(":")[0], *path[:1]])
+        return f"{server}: {'.'.join(path[1:])}" if path[1:] else server
+    return unquote(rest) if scheme == "file" and separator else uri
 
 
 def summarize_pipeline(snapshot: PipelineSnapshot) -> PipelineSummary:

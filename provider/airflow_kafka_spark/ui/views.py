@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from airflow_kafka_spark.ui.access import Access, find_access
 from airflow_kafka_spark.ui.airflow_metadata import (
@@ -31,10 +31,12 @@ from airflow_kafka_spark.ui.airflow_metadata import (
     read_paused_dags,
     read_task_states,
 )
-from airflow_kafka_spark.ui.lag_monitor import NOT_FETCHED, LagMeasurement
+from airflow_kafka_spark.ui.lag_monitor import LagMeasurement
 from airflow_kafka_spark.ui.ledger_snapshot import (
     PipelineSnapshot,
     PipelineSummary,
+    find_status,
+    format_endpoint,
     get_entry_name,
     parse_completion_time,
     parse_start_time,
@@ -45,7 +47,7 @@ from airflow_kafka_spark.ui.watcher import LedgerWatch, Watcher
 from airflow_kafka_spark.windows.changes import Change
 from airflow_kafka_spark.windows.dead_letters import DeadLetters, find_dead_letters
 from airflow_kafka_spark.windows.interval import find_missing_intervals
-from airflow_kafka_spark.windows.lag import Status, Verdict
+from airflow_kafka_spark.windows.lag import Verdict
 from airflow_kafka_spark.windows.memory import Memory, WindowEntry
 from airflow_kafka_spark.windows.model import Landed, State, TopicPartition
 from airflow_kafka_spark.windows.times import format_instant
@@ -193,23 +195,9 @@ def _find_status(item: PipelineItem) -> tuple[str, str]:
 
 
 def _find_last_status(item: PipelineItem) -> tuple[str, str]:
-    summary = item.summary
-    if summary is None:
+    if item.summary is None:
         return "UNKNOWN", "it has not moved a window yet" if item.is_read else "its ledger has not been read"
-    if summary.problem:
-        return "UNKNOWN", summary.problem
-    if summary.has_source:
-        if summary.get_report_value("source_bytes_behind") is not None:
-            return "OK", "it reads a database's log: the bytes after the last window are its lag"
-        return "OK", "it reads rows: there is no lag to measure"
-    if item.verdict is not None and item.verdict.status is not Status.OK and summary.missing:
-        hole = summary.missing[0]
-        return item.verdict.status.value, f"records between complete intervals were not moved: {hole}; the lag counts from there"
-    if item.verdict is not None:
-        return item.verdict.status.value, item.verdict.reason
-    if summary.open is not None and (item.measured is None or item.measured.problem == NOT_FETCHED):
-        return "OK", f"window {get_entry_name(summary.open)} is open; the lag is measured within seconds"
-    return "UNKNOWN", item.measured.problem if item.measured else "its lag has not been measured yet"
+    return find_status(item.summary, item.measured, item.verdict)
 
 
 def _find_activity(item: PipelineItem, airflow: AirflowState) -> tuple[str, str]:
@@ -385,36 +373,6 @@ def _describe_progress(entry: WindowEntry, state: TaskInstanceState | None, now:
 
 def _parse_number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18 else None
-
-
-def format_endpoint(uri: str | None, asset: str = "") -> str | None:
-    """Return a source or a sink as users name it: ``connection: table``.
-
-    :param uri: URIs separated by ``", "``. Those of a report contain the server and the database instead of the connection.
-    :param asset: URI of the asset in the DAG file, which contains the connection. It is used if it names the same table.
-    :return: ``warehouse: public.orders``; without an asset ``db.example.org/shop: public.orders``; a directory or an unknown URI
-        unchanged; None if ``uri`` is empty.
-    """
-    if not uri:
-        return None
-    if ", " in uri:
-        names = [str(format_endpoint(part)) for part in uri.split(", ")]
-        prefix = names[0].partition(": ")[0] + ": "
-        same = prefix != names[0] + ": " and all(name.startswith(prefix) for name in names)
-        return prefix + ", ".join(name.removeprefix(prefix) for name in names) if same else ", ".join(names)
-    scheme, separator, rest = uri.partition("://")
-    if scheme in ("postgres", "mysql") and asset.startswith("x-"):
-        # Both URIs end in the schema and the table. A log of MariaDB or MySQL is that of the whole server.
-        table = asset.partition("://")[2].partition("/")[2]
-        if table and (rest.endswith(f"/{table}") or asset.startswith("x-mysql-cdc:")):
-            return format_endpoint(asset)
-    place, *path = (unquote(part) for part in rest.split("/"))
-    if scheme in ("kafka", "iceberg", "x-postgres", "x-postgres-cdc", "x-mysql-cdc", "x-jdbc") and place and path:
-        return f"{place}: {'.'.join(path)}"
-    if scheme in ("postgres", "mysql"):
-        server = "/".join([place.rpartition("@")[2].partition(":")[0], *path[:1]])
-        return f"{server}: {'.'.join(path[1:])}" if path[1:] else server
-    return unquote(rest) if scheme == "file" and separator else uri
 
 
 def find_task_configuration(item: PipelineItem) -> JsonObject:

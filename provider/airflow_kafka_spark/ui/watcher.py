@@ -91,6 +91,26 @@ class LagTracker:
     first: dict[TopicPartition, tuple[float, int | None]] = field(default_factory=dict)
     moved: int = 0
 
+    def add(self, measured: LagMeasurement, summary: PipelineSummary, cadence: Cadence | None) -> None:
+        """Add a measurement, and judge it.
+
+        :param measured: the lag that was just measured.
+        :param summary: the pipeline.
+        :param cadence: schedule of its runs; None if unknown.
+        """
+        self.measured = measured
+        if measured.lag is None:
+            self.verdict = None
+            return
+        if summary.moved and summary.moved != self.moved:
+            # After a manual change, earlier measurements do not apply to the new position.
+            self.moved, self.history, self.first = summary.moved, History(), {}
+        self.history.cadence = cadence
+        self.verdict = self.judge(measured.lag, summary.past)
+        if measured.problem and self.verdict.status is Status.OK:
+            self.verdict = Verdict(Status.STOP, measured.problem)
+        self.samples.append(LagSample(measured.at, measured.lag.count_records(), measured.seconds))
+
     def judge(self, lag: Lag, past: Mapping[TopicPartition, Sequence[Observation]]) -> Verdict:
         """Return the verdict on a lag.
 
@@ -338,7 +358,8 @@ class LedgerWatch:
         found = self._lag_monitor.measure(hook, positions, interest)
         with self.lock:
             for name, measured in found.items():
-                self._track(name, measured, summaries[name])
+                summary = summaries[name]
+                self.lag_trackers.setdefault(name, LagTracker()).add(measured, summary, self._find_cadence(summary))
 
     def _find_position(self, summary: PipelineSummary) -> ReadPosition | None:
         """Return the position of a pipeline, with the facts of its DAG file; None if it has no lag."""
@@ -358,21 +379,6 @@ class LedgerWatch:
             return Unscheduled()
         schedule = self.schedule_of(summary.pipeline)
         return (schedule.cadence if schedule else None) or summary.cadence
-
-    def _track(self, name: str, measured: LagMeasurement, summary: PipelineSummary) -> None:
-        tracker = self.lag_trackers.setdefault(name, LagTracker())
-        tracker.measured = measured
-        if measured.lag is None:
-            tracker.verdict = None
-            return
-        if summary.moved and summary.moved != tracker.moved:
-            # After a manual change, earlier measurements do not apply to the new position.
-            tracker.moved, tracker.history, tracker.first = summary.moved, History(), {}
-        tracker.history.cadence = self._find_cadence(summary)
-        tracker.verdict = tracker.judge(measured.lag, summary.past)
-        if measured.problem and tracker.verdict.status is Status.OK:
-            tracker.verdict = Verdict(Status.STOP, measured.problem)
-        tracker.samples.append(LagSample(measured.at, measured.lag.count_records(), measured.seconds))
 
 
 class _LedgerConsumer:

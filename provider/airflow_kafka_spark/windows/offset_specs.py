@@ -121,6 +121,7 @@ _START = (
     '"committed" (the default), "committed:<group>", "earliest", "latest", "none", a datetime or ISO 8601 text with a zone, or '
     'offsets as {"topic": {"0": 23}}'
 )
+_TARGET = '"earliest", "latest", "committed:<group>", a datetime or ISO 8601 text with a zone, or offsets as {"topic": {"0": 23}}'
 _STOP = '"latest" (the default), a datetime or ISO 8601 text with a zone, "committed:<group>", or offsets as {"topic": {"0": 23}}'
 
 
@@ -172,7 +173,7 @@ def parse_target(value: object) -> MoveTarget:
     :param value: as for :func:`parse_start`, or a :class:`ShiftBy`; committed offsets are those of a group that is named.
     :raises ValueError: any other value.
     """
-    found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _START)
+    found = _parse(value, {"earliest": Earliest(), "latest": Latest()}, _TARGET)
     if isinstance(found, CommittedOffsets) and found.group_id is None:
         raise ValueError("the committed offsets are those of a group, which is missing. Expected `committed:<group>`")
     return found

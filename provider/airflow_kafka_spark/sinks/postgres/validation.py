@@ -108,7 +108,9 @@ def _find_shape_problems(sink: PostgresSinkOptions, shape: Shape) -> Iterator[Pr
         yield Problem("sink.window_column", what, "Give it another one")
     missing = [name for name in sink.key if name not in names]
     if missing:
-        yield Problem("sink.key", f"the rows have no column {quote_names(missing)}; they have {quote_names(names)}")
+        yield Problem(
+            "sink.key", f"the rows have no column {quote_names(missing)}; they have {quote_names(names)}", "Name one of these"
+        )
     for field in shape.schema:
         try:
             make_stage_column(field.name, field.type)
