@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from airflow_kafka_spark import faults
-from airflow_kafka_spark.errors import ValidationError, WindowConflict, WindowOpen
+from airflow_kafka_spark.errors import PipelineUnknown, ValidationError, WindowConflict, WindowOpen
 from airflow_kafka_spark.operators import PipelineOffsetsOperator
 from airflow_kafka_spark.windows.offset_specs import ShiftBy
 from tests.support.oracle import wait_stable
@@ -120,6 +120,8 @@ def test_show_plan_and_windows_go_to_xcom_and_a_sink_still_remembers_a_pipeline_
     files.run("run1")
     files.produce(30)
     assert sum(p["lag"] for p in control(files)["partitions"]) == 30
+    with pytest.raises(PipelineUnknown, match=f"there is `{files.name}`"):
+        control(files, pipeline=f"{files.name}s")
     plan = control(files, action="plan", max_records="12")
     assert (plan["number"], plan["offsets"], plan["begins"]) == (2, 12, "ledger")
     assert plan["bytes"] > 0 and plan["age"] >= 0

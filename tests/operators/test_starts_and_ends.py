@@ -7,6 +7,8 @@ from confluent_kafka import Producer
 
 from airflow_kafka_spark.errors import GroupOwned, ValidationError
 from airflow_kafka_spark.hooks.kafka.hook import KafkaHook
+from airflow_kafka_spark.hooks.kafka.log import read_log
+from airflow_kafka_spark.operators.from_kafka import resolve_starting_offsets
 from airflow_kafka_spark.windows.model import TopicPartition
 from airflow_kafka_spark.windows.offset_specs import CommittedOffsets
 from tests.support.pipelines import files_rows, make, order, row_of
@@ -78,6 +80,16 @@ class TestStart:
         assert ranges(filled.run(starting_offsets=CommittedOffsets(group, "none"))) == [(4, 20), (20, 20), (19, 20)]
         assert sorted(filled.rows()) == rows_of([range(4, 20), range(0), range(19, 20)])
         assert filled.committed() == {0: 20, 1: 20, 2: 20}, "the pipeline's own group"
+
+    def test_another_group_that_has_committed_nothing_is_warned_of(self, filled, caplog):
+        with KafkaHook() as hook:
+            log = read_log(hook, [filled.topic])
+            begins = resolve_starting_offsets(hook, "committed:misspelt", log, filled.name, {})
+            assert set(begins.values()) == {0} and "Group misspelt has no committed offsets" in caplog.text
+            caplog.clear()
+            other = commit(filled, {1: 7}, f"connect-{filled.name}")
+            assert sorted(resolve_starting_offsets(hook, f"committed:{other}", log, filled.name, {}).values()) == [0, 0, 7]
+        assert "no committed offsets" not in caplog.text
 
     def test_none_refuses_where_nothing_is_committed_and_a_partition_that_is_not_named_is_an_error(self, filled):
         with pytest.raises(ValidationError, match="no committed offset"):

@@ -148,6 +148,8 @@ def test_unknown_connections_and_a_broker_or_a_java_that_is_not_there(files, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "Java" in problems(files)["spark_conn_id"], "one clear sentence"
+    monkeypatch.setattr("airflow_kafka_spark.operators.base.find_spec", lambda name: None)
+    assert problems(files)["spark_conn_id"].startswith("pyspark is not installed here")
 
 
 def test_a_live_member_of_the_group_is_named(files):

@@ -1,7 +1,7 @@
 """Look up Airflow connections, and find out which kind of server answers at their address.
 
-A connection that is missing or of another type is one clear error. A client of one protocol that meets a server of another one
-often waits until its timeout, and then names none of both; so the errors of connections name the server that answers.
+A connection that is missing or of another type is one clear error. A client that talks to a server of another protocol often waits
+until its timeout, and its error does not name the protocol. The errors of connections therefore name the kind of server that answers.
 """
 
 from __future__ import annotations

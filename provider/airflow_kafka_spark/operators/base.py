@@ -666,8 +666,8 @@ class WindowOperator(VisibleOperator):
         return str(self.kafka.config["bootstrap.servers"])
 
     def find_spark_problems(self) -> list[Problem]:
-        """Return the problems that prevent Spark from starting: no Java, a master that Spark does not know, no answer at the
-        address of the master or Connect server, or settings that are none."""
+        """Return the problems that prevent Spark from starting: no pyspark, no Java, a master that Spark does not know, no answer
+        at the address of the master or Connect server, or settings that are none."""
         return [*self.spark_options.find_problems(), *self._find_spark_connection_problems()]
 
     def _find_spark_connection_problems(self) -> list[Problem]:
@@ -676,6 +676,9 @@ class WindowOperator(VisibleOperator):
 
         try:
             _ = self.spark.keep_alive
+            if find_spec("pyspark") is None:
+                action = "Install it, in the release of the cluster"
+                return [Problem("spark_conn_id", "pyspark is not installed here", action)]
             if not self.spark.is_connect:
                 find_java()
             elif find_spec("grpc_status") is None:
