@@ -227,6 +227,21 @@ def test_every_argument_of_the_command_line_has_a_text_that_names_its_default() 
     assert not unsaid
 
 
+def test_every_command_of_the_pages_has_these_options() -> None:
+    flags = {command.name: {flag for arg in command.args for flag in arg.flags} for command in COMMANDS}
+    command = re.compile(r"(?:airflow kafka-spark|python -m airflow_kafka_spark) ([a-z]+)([^`\n]*)")
+    # Without the comments of blocks, and with the lines that a backslash continues.
+    found = [(named(page), *m) for page in PAGES for m in command.findall(re.sub(r"\\\n|  +#.*", " ", page.read_text("utf-8")))]
+    assert len(found) > 50
+    assert not [f"{page}: {name}" for page, name, _ in found if name not in flags]
+    assert not [
+        f"{page}: {name} {option}"
+        for page, name, rest in found
+        for option in re.findall(r"(?<!\S)--?[a-z][a-z-]*", re.sub(r'"[^"]*"', "", rest))
+        if option not in flags[name]
+    ]
+
+
 def test_every_setting_has_a_text_and_an_example() -> None:
     options = get_provider_info()["config"]["kafka_spark"]["options"]
     assert options and not [name for name, option in options.items() if not (option["description"] and option["example"])]

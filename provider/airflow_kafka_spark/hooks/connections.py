@@ -1,7 +1,8 @@
 """Look up Airflow connections, and find out which kind of server answers at their address.
 
-A connection that is missing or of another type is one clear error. A client that talks to a server of another protocol often waits
-until its timeout, and its error does not name the protocol. The errors of connections therefore name the kind of server that answers.
+A connection that is missing or of another type is one clear error. A client that talks to a server of another protocol often
+waits until its timeout, and its error does not name the protocol. So the errors of connections name the kind of server that
+answers.
 """
 
 from __future__ import annotations
