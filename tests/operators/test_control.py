@@ -121,7 +121,8 @@ def test_show_plan_and_windows_go_to_xcom_and_a_sink_still_remembers_a_pipeline_
     files.produce(30)
     assert sum(p["lag"] for p in control(files)["partitions"]) == 30
     with pytest.raises(PipelineUnknown, match=f"there is `{files.name}`"):
-        control(files, pipeline=f"{files.name}s")
+        misspelt = PipelineOffsetsOperator(task_id="offsets", pipeline=f"{files.name}s", ledger_topic=f"ledger-{files.name}")
+        misspelt.execute(context("manual", task_id="offsets"))
     plan = control(files, action="plan", max_records="12")
     assert (plan["number"], plan["offsets"], plan["begins"]) == (2, 12, "ledger")
     assert plan["bytes"] > 0 and plan["age"] >= 0
