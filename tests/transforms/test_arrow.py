@@ -389,6 +389,15 @@ def test_a_filter_keeps_what_spark_keeps(edges, condition) -> None:
     assert_alike(made, edges.table)
 
 
+def test_an_expression_does_not_fail_for_rows_that_a_filter_before_it_removes(edges) -> None:
+    """Most texts are no integers; the first filter leaves those that are. The second one reads a column that may fail."""
+    one = edges.frame.where("t IN ('1', '-1', '00012', '2147483648')").selectExpr("CAST(t AS BIGINT) AS n", "i32", "t", "f64")
+    two = one.where("n < 100").select("*", F.expr("if(n > 0, CAST(t AS INT), CAST(n AS INT))").alias("x"))
+    program = make_program(two, edges.table.schema)
+    assert program.fallible and in_arrow(program, edges.table).num_rows > 10
+    assert_alike(two.where("i32 IS NOT NULL").select("n", "x", F.expr("x + 1").alias("more"), "f64"), edges.table)
+
+
 def test_a_filter_that_keeps_nothing_leaves_empty_columns(edges) -> None:
     made = edges.frame.where("i32 < 0 AND i32 > 0").select("s", F.lit(1).alias("one"))
     found = in_arrow(make_program(made, edges.table.schema), edges.table)
