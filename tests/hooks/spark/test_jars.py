@@ -125,7 +125,6 @@ def test_a_read_only_cache_that_is_filled_is_enough(repository: Repository, tmp_
         (tmp_path / "cache").chmod(0o755)
 
 
-@pytest.mark.extended
 def test_a_damaged_set_is_fetched_again(repository: Repository) -> None:
     repository.add(THING)
     (jar,) = jars.resolve_jars([THING])
