@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, convert_to_deltalake, write_deltalake
 from pyiceberg.catalog import load_catalog
+from pyiceberg.types import LongType
 
 from airflow_kafka_spark.errors import Problem, SinkUnavailable, ValidationError
 from airflow_kafka_spark.sinks import DeltaSink, FilesSink, IcebergSink
@@ -199,6 +200,15 @@ def test_instants_of_any_year_that_spark_has_written_are_compared_by_their_value
         pq.write_table(pq.read_table(file, partitioning=None), file, use_deprecated_int96_timestamps=True, store_schema=False)
     assert verify(place, sink=sink)["equal"]
     assert verify(place, sink=sink, where="id > 1500", sink_where="id > 1500")["source_rows"] == 5
+    if isinstance(sink, IcebergSink):
+        # The table has these columns without a new snapshot.
+        with sink.open() as lake, lake.load_newest("changing").update_schema() as change:
+            change.rename_column("at", "moved_at").add_column("more", LongType())
+        place.connection.execute(b"ALTER TABLE s ADD COLUMN more bigint")
+        renamed = {"sink": sink, "columns": {"at": "moved_at"}}
+        assert verify(place, **renamed)["equal"]
+        condition = "moved_at > '1600-01-01T00:00:00+00:00' AND more IS NULL"
+        assert verify(place, **renamed, where="at > '1600-01-01Z'", sink_where=condition)["source_rows"] == 4
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources import JdbcSource
 from tests.sinks.postgres.kit import Place
 from tests.support.mariadb import is_mysql
@@ -23,6 +26,8 @@ POSTGRES: Types = [
     ("integer", "numeric(10,2)", [("100", "100"), ("0", "0")], "100.01"),
     ("real", "double precision", [("0.1", "0.1"), ("3e38", "3e38"), ("'NaN'", "'NaN'")], "0.2"),
     ("float8", "double precision", [("0.1", "0.1"), ("'-Infinity'", "'-Infinity'"), ("0", "'-0'")], "0.10000000000000002"),
+    ("float8", "double precision", [("'Infinity'::float8 - 'Infinity'", "'NaN'")], "0"),
+    ("float8", "real", [("3.4028234663852886e38", "3.4028234663852886e38"), ("-1e-40", "-1e-40"), ("1e-50", "0")], "1e38"),
     ("text", "varchar(20)", [("''", "''"), ("'a|b'", "'a|b'"), ("'é𝄞'", "'é𝄞'"), ("'x '", "'x '")], "'x'"),
     ("char(4)", "text", [("'ab'", "'ab  '")], "'abc'"),
     ("bytea", "bytea", [("'\\x00ff'", "'\\x00ff'"), ("''", "''")], "'\\x00'"),
@@ -80,6 +85,7 @@ if not is_mysql():
     MARIADB += [
         ("uuid", "uuid", [("'6f9619ff-8b86-d011-b42d-00c04fc964ff'", "'6f9619ff-8b86-d011-b42d-00c04fc964ff'")], "NULL"),
         ("inet6", "text", [("'::1'", "'::1'")], "'::2'"),
+        ("longtext", "json", [("'1'", "'1.0'"), (r"""'"\\ud800"'""", r"""'"\ud800"'""")], """'{"number":"1e0"}'"""),
     ]
 
 
@@ -146,3 +152,23 @@ def test_values_of_all_types_of_mariadb_are_equal_to_their_copies_and_changed_on
     place.connection.execute("DELETE FROM t WHERE id = 0")
     found = verify(place, source=JdbcSource(MARIA, "s"), exclude_columns=without, on_difference="warn")
     assert named(found) == [{"kind": "missing", "key": {"id": 0}}]
+
+
+def test_values_that_are_too_long_for_functions_of_mariadb_are_never_equal_unread(place: Place, maria: Any, mariadb: Any) -> None:
+    for table, letter in (("s", "x"), ("t", "y")):
+        maria.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, a longtext, b longtext, raw longblob)")
+        maria.execute(f"INSERT INTO {table} VALUES (1, REPEAT('x', 9000), REPEAT('{letter}', 9000), REPEAT('{letter}', 9000))")
+    sides: dict[str, Any] = {"source": JdbcSource(MARIA, "s"), "sink": JdbcSource(MARIA, "t"), "on_difference": "warn"}
+    maria.execute("SELECT @@GLOBAL.max_allowed_packet")
+    ((limit,),) = maria.fetchall()
+    maria.execute("SET GLOBAL max_allowed_packet = 16384")
+    try:
+        # The text of a row is longer than the limit, those of its values are not.
+        found = verify(place, **sides, exclude_columns=["raw"])
+        assert named(found) == [{"kind": "different", "key": {"id": 1}, "columns": ["b"]}]
+        with pytest.raises(SourceRejected, match="`raw` has more bytes than half of the server's `max_allowed_packet`"):
+            verify(place, **sides, exclude_columns=["a", "b"])
+        maria.execute("UPDATE t SET b = (SELECT b FROM s)")
+        assert verify(place, **sides, exclude_columns=["raw"])["equal"]
+    finally:
+        maria.execute(f"SET GLOBAL max_allowed_packet = {limit}")

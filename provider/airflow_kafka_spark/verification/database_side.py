@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_kafka_spark.errors import SourceRejected
 from airflow_kafka_spark.sources.jdbc.database import DatabaseSession, Relation, SourceColumn, SourceDatabase, SplitKey
 from airflow_kafka_spark.sources.jdbc.windows import SplitOrder
 from airflow_kafka_spark.verification.buckets import Buckets, BucketSums, add_sums
@@ -69,6 +70,8 @@ class CanonicalSql(ABC):
 
 
 _LARGEST = 2**63 - 1
+TOO_LONG = "too long: "
+"""Beginning of the form of a value from which a database cannot compute it. The rest differs each time."""
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------------
@@ -96,8 +99,12 @@ _POSTGRES_FAMILIES: dict[str, Family] = {
     "jsonb": "json",
 }
 # The functions that write the bits of a value: a timestamp's are microseconds, a date's are days, both since 2000-01-01.
-_SINGLE = "encode(float4send(CAST({c} AS real) + CAST(0 AS real)), 'hex')"
-_DOUBLE = "encode(float8send(CAST({c} AS double precision) + 0), 'hex')"
+# A NaN has many bit patterns, which no query tells apart.
+_NAN = "CAST({c} AS double precision) = 'NaN'"
+_SINGLE = f"CASE WHEN {_NAN} THEN '7fc00000' ELSE encode(float4send(CAST({{c}} AS real) + CAST(0 AS real)), 'hex') END"
+_DOUBLE = f"CASE WHEN {_NAN} THEN '7ff8000000000000' ELSE encode(float8send(CAST({{c}} AS double precision) + 0), 'hex') END"
+_LEAST_SINGLE, _BEYOND_SINGLE = "7.006492321624085e-46", "3.4028235677973366e38"
+"""Doubles up to the first number are 0 as a single, those from the second one on are too large. The cast fails for both."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,10 @@ class PostgresCanonicalSql(CanonicalSql):
         if form == "time":
             return _remove_zeros(f"CAST({c} AS text)")
         if form == "single" and family != "single":
-            # The cast would fail for values beyond the range of a float4.
-            d = f"CAST({c} AS double precision)"
-            within = f"abs({d}) BETWEEN 1.2e-38 AND 3.4e38 OR {d} IN (0, 'Infinity', '-Infinity', 'NaN')"
-            return f"CASE WHEN {within} THEN {_SINGLE.format(c=c)} ELSE {_DOUBLE.format(c=c)} END"
+            size = f"abs(CAST({c} AS double precision))"
+            within = f"{size} < {_BEYOND_SINGLE} OR {size} IN ('Infinity', 'NaN')"
+            some = f"WHEN {size} <= {_LEAST_SINGLE} THEN '00000000' WHEN {within} THEN {_SINGLE.format(c=c)}"
+            return f"CASE {some} ELSE {_DOUBLE.format(c=c)} END"
         expressions: dict[Form, str] = {
             "single": _SINGLE,
             "double": _DOUBLE,
@@ -217,7 +224,8 @@ class MySqlCanonicalSql(CanonicalSql):
             return f"COALESCE(LOWER(RIGHT(LPAD(HEX({distance}), 16, '0'), {digits})), CAST({c} AS CHAR))"
         text = f"CONVERT({c} USING utf8mb4)"
         expressions: dict[Form, str] = {
-            "binary": f"LOWER(HEX({c}))",
+            # A function whose result is longer than `max_allowed_packet` returns NULL.
+            "binary": f"COALESCE(LOWER(HEX({c})), IF({c} IS NULL, NULL, CONCAT('{TOO_LONG}', UUID())))",
             "uuid": f"LOWER(CAST({c} AS CHAR))",
             "trimmed": f"TRIM(TRAILING ' ' FROM {text})",
             "time": _remove_mysql_zeros(f"CAST({c} AS CHAR)"),
@@ -235,7 +243,9 @@ class MySqlCanonicalSql(CanonicalSql):
             for form, text in values
         ]
         row = ", '|', ".join(f"COALESCE({part}, '')" for part in parts)
-        return f"CAST(CONV(LEFT(MD5(CONCAT({row})), {CHECKSUM_DIGITS}), 16, 10) AS UNSIGNED)"
+        checksum = f"CAST(CONV(LEFT(MD5(CONCAT({row})), {CHECKSUM_DIGITS}), 16, 10) AS UNSIGNED)"
+        # A row whose text is longer than `max_allowed_packet` has none. With a random one, its chunk differs, and is read.
+        return f"COALESCE({checksum}, FLOOR(RAND() * {1 << 4 * CHECKSUM_DIGITS - 8}))"
 
     def convert_key_to_neutral(self, family: Family, text: str) -> str:
         return text.lower() if family == "binary" else text
@@ -360,10 +370,15 @@ class DatabaseSide:
 
     def _read(self, session: DatabaseSession, rows: str) -> Iterator[CanonicalRow]:
         raw = [(n, self.forms[n]) for n, (known, _) in enumerate(self._make_expressions(session)) if known is None]
+        binary = [n for n, form in enumerate(self.forms) if form == "binary"]
         for found in session.stream_rows(self._make_rows_statement(session, rows)):
             row = [value.decode() if isinstance(value, bytes) else value for value in found]
             for n, form in raw:
                 row[n] = to_form(form, row[n])
+            for n in binary:
+                if row[n] is not None and row[n].startswith(TOO_LONG):
+                    what = f"a value of `{self.columns[n].name}` has more bytes than half of the server's `max_allowed_packet`"
+                    raise SourceRejected(self.name, what, "Increase it, or leave the column out with `exclude_columns=`")
             yield tuple(row)
 
     # --- by buckets ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,25 +134,34 @@ def to_form(form: Form, value: str | float | None) -> str | None:
         return None
     if form == "json":
         return normalize_json(str(value))
-    if form == "single":
-        return _format_single(float(value))
-    return struct.pack(">d", float(value) + 0.0).hex()
+    number = float(value)
+    if number != number:
+        # A NaN has many bit patterns, which no query tells apart.
+        number = math.nan
+    return _format_single(number) if form == "single" else struct.pack(">d", number + 0.0).hex()
 
 
 def _format_single(value: float) -> str:
     try:
-        return struct.pack(">f", value + 0.0).hex()
+        found = struct.pack(">f", value).hex()
     except OverflowError:
         return struct.pack(">d", value).hex()
+    return "00000000" if found == "80000000" else found
 
 
 def normalize_json(text: str) -> str:
     """Return a JSON text in one form: keys sorted, the last one of equal keys, numbers by value; other texts unchanged."""
     try:
-        value = json.loads(text, parse_float=_parse_number, parse_int=_parse_number)
-    except ValueError:
+        value = json.loads(text, parse_float=_parse_number, parse_int=_parse_number, object_hook=_wrap_object)
+        # Escapes of halves of surrogate pairs stay escapes, because UTF-8 has no bytes for them.
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, ArithmeticError, RecursionError):
         return text
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _wrap_object(members: dict[str, Any]) -> dict[str, Any]:
+    """Return an object in a form that no number has, whatever its members are."""
+    return {"object": members}
 
 
 def _parse_number(text: str) -> dict[str, Any]:

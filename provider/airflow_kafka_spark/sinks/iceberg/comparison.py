@@ -63,7 +63,9 @@ class ComparedIcebergTable(ComparedTable):
                 return
             schema = table.schema()
             scan = table.scan(condition or AlwaysTrue(), tuple(columns), snapshot_id=snapshot.snapshot_id)
-            arrow = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, scan.case_sensitive)
+            # The head of a branch is read with the table's columns, which may be newer than those of its snapshot.
+            projection = schema.select(*columns)
+            arrow = ArrowScan(table.metadata, table.io, projection, scan.row_filter, scan.case_sensitive)
             bound = bind(schema, scan.row_filter, scan.case_sensitive)
             tested = [schema.find_column_name(number) or "" for number in sorted(extract_field_ids(bound))]
             read = tuple(dict.fromkeys([*columns, *(name.partition(".")[0] for name in tested)]))
