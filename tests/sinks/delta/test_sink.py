@@ -283,6 +283,19 @@ def test_files_that_were_written_for_a_table_that_others_have_changed_meanwhile_
     assert lake.sink.validate(feed.shape), "the next attempt is refused before it begins"
 
 
+def test_an_attempt_does_not_commit_to_a_table_that_others_create_again_meanwhile(lake, feed):
+    apply(lake.sink, feed.next(2, 0, 0))
+    job = feed.next(3, 0, 0)
+    with lake.sink.begin(job.window, job.splits, job.shape) as writer:
+        results = write_all(writer, job)
+        shutil.rmtree(lake.path)
+        write_deltalake(lake.path, rows_of(SMALL, [row(1)], (0,)).batch)
+        with pytest.raises(SinkUnavailable, match="dropped and created again"):
+            writer.commit(results)
+    apply(lake.sink, job)
+    assert Counter(lake.ids()) == Counter([1, *job.ids])
+
+
 def test_an_upsert_of_a_shallow_clone_is_refused_and_an_append_is_not(lake, feed, tmp_path):
     """Its log names files of another table by their URIs."""
     write_deltalake(tmp_path / "origin", rows_of(SMALL, [row(1)], (0,)).batch)

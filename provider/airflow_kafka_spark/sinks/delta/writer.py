@@ -72,7 +72,7 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         self.partition_by = tuple(sink.partition_by)
         self.properties = dict(table.metadata().configuration)
         self.columns = read_columns(table)
-        self.layout = _read_layout(table)
+        self.layout, self.table_id = _read_layout(table), table.metadata().id
         try:
             self.generated = tuple(list_generated_columns(self.columns))
         except ValueError as error:
@@ -148,6 +148,10 @@ class DeltaWindowWriter(LakeWindowWriter[LoadedDelta, WindowRecord, DataFile]):
         return version, version
 
     def refuse_overtaken(self, table: LoadedDelta) -> None:
+        if table.table.metadata().id != self.table_id:
+            # Its log knows no version of the pipeline, so that this attempt would seem to be overtaken.
+            what = "the table was dropped and created again while the window was written: the next attempt writes for the new one"
+            raise self.make_unavailable_error(self.committing, what)
         if table.read_version(self.window.pipeline) != self.base:
             raise Fenced(self.window.pipeline, self.committing)
         self._refuse_changed(table.table)
