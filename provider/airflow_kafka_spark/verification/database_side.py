@@ -245,7 +245,7 @@ class MySqlCanonicalSql(CanonicalSql):
         row = ", '|', ".join(f"COALESCE({part}, '')" for part in parts)
         checksum = f"CAST(CONV(LEFT(MD5(CONCAT({row})), {CHECKSUM_DIGITS}), 16, 10) AS UNSIGNED)"
         # A row whose text is longer than `max_allowed_packet` has none. With a random one, its chunk differs, and is read.
-        return f"COALESCE({checksum}, FLOOR(RAND() * {1 << 4 * CHECKSUM_DIGITS - 8}))"
+        return f"COALESCE({checksum}, CAST(FLOOR(RAND() * {1 << 52}) AS UNSIGNED))"
 
     def convert_key_to_neutral(self, family: Family, text: str) -> str:
         return text.lower() if family == "binary" else text
