@@ -200,6 +200,8 @@ def test_a_topic_column_decides(kafka, publisher, topic, unique):
         ({"partition": pa.array([0, 1, 9], pa.int32())}, RowRejected, "Row 3 .*partition 9.*0 to 3"),
         ({"topic": pa.array(["{topic}", None, "{topic}"])}, RowRejected, "topic is null"),
         ({"topic": pa.array(["{topic}", "nowhere-at-all", "{topic}"])}, TopicMissing, "nowhere-at-all"),
+        ({"timestamp": pa.array([-2, None, 0], pa.int64())}, RowRejected, "Row 3 .*first millisecond of 1970"),
+        ({"timestamp": pa.array([1, -1, 0], pa.int64())}, RowRejected, "Row 2 .*last millisecond of 1969"),
         ({"value": pa.array([b"x", b"y" * 2_000_000, b"z"], pa.binary())}, RowRejected, "Row 2 .*max.message.bytes"),
     ],
 )

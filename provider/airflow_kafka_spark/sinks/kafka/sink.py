@@ -57,8 +57,9 @@ class KafkaSink(metaclass=OptionsType):
     :param headers: header name -> column (text or binary; a null leaves the header out). Default: no headers.
     :param partition: the column (integer) of each record's partition. Where it is null, and by default, keys are placed as the
         Java client places them (murmur2), and records without a key are spread over all partitions.
-    :param timestamp: the column (timestamp, or bigint milliseconds since the epoch) of each record's time; default: the time when
-        it is written.
+    :param timestamp: the column (timestamp, or bigint milliseconds since the epoch) of each record's time; default, and for
+        nulls: the time when it is written. Rows of a source with 0 or -1 milliseconds are refused, because Kafka's client
+        cannot write these.
     :param auto_create: True: create the topic if it is missing. Default False.
     :param partitions: partitions of a topic that is created; -1 (default) is the brokers' default.
     :param replication_factor: replicas of a topic that is created; -1 (default) is the brokers' default.

@@ -400,6 +400,7 @@ class Publisher:
         arriving, begun = Timed(records), time.monotonic()
         producer.begin_transaction()
         sender = self._make_sender(producer, self.topic, self.partitions, split)
+        sender.exact_times = self.consumed is None  # a record that was read may have such a time
         policy = self.bad_record_policy
         try:
             with self._name_topics_in_errors(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):

@@ -27,6 +27,7 @@ from airflow_kafka_spark.windows.model import Landed, TopicPartition
 BATCH = 20_000
 _SENT = ("key", "value", "timestamp", "headers")
 _ROOM_SECONDS = 0.05
+_TIMES_WITH_A_MEANING = (0, -1)
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Sender:
     :param called: the word for a row in messages.
     :param conn_id: the connection, for messages.
     :param ledger: the ledger topic, to which no row may be sent; "" (default) if none can name it.
+    :param exact_times: True: a timestamp that cannot be sent is refused. False (default): 0 becomes the time of sending.
     :param on_new_topics: called with the names of topics that are not in ``partitions``, before records are sent to them.
     """
 
@@ -67,6 +69,7 @@ class Sender:
     conn_id: str = ""
     ledger: str = ""
     on_new_topics: Callable[[Sequence[str]], object] | None = None
+    exact_times: bool = False
     total_bytes: int = 0
     rows: int = 0
     _keyless: dict[str, str] = field(default_factory=dict)
@@ -122,6 +125,8 @@ class Sender:
             raise RowRejected(
                 self._describe_row(rows[0]), f"its topic `{topic}` is the ledger of pipelines", "Give the row another topic"
             )
+        if self.exact_times and (stamps := columns.get("timestamp")) is not None:
+            self._refuse_times(stamps, rows)
         count = self._count(topic)
         if columns["key"].null_count and topic not in self._keyless:
             self._keyless[topic] = self._describe_row(rows[pc.index(columns["key"].is_null(), True).as_py()])
@@ -219,6 +224,16 @@ class Sender:
         asked = np.asarray(pc.fill_null(column, -1)).astype(np.int32)
         # All records of a copy name a partition, so that their keys need no hash.
         return np.where(asked < 0, choose_partitions(columns["key"], count, self.turn), asked) if column.null_count else asked
+
+    def _refuse_times(self, stamps: pa.Array, rows: Sequence[int]) -> None:
+        """Refuse times that would become others: librdkafka takes 0 for the time of sending, and Kafka -1 for none."""
+        wrong = pc.indices_nonzero(pc.fill_null(pc.is_in(stamps, pa.array(_TIMES_WITH_A_MEANING, stamps.type)), False))
+        if len(wrong):
+            at = wrong[0].as_py()
+            moment = "the first millisecond of 1970" if stamps[at].as_py() == 0 else "the last millisecond of 1969"
+            found = f"its timestamp is {moment} ({stamps[at].as_py()}), which Kafka's client cannot write"
+            action = "Give it another time, or NULL for the time of writing; or leave `timestamp` of the sink out"
+            raise RowRejected(self._describe_row(rows[at]), found, action)
 
     def _make_delivery_callback(self, topic: str, sent: _SentRecords) -> Callable[..., None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
