@@ -163,10 +163,12 @@ class SuggestsArguments:
     """Last base class of operators and sensors: the error of an unknown argument names a similar one.
 
     It is raised before Airflow looks for required arguments, which would name the missing argument and not the misspelt one.
+    Nothing is refused here for a user's own subclass, whose constructor may take further arguments out of its ``**kwargs``.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if hint := describe_similar_arguments(cls, (name for name in kwargs if not name.startswith("_"))):
+        is_own = _list_constructors(cls)[0].__module__.startswith(f"{__package__}.")
+        if is_own and (hint := describe_similar_arguments(cls, (name for name in kwargs if not name.startswith("_")))):
             known = _list_argument_names(cast("type", cls))
             unknown = ", ".join(f"`{name}`" for name in kwargs if name not in known)
             raise TypeError(f"{cls.__name__} (task_id: {kwargs.get('task_id')}) does not take {unknown}{hint}")

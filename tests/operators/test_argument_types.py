@@ -172,6 +172,16 @@ def test_an_unknown_argument_is_refused_with_the_one_that_is_meant() -> None:
     assert "Did you mean" not in str(error.value)
 
 
+def test_a_users_subclass_may_take_arguments_of_its_own_out_of_its_keywords() -> None:
+    class Named(KafkaToSinkOperator):
+        def __init__(self, **kwargs: Any) -> None:
+            self.topic = kwargs.pop("topic")
+            super().__init__(topics=self.topic, **kwargs)
+
+    made = Named(task_id="task", topic="orders", group_id="g", value=Json(schema=SCHEMA), sink=FilesSink("/data/orders"))
+    assert (made.topic, made.topics) == ("orders", "orders")
+
+
 def to_kafka(**options: Any) -> KafkaToKafkaOperator:
     return KafkaToKafkaOperator(**{**NOWHERE, "topics": "a", "group_id": "group", "sink": KafkaSink(topic="b"), **options})
 
