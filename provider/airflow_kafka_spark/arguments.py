@@ -168,9 +168,10 @@ class SuggestsArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         is_own = _list_constructors(cls)[0].__module__.startswith(f"{__package__}.")
-        if is_own and (hint := describe_similar_arguments(cls, (name for name in kwargs if not name.startswith("_")))):
+        given = [name for name in kwargs if not name.startswith("_")]  # Airflow gives itself some that begin so
+        if is_own and (hint := describe_similar_arguments(cls, given)):
             known = _list_argument_names(cast("type", cls))
-            unknown = ", ".join(f"`{name}`" for name in kwargs if name not in known)
+            unknown = ", ".join(f"`{name}`" for name in given if name not in known)
             raise TypeError(f"{cls.__name__} (task_id: {kwargs.get('task_id')}) does not take {unknown}{hint}")
         return super().__new__(cls)
 

@@ -186,7 +186,7 @@ def test_a_transaction_larger_than_what_is_held_is_handed_on_in_small_batches_al
     try:
         for batch in reader.read(0):
             if not sizes:
-                time.sleep(3)
+                time.sleep(3)  # the slow reader: longer than the server's own limit
             sizes.append(batch.num_rows)
     finally:
         orders.execute("SET GLOBAL net_write_timeout = DEFAULT")

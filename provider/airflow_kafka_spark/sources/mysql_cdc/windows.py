@@ -418,7 +418,7 @@ class MySqlLogWindowPlanner:
                 has_changes = has_changes or form.takes((database, name))
             elif event.kind in (binlog.QUERY, *binlog.UNREADABLE):
                 has_changes = has_changes or event.kind != binlog.QUERY or self._concerns(event.body, form, tables)
-            if coordinates.order >= end.order and not transactions.is_open and not located.is_compressed:
+            if located.reaches(end) and not transactions.is_open:
                 break
         return coordinates, has_changes
 

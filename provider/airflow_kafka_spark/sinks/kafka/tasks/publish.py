@@ -399,8 +399,8 @@ class Publisher:
     def _write(self, producer: Producer, split: int, records: RecordBatches, events: ClientEvents) -> Marker:
         arriving, begun = Timed(records), time.monotonic()
         producer.begin_transaction()
-        sender = self._make_sender(producer, self.topic, self.partitions, split)
-        sender.exact_times = self.consumed is None  # a record that was read may have such a time
+        # A record that was read from Kafka may have a time that cannot be sent.
+        sender = self._make_sender(producer, self.topic, self.partitions, split, exact_times=self.consumed is None)
         policy = self.bad_record_policy
         try:
             with self._name_topics_in_errors(split, sorted({*self.partitions, *filter(None, [self.topic])}), events):
@@ -464,11 +464,26 @@ class Publisher:
         return sender.flush()
 
     def _make_sender(
-        self, producer: Producer, topic: str | None, partitions: Mapping[str, int], split: int, called: str = "row"
+        self,
+        producer: Producer,
+        topic: str | None,
+        partitions: Mapping[str, int],
+        split: int,
+        called: str = "row",
+        exact_times: bool = False,
     ) -> Sender:
-        patience = self.transaction_timeout
-        ledger = self.ledger.topic
-        return Sender(producer, topic, dict(partitions), split, patience, called, self.conn_id, ledger, self._find_topic_ids)
+        return Sender(
+            producer,
+            topic,
+            dict(partitions),
+            split,
+            self.transaction_timeout,
+            called,
+            self.conn_id,
+            self.ledger.topic,
+            self._find_topic_ids,
+            exact_times,
+        )
 
     def _find_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """Return the ids that topics had before this attempt has sent records to them, as far as this process knows; "" for an

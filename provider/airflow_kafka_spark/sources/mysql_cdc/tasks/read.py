@@ -173,8 +173,7 @@ class MySqlLogReader(EventReader):
             coordinates = located.end
             piece.append(located)
             size += len(located.event.body)
-            is_behind = coordinates.order >= end.order and not located.is_compressed
-            is_end = is_behind and not transactions.is_open and bool(created)
+            is_end = located.reaches(end) and not transactions.is_open and bool(created)
             if is_end or len(piece) >= PARSED_EVENTS or size >= PARSED_BYTES:
                 yield piece
                 piece, size = [], 0

@@ -94,6 +94,10 @@ class Located(NamedTuple):
     end: LogCoordinates
     is_compressed: bool = False
 
+    def reaches(self, end: LogCoordinates) -> bool:
+        """Return True if the log is read up to ``end`` with this event, and can be cut behind it."""
+        return self.end.order >= end.order and not self.is_compressed
+
 
 @dataclass(frozen=True)
 class LogServer:
