@@ -39,6 +39,7 @@ from hypothesis import HealthCheck, settings
 from airflow_kafka_spark.testing import EmbeddedKafka, EmbeddedPostgres
 from tests.support import distribution
 from tests.support.cpu import CpuMeter
+from tests.support.progress import LongTests
 from tests.support.registry import EmbeddedRegistry
 
 # Their assertions show values, as those of test modules do.
@@ -71,6 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
         meter = CpuMeter(config.invocation_params.dir / file)
         config.pluginmanager.register(meter)
         meter.start()
+
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        config.pluginmanager.register(LongTests())
 
     from airflow_kafka_spark.hooks.kafka import requests as kafka_requests
     from airflow_kafka_spark.ledger import topic as ledger_topic

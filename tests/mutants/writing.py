@@ -298,12 +298,12 @@ _OF_PUBLISHING = (
     Mutant(
         name="publish-marker-before-records",
         path="sinks/kafka/tasks/publish.py",
-        old="        producer.begin_transaction()\n        sender = ",
+        old="        producer.begin_transaction()\n        # A record that was read",
         new="""        producer.begin_transaction()
         self._mark(producer, Marker(self.ledger.number, split))
         producer.commit_transaction(self.transaction_timeout)
         producer.begin_transaction()
-        sender = """,
+        # A record that was read""",
         breaks="A split has a marker only if its records are committed.",
         tests=(f"{_PUBLISH}::test_a_row_that_cannot_be_a_record_is_named_and_nothing_of_its_split_is_committed",),
     ),

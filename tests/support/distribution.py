@@ -202,3 +202,16 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
                     self.workqueue.move_to_end(scope, last=False)
                     return super()._assign_work_unit(node)
         super()._assign_work_unit(node)  # what a process that has died left
+
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test during which a process died, or None, and give the others what it has left.
+
+        The class above gives out finished tests of that process once more, too. A process that is given only finished tests does
+        not report a test again, so it is given no others, and the run never ends.
+        """
+        units = self.assigned_work[node]
+        fatal = next((test for tests in units.values() for test, finished in tests.items() if not finished), None)
+        left = {unit: [test for test in tests if not tests[test] and test != fatal] for unit, tests in units.items()}
+        self.assigned_work[node] = {unit: dict.fromkeys(tests, False) for unit, tests in left.items() if tests}
+        super().remove_node(node)
+        return fatal
